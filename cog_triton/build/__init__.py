@@ -1,0 +1,1 @@
+"""From a build config to engine.tar: config > plan > steps."""

@@ -1,0 +1,26 @@
+"""What the value of an argument in a build config means on a command line: one thing each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Scalar = int | float | str
+ArgumentValue = bool | Scalar | list[Scalar] | None
+
+
+def command_line(args: Mapping[str, ArgumentValue]) -> list[str]:
+    """The words that `args` stand for, in the order given.
+
+    A key without value and ``true`` pass the bare flag ``--key``, ``false`` leaves it out, a
+    list passes its items as separate words; anything else, ``0`` and ``""`` included, is a value.
+    """
+    words: list[str] = []
+    for key, value in args.items():
+        if value is False:
+            continue
+        words.append(f"--{key}")
+        if isinstance(value, list):
+            words += [str(item) for item in value]
+        elif value is not None and value is not True:
+            words.append(str(value))
+    return words

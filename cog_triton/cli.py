@@ -1,0 +1,139 @@
+"""The ``cog-triton`` command: build an engine, serve it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cog_triton import __version__
+from cog_triton.errors import CogTritonError
+
+app = typer.Typer(
+    help="From a YAML file to a served LLM.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _coded_errors() -> Iterator[None]:
+    """End with exit code 1 and the coded line alone: a user's mistake needs no traceback."""
+    try:
+        yield
+    except CogTritonError as error:
+        _err.print(f"[bold red]error:[/] {_escaped(str(error))}")
+        raise typer.Exit(1) from None
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _out.print(f"cog-triton {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """From a YAML file to a served LLM."""
+
+
+@app.command()
+def build(
+    config: Annotated[Path, typer.Argument(help="Build config, YAML; see configs/build/.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The engine.tar to write.")
+    ] = Path("engine.tar"),
+    work_dir: Annotated[
+        Path,
+        typer.Option(help="Where steps run; finished steps found here are not run again."),
+    ] = Path(".work/build"),
+) -> None:
+    """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
+
+    Example: cog-triton build configs/build/smollm2-135m-cpu.yaml -o engine.tar
+    """
+    from cog_triton.build.config import load_config
+    from cog_triton.build.steps import run_build
+
+    with _coded_errors():
+        run_build(
+            load_config(config), work_dir, output, echo=lambda line: _out.print(_escaped(line))
+        )
+        _out.print(
+            f"Built {output} ({output.stat().st_size / 1e6:.0f} MB)."
+            f" Serve it: cog-triton serve {output}"
+        )
+
+
+@app.command()
+def serve(
+    engine: Annotated[
+        str | None,
+        typer.Argument(
+            help="engine.tar (path or URL) or engine directory; without it ENGINE_DIR or"
+            " COG_WEIGHTS of the environment."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar="HOST", help="Address Cog and Triton bind.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="PORT", help="Cog's HTTP port.", min=1, max=65535)] = 5000,
+    triton_http_port: Annotated[
+        int | None, typer.Option(help="Triton's HTTP port (TRITON_HTTP_PORT, 8000).")
+    ] = None,
+    triton_grpc_port: Annotated[
+        int | None, typer.Option(help="Triton's gRPC port (TRITON_GRPC_PORT, 8001).")
+    ] = None,
+    triton_metrics_port: Annotated[
+        int | None, typer.Option(help="Triton's metrics port (TRITON_METRICS_PORT, 8002).")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Serve config, YAML (COG_TRITON_CONFIG).")
+    ] = None,
+    max_concurrency: Annotated[
+        int, typer.Option(envvar="COG_MAX_CONCURRENCY", min=1, help="Predictions Cog accepts at once.")
+    ] = 128,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
+) -> None:
+    """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
+
+    Answers POST /predictions (streamed with Accept: text/event-stream) on PORT, and Triton's
+    own API on its ports. Example: cog-triton serve engine.tar
+    """
+    from cog_triton.serving.server import CogServer
+    from cog_triton.settings import load_settings
+
+    with _coded_errors():
+        overrides = {
+            "triton_http_port": triton_http_port,
+            "triton_grpc_port": triton_grpc_port,
+            "triton_metrics_port": triton_metrics_port,
+            "cog_triton_config": config,
+            "cog_weights": engine,
+            "triton_host": host,
+        }
+        settings = load_settings(
+            **{name: value for name, value in overrides.items() if value is not None}
+        )
+        server = CogServer(settings, host, port, max_concurrency, verbose=verbose)
+        server.run(_out.print)

@@ -1,0 +1,158 @@
+"""``cog-triton.json``: what an engine directory holds, for which machine, checkable before loading.
+
+Schema 1, the "engine.tar" section of the design: engine family, model, versions, limits, and
+size and SHA-256 of every other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cog_triton.errors import EngineCorrupt
+
+MANIFEST_NAME = "cog-triton.json"
+_CHUNK = 1 << 20
+
+
+class FileEntry(BaseModel):
+    """A file of the engine: bytes and hex digest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """The manifest; `sm`, `gpu_name` are empty and None on CPU, lengths are in tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    engine: str
+    model_id: str
+    revision: str | None = None
+    config_sha256: str | None = None
+    sm: list[int] = []
+    gpu_name: str | None = None
+    versions: dict[str, str]
+    world_size: int = Field(default=1, ge=1)
+    max_input_len: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    max_batch_size: int = Field(ge=1)
+    files: dict[str, FileEntry]
+
+    def to_json(self) -> str:
+        """The text of cog-triton.json, equal for equal manifests."""
+        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def create(
+    engine_dir: Path,
+    *,
+    engine: str,
+    model_id: str,
+    config_sha256: str,
+    versions: dict[str, str],
+    max_input_len: int,
+    max_seq_len: int,
+    max_batch_size: int,
+    revision: str | None = None,
+    world_size: int = 1,
+    sm: list[int] | None = None,
+    gpu_name: str | None = None,
+) -> Manifest:
+    """Hash every file of `engine_dir` (its manifest apart) and write ``cog-triton.json``."""
+    manifest = Manifest(
+        engine=engine,
+        model_id=model_id,
+        revision=revision,
+        config_sha256=config_sha256,
+        sm=sm or [],
+        gpu_name=gpu_name,
+        versions=dict(sorted(versions.items())),
+        world_size=world_size,
+        max_input_len=max_input_len,
+        max_seq_len=max_seq_len,
+        max_batch_size=max_batch_size,
+        files={
+            name: FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
+            for name, path in files_of(engine_dir).items()
+            if name != MANIFEST_NAME
+        },
+    )
+    (engine_dir / MANIFEST_NAME).write_text(manifest.to_json(), "utf-8")
+    return manifest
+
+
+def load(engine_dir: Path) -> Manifest | None:
+    """The manifest of an engine directory, or None if it has none.
+
+    Raises:
+        EngineCorrupt: it is there but unreadable or not of schema 1.
+    """
+    path = engine_dir / MANIFEST_NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+    return parse(text, str(path))
+
+
+def parse(text: bytes, origin: str) -> Manifest:
+    """A manifest from the bytes of cog-triton.json; `origin` names them in errors.
+
+    Raises:
+        EngineCorrupt: names the key, its value and the rule.
+    """
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        value = repr(first["input"])[:80]
+        raise EngineCorrupt(f"{origin}: {where}: {value}: {first['msg']}") from error
+
+
+def verify(engine_dir: Path, manifest: Manifest, *, checksums: bool) -> None:
+    """Compare the files of `engine_dir` with `manifest`: sizes, and SHA-256 if `checksums`.
+
+    Files that the manifest does not name are allowed: engines keep caches beside themselves.
+
+    Raises:
+        EngineCorrupt: a file is missing or differs; names it and both sizes or sums.
+    """
+    for name, entry in manifest.files.items():
+        path = engine_dir / name
+        if not path.is_file():
+            raise EngineCorrupt(f"{engine_dir}: {name} is in the manifest but missing")
+        check_entry(name, entry, path.stat().st_size, sha256_of(path) if checksums else None)
+
+
+def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> None:
+    """Raise EngineCorrupt unless `size` and, where given, `sha256` are the entry's."""
+    if size != entry.size:
+        raise EngineCorrupt(f"{name} has {size} bytes, the manifest says {entry.size}")
+    if sha256 is not None and sha256 != entry.sha256:
+        raise EngineCorrupt(f"{name} has sha256 {sha256}, the manifest says {entry.sha256}")
+
+
+def files_of(directory: Path) -> dict[str, Path]:
+    """Every regular file below `directory`, by its relative POSIX name, sorted by name."""
+    found = {p.relative_to(directory).as_posix(): p for p in directory.rglob("*") if p.is_file()}
+    return dict(sorted(found.items()))
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,129 @@
+"""What the rest of the project knows of an engine.
+
+An engine has two sides. `TokenEngine` lives inside Triton's model process: token ids in,
+token ids out. `EngineFamily` lives in the serving process: it recognises an engine
+directory, tells its limits, and renders the Triton model named ``tensorrt_llm`` that runs
+it. Between the two stands one wire format, `cog_triton.engines.contract`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from typing_extensions import Self
+
+from cog_triton import errors
+from cog_triton.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One prompt to generate from, in token ids.
+
+    `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
+    `stop_words` are token id sequences that end the output and are cut from it.
+    """
+
+    input_ids: Sequence[int]
+    sampling: SamplingParams
+    end_id: int | None = None
+    pad_id: int | None = None
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    streaming: bool = True
+    exclude_input_in_output: bool = False
+    return_log_probs: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one request; `finish` or `error` is set on its last event only."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    finish: FinishReason | None = None
+    error: errors.CogTritonError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """`active` and `waiting` count requests; `kv_cache_usage` is a fraction from 0 to 1."""
+
+    active: int
+    waiting: int
+    max_batch_size: int
+    kv_cache_usage: float
+
+
+class TokenEngine(Protocol):
+    """An in-flight batching engine inside Triton's model process."""
+
+    def submit(self, request: EngineRequest, emit: Callable[[TokenEvent], None]) -> int:
+        """Queue a request and return its handle. `emit` is called from the engine's thread.
+
+        Raises the UserError that says why a request cannot be served.
+        """
+        ...
+
+    def cancel(self, handle: int) -> None:
+        """Stop a request; it ends with a ``cancelled`` event. Unknown handles are no error."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now."""
+        ...
+
+    def close(self) -> None:
+        """Cancel everything and stop the engine's thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Lengths in tokens; `max_seq_len` bounds prompt and output together."""
+
+    max_input_len: int
+    max_seq_len: int
+    max_batch_size: int
+    end_id: int | None
+    pad_id: int | None
+
+
+class EngineFamily(ABC):
+    """One kind of engine, opened on one engine directory."""
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, type]] = {}
+
+    def __init__(self, directory: Path, limits: EngineLimits) -> None:
+        self.directory = directory
+        self.limits = limits
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, directory: Path) -> bool:
+        """Whether `directory` holds an engine of this family."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, directory: Path) -> Self:
+        """Read the engine's limits; raises E1306 naming the file that is missing or broken."""
+
+    @abstractmethod
+    def render(self, config: Any, arguments: Mapping[str, Any]) -> str | None:
+        """Fill `config` (tritonclient's ModelConfig of ``tensorrt_llm``) for this engine.
+
+        `arguments` come from the serve config. Returns the source of the Python backend's
+        ``model.py``, or None for a compiled backend; raises E1202 for unknown arguments.
+        """
+
+    def error(self, text: str) -> errors.CogTritonError:
+        """The coded error behind an error text of the engine or of Triton."""
+        return errors.from_text(text) or errors.TritonUnknownError(text)

@@ -1,0 +1,134 @@
+"""The CPU family: OpenVINO IR made by our own builder, served by a Python-backend model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, nearest
+
+_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.engines.openvino_pipeline import OpenVINOPipeline
+from cog_triton.engines.triton_model import triton_model
+
+TritonPythonModel = triton_model(OpenVINOPipeline.from_parameters)
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVINOConfig:
+    """What config.json of an OpenVINO engine directory says; lengths in tokens."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    pad_id: int | None
+    max_input_len: int
+    max_seq_len: int
+    max_batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVINOOptions:
+    """Run-time options; `max_batch_size` 0 means the engine's own, `num_threads` 0 all cores.
+
+    `kv_cache_gb` is reserved at start; `max_num_batched_tokens` bounds the tokens of one
+    step, prompts being split over steps so that running requests are not held up.
+    """
+
+    max_batch_size: int = 0
+    kv_cache_gb: int = 1
+    max_num_batched_tokens: int = 512
+    enable_kv_cache_reuse: bool = False
+    num_threads: int = 0
+    cancellation_check_period_ms: int = 100
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+        """Options from a serve config's or a model's parameters; raises E1202."""
+        known = {field.name: field.type for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name not in known:
+                raise InvalidPredictorConfig(
+                    f"tensorrt_llm.args.{name}={value!r}: an OpenVINO engine has no such option"
+                    f"{nearest(name, list(known))}"
+                )
+            values[name] = _convert(name, value, boolean=known[name] == "bool")
+        return cls(**values)
+
+
+def _convert(name: str, value: Any, *, boolean: bool) -> bool | int:
+    text = str(value).lower()
+    if boolean and text in ("true", "false"):
+        return text == "true"
+    if not boolean and text.isdecimal():
+        return int(text)
+    rule = "must be true or false" if boolean else "must be a whole number, not negative"
+    raise InvalidPredictorConfig(f"tensorrt_llm.args.{name}={value!r}: {rule}")
+
+
+def read_config(directory: Path) -> OpenVINOConfig:
+    """Parse ``config.json`` of an engine directory; raises E1306 naming what is wrong."""
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        model, build = raw["pretrained_config"], raw["build_config"]
+        eos = model.get("eos_token_id")
+        return OpenVINOConfig(
+            vocab_size=int(model["vocab_size"]),
+            eos_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+            pad_id=model.get("pad_token_id"),
+            max_input_len=int(build["max_input_len"]),
+            max_seq_len=int(build["max_seq_len"]),
+            max_batch_size=int(build["max_batch_size"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineCorrupt(f"{path}: not an OpenVINO engine's config: {error!r}") from error
+
+
+class OpenVINOFamily(EngineFamily):
+    """Recognised by ``openvino_model.xml``."""
+
+    name = "openvino"
+
+    @classmethod
+    def recognises(cls, directory: Path) -> bool:
+        return (directory / "openvino_model.xml").is_file()
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        config = read_config(directory)
+        if not (directory / "openvino_model.bin").is_file():
+            raise EngineCorrupt(f"{directory / 'openvino_model.bin'}: missing")
+        return cls(
+            directory,
+            EngineLimits(
+                max_input_len=config.max_input_len,
+                max_seq_len=config.max_seq_len,
+                max_batch_size=config.max_batch_size,
+                end_id=None,
+                pad_id=config.pad_id,
+            ),
+        )
+
+    def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
+        """See `EngineFamily.render`; arguments are the fields of `OpenVINOOptions`."""
+        options = OpenVINOOptions.parse(
+            {"max_batch_size" if name == "triton_max_batch_size" else name: value
+             for name, value in arguments.items()}
+        )
+        config.backend = "python"
+        config.max_batch_size = options.max_batch_size or self.limits.max_batch_size
+        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
+        config.parameters.clear()
+        config.parameters["engine_dir"].string_value = str(self.directory)
+        for name, value in asdict(options).items():
+            config.parameters[name].string_value = str(value)
+        return _MODEL_PY

@@ -1,0 +1,282 @@
+"""The CPU engine: OpenVINO GenAI's ContinuousBatchingPipeline behind `TokenEngine`.
+
+One thread owns the pipeline: it takes submissions and cancellations from a queue, steps
+the batch, and emits each request's new tokens after every step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as og
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineRequest, EngineStats, FinishReason, TokenEvent
+from cog_triton.engines.openvino import OpenVINOOptions, read_config
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    Overloaded,
+    PromptTooLong,
+    TritonUnknownError,
+)
+
+Emit = Callable[[TokenEvent], None]
+
+# Without these OpenVINO quantizes activations to int8 and the KV cache to u8, which a
+# 135M-parameter model does not survive; with them greedy output equals float32's.
+_EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f16",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
+
+
+@dataclass(slots=True)
+class _Live:
+    handle: Any
+    request: EngineRequest
+    emit: Emit
+    end_ids: frozenset[int]
+    output: list[int] = field(default_factory=list)
+    held: list[tuple[int, float]] = field(default_factory=list)
+
+
+class OpenVINOPipeline:
+    """Serves one engine directory; see `cog_triton.engines.base.TokenEngine`."""
+
+    def __init__(self, directory: Path, options: OpenVINOOptions) -> None:
+        self._config = read_config(directory)
+        self.max_batch_size = options.max_batch_size or self._config.max_batch_size
+        scheduler = og.SchedulerConfig()
+        scheduler.max_num_seqs = self.max_batch_size
+        scheduler.max_num_batched_tokens = options.max_num_batched_tokens
+        scheduler.cache_size = options.kv_cache_gb
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = options.enable_kv_cache_reuse
+        properties: dict[str, Any] = dict(_EXACT)
+        if options.num_threads:
+            properties["INFERENCE_NUM_THREADS"] = options.num_threads
+        self._pipeline = og.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", properties)
+        self._handles = itertools.count(1)
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._live: dict[int, _Live] = {}
+        self._thread = threading.Thread(target=self._run, name="openvino-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        """Open what a rendered model's parameters describe."""
+        options = {name: value for name, value in parameters.items() if name != "engine_dir"}
+        return cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
+
+    def submit(self, request: EngineRequest, emit: Emit) -> int:
+        """See `TokenEngine.submit`; the prompt and output together must fit max_seq_len."""
+        ids = np.asarray(request.input_ids, dtype=np.int64)
+        end_ids = self._end_ids(request)
+        self._check(ids, request)
+        config = _generation_config(request, end_ids)
+        handle = next(self._handles)
+
+        def add() -> None:
+            try:
+                started = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
+            except RuntimeError as error:
+                emit(TokenEvent([], [], error=TritonUnknownError(_reason(error))))
+                return
+            self._live[handle] = _Live(started, request, emit, end_ids)
+
+        self._inbox.put(add)
+        return handle
+
+    def cancel(self, handle: int) -> None:
+        """See `TokenEngine.cancel`."""
+
+        def stop() -> None:
+            live = self._live.get(handle)
+            if live is not None:
+                live.handle.cancel()
+                self._finish(handle, live, "cancelled")
+
+        self._inbox.put(stop)
+
+    def stats(self) -> EngineStats:
+        """See `TokenEngine.stats`."""
+        metrics = self._pipeline.get_metrics()
+        live = len(self._live)
+        return EngineStats(
+            active=live,
+            waiting=max(0, live - self.max_batch_size) + self._inbox.qsize(),
+            max_batch_size=self.max_batch_size,
+            kv_cache_usage=metrics.cache_usage / 100 if live else 0.0,
+        )
+
+    def close(self) -> None:
+        """See `TokenEngine.close`."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _end_ids(self, request: EngineRequest) -> frozenset[int]:
+        if request.end_id is None:
+            return frozenset(self._config.eos_ids)
+        return frozenset([request.end_id] if request.end_id >= 0 else [])
+
+    def _check(self, ids: np.ndarray[Any, np.dtype[np.int64]], request: EngineRequest) -> None:
+        config, sampling = self._config, request.sampling
+        if not ids.size:
+            raise InvalidArgument("input_ids: empty; at least one token is required")
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= config.vocab_size:
+            raise InvalidArgument(
+                f"input_ids: holds {low if low < 0 else high}; must be from 0 to"
+                f" {config.vocab_size - 1}, the model's vocabulary"
+            )
+        if ids.size > config.max_input_len:
+            raise PromptTooLong(
+                f"Prompt length ({ids.size}) exceeds maximum input length ({config.max_input_len})"
+            )
+        if ids.size + sampling.max_tokens > config.max_seq_len:
+            raise PromptTooLong(
+                f"Prompt length ({ids.size}) and request_output_len ({sampling.max_tokens})"
+                f" exceed maximum sequence length ({config.max_seq_len})"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(sampling, name)
+            if not -2 <= value <= 2:
+                raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
+        if sampling.length_penalty != 1:
+            raise InvalidArgument(
+                f"length_penalty={sampling.length_penalty}: must be 1 on this engine; it only has"
+                " meaning in beam search"
+            )
+
+    def _run(self) -> None:
+        while self._take_messages():
+            try:
+                if self._pipeline.has_non_finished_requests():
+                    self._pipeline.step()
+            except RuntimeError as error:
+                for handle, live in list(self._live.items()):
+                    live.handle.cancel()
+                    self._fail(handle, live, TritonUnknownError(_reason(error)))
+                continue
+            for handle, live in list(self._live.items()):
+                self._drain(handle, live)
+
+    def _take_messages(self) -> bool:
+        """Run queued messages, waiting for one when idle; False when closing."""
+        idle = not self._live and not self._pipeline.has_non_finished_requests()
+        while idle or not self._inbox.empty():
+            message = self._inbox.get()
+            if message is None:
+                for handle, live in list(self._live.items()):
+                    live.handle.cancel()
+                    self._finish(handle, live, "cancelled")
+                return False
+            message()
+            idle = False
+        return True
+
+    def _drain(self, handle: int, live: _Live) -> None:
+        stop_words = live.request.stop_words
+        while live.handle.can_read():
+            for output in live.handle.read().values():
+                for token, log_prob in zip(output.generated_ids, output.generated_log_probs):
+                    if token in live.end_ids:
+                        continue
+                    live.output.append(token)
+                    live.held.append((token, log_prob))
+                    if stop_words and (matched := self._matched_word(live)):
+                        live.handle.cancel()
+                        del live.held[-matched:]
+                        self._finish(handle, live, "stop")
+                        return
+        if live.handle.get_status() != og.GenerationStatus.RUNNING:
+            self._complete(handle, live)
+        elif ready := len(live.held) - (_partial_word(live) if stop_words else 0):
+            _emit(live, live.held[:ready], None)
+            del live.held[:ready]
+
+    def _matched_word(self, live: _Live) -> int:
+        """Length of the stop word that the output now ends with, 0 if none."""
+        if len(live.output) <= live.request.sampling.min_tokens:
+            return 0
+        words = live.request.stop_words
+        ends = (len(word) for word in words if tuple(live.output[-len(word) :]) == word)
+        return min(max(ends, default=0), len(live.held))
+
+    def _complete(self, handle: int, live: _Live) -> None:
+        if live.handle.get_status() == og.GenerationStatus.IGNORED:
+            self._fail(handle, live, Overloaded("the KV cache is exhausted; try again later"))
+        elif len(live.output) >= live.request.sampling.max_tokens:
+            self._finish(handle, live, "length")
+        else:
+            self._finish(handle, live, "stop")
+
+    def _finish(self, handle: int, live: _Live, reason: FinishReason) -> None:
+        del self._live[handle]
+        _emit(live, live.held, reason)
+
+    def _fail(self, handle: int, live: _Live, error: CogTritonError) -> None:
+        del self._live[handle]
+        live.emit(TokenEvent([], [], error=error))
+
+
+def _emit(live: _Live, tokens: list[tuple[int, float]], finish: FinishReason | None) -> None:
+    live.emit(TokenEvent([token for token, _ in tokens], [p for _, p in tokens], finish))
+
+
+def _partial_word(live: _Live) -> int:
+    """How many of the last tokens may be the beginning of a stop word."""
+    output = live.output
+    return max(
+        (
+            size
+            for word in live.request.stop_words
+            for size in range(1, min(len(word), len(live.held) + 1))
+            if tuple(output[-size:]) == word[:size]
+        ),
+        default=0,
+    )
+
+
+def _generation_config(request: EngineRequest, end_ids: frozenset[int]) -> Any:
+    sampling = request.sampling
+    config = og.GenerationConfig()
+    config.apply_chat_template = False
+    config.max_new_tokens = sampling.max_tokens
+    config.min_new_tokens = sampling.min_tokens
+    if end_ids:
+        config.eos_token_id = min(end_ids)
+        config.stop_token_ids = set(end_ids)
+    else:
+        config.ignore_eos = True
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    config.logprobs = int(request.return_log_probs)
+    config.do_sample = not sampling.greedy
+    if config.do_sample:
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p or 1.0
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+        config.rng_seed = sampling.seed
+    try:
+        config.validate()
+    except RuntimeError as error:
+        raise InvalidArgument(_reason(error)) from error
+    return config
+
+
+def _reason(error: RuntimeError) -> str:
+    """OpenVINO's messages hold a source position first and the reason last."""
+    return str(error).strip().splitlines()[-1]

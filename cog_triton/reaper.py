@@ -1,0 +1,423 @@
+"""A process that sees to it that a command, and all it ever started, dies with us.
+
+    python -S -I reaper.py [--parent-fd N] [--grace S] [--unlink-shm PREFIX] -- command...
+
+`spawn` starts a command under it; an image runs it as PID 1. It needs nothing but the
+standard library. The reaper adopts orphans (PR_SET_CHILD_SUBREAPER), so no descendant
+escapes it by daemonizing, and holds one end of a pipe whose other end only its parent has:
+when the parent dies, however it dies, the pipe closes. It sleeps in poll(2) until a signal
+(signalfd) or that pipe wakes it. Kernel interfaces: prctl(2), signalfd(2), proc(5).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import math
+import os
+import re
+import select
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SI_KERNEL = 0x80
+_SIGINFO = struct.Struct("=Iii116x")  # signal, errno, code of struct signalfd_siginfo
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_SWEEP_GRACE_S = 2.0
+_REWALK_S = 0.05
+_SHM = Path("/dev/shm")
+_SHM_PREFIX = re.compile(r"[A-Za-z0-9_.-]{6,}")
+
+
+def shm_prefix(text: str) -> str:
+    """`text`, if it is safe to unlink every /dev/shm file whose name starts with it.
+
+    Raises:
+        ValueError: it is short enough to match a stranger's files, or is not a plain name.
+    """
+    if not _SHM_PREFIX.fullmatch(text):
+        raise ValueError(
+            f"shared-memory prefix {text!r}: need 6 or more of letters, digits, '_', '.', '-'"
+        )
+    return text
+
+
+def grace_seconds(text: str | float) -> float:
+    """`text` as a number of seconds from 0 to a day; anything else is a ValueError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 86400:
+        raise ValueError(f"grace {text!r}: need a number of seconds from 0 to 86400")
+    return seconds
+
+
+def descendants(root: int) -> set[int]:
+    """Every process with a running thread that `root` started, directly or not."""
+    children: dict[int, list[int]] = {}
+    running = set()
+    for entry in _processes():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # "pid (name) state ppid ...": the name may hold spaces and parentheses.
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            pid = int(entry.name)
+            children.setdefault(int(fields[1]), []).append(pid)
+            # A process whose first thread has ended looks like a zombie; others may run on.
+            if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
+                running.add(pid)
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        new = [pid for pid in children.get(pending.pop(), []) if pid not in found]
+        found.update(new)
+        pending.extend(new)
+    return found & running
+
+
+def _bearing(mark: str) -> set[int]:
+    """Every process that was executed with the variable `mark` in its environment."""
+    wanted = b"\0" + mark.encode() + b"="
+    found = set()
+    for entry in _processes():
+        # What another user runs is unreadable, and is not ours.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if wanted in b"\0" + (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+    return found
+
+
+def _processes() -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _unlink_shm(prefix: str | None) -> None:
+    if prefix is not None:
+        for path in _SHM.iterdir():
+            if path.name.startswith(prefix) and not path.is_dir():
+                path.unlink(missing_ok=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), "prctl")
+
+
+def _signalfd(signals: Sequence[signal.Signals]) -> int:
+    """A descriptor that delivers `signals`, which must be blocked."""
+    mask = ctypes.create_string_buffer(128)  # sizeof(sigset_t)
+    struct.pack_into("=Q", mask, 0, sum(1 << (number - 1) for number in signals))
+    return _check(_LIBC.signalfd(-1, mask, os.O_CLOEXEC), "signalfd")
+
+
+def _check(result: int, call: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+class _Reaper:
+    """The process itself: start `command`, pass signals on, leave nothing behind."""
+
+    def __init__(self, command: list[str], parent_fd: int | None, grace: float) -> None:
+        self._grace = grace
+        self._asked: set[int] = set()
+        self._stop_requests = 0
+        self._status: int | None = None
+        self._deadline = math.inf
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        watched = (*_FORWARDED, signal.SIGCHLD)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, watched)
+        self._signals = _signalfd(watched)
+        self._parent_fd = parent_fd
+        self._poller = select.poll()
+        self._poller.register(self._signals, select.POLLIN)
+        if parent_fd is not None:
+            os.set_inheritable(parent_fd, False)
+            self._poller.register(parent_fd, select.POLLIN)
+        self._child = self._start(command)
+
+    def run(self) -> int:
+        """Wait until the command and all its descendants are gone; the command's exit code."""
+        while self._reap():
+            if time.monotonic() >= self._deadline:
+                self._signal_all(signal.SIGKILL)
+            for fd, _ in self._poller.poll(self._timeout_ms()):
+                if fd == self._signals:
+                    self._on_signals()
+                else:
+                    self._on_parent_pipe()
+        assert self._status is not None  # the command is a child, and no child is left
+        code = os.waitstatus_to_exitcode(self._status)
+        return code if code >= 0 else 128 - code
+
+    def _start(self, command: list[str]) -> int:
+        reaper = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        # This process has one thread and lives as long as it has work, so here the
+        # "parent" that PR_SET_PDEATHSIG speaks of, a thread, is the reaper itself.
+        try:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != reaper:
+                os._exit(1)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.execvp(command[0], command)
+        except OSError as error:
+            os.write(2, f"reaper: {command[0]}: {error.strerror}\n".encode())
+            if isinstance(error, FileNotFoundError):
+                os._exit(127)
+        finally:
+            os._exit(126)
+
+    def _reap(self) -> bool:
+        """Collect every dead child; False when no child is left, and so no descendant."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._child:
+                self._status = status
+                self._signal_all(signal.SIGTERM)
+                self._kill_after(min(self._grace, _SWEEP_GRACE_S))
+
+    def _timeout_ms(self) -> int | None:
+        if self._deadline == math.inf:
+            return None
+        # Past the deadline, look again: a process may fork between the walk and its death.
+        left = self._deadline - time.monotonic()
+        return math.ceil(1000 * (left if left > 0 else _REWALK_S))
+
+    def _on_signals(self) -> None:
+        for number, _, code in _SIGINFO.iter_unpack(os.read(self._signals, 16 * _SIGINFO.size)):
+            if number == signal.SIGCHLD:
+                continue
+            if number in _STOPPING:
+                self._stop_requests += 1
+                if self._stop_requests > 1:
+                    self._kill_after(0)
+            # A terminal's Ctrl-C has already gone to the command: it is in our group.
+            if code != _SI_KERNEL:
+                self._ask(number)
+
+    def _on_parent_pipe(self) -> None:
+        assert self._parent_fd is not None
+        if os.read(self._parent_fd, 4096) == b"":
+            self._poller.unregister(self._parent_fd)
+            self._ask(signal.SIGTERM)
+            self._kill_after(self._grace)
+
+    def _ask(self, number: int) -> None:
+        # Many servers take a repeated request to stop for "now": that is ours to decide.
+        repeated = number in _STOPPING and number in self._asked
+        self._asked.add(number)
+        if self._status is None and not repeated:  # once it is reaped, its pid is anyone's
+            _send(self._child, number)
+
+    def _kill_after(self, seconds: float) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def _signal_all(self, number: int) -> None:
+        if os.getpid() == 1:
+            _send(-1, number)  # the whole PID namespace but us; needs no /proc
+            return
+        for pid in descendants(os.getpid()):
+            _send(pid, number)
+
+
+class Reaped:
+    """A command that runs under a reaper; made by `spawn`.
+
+    It ends with this process at the latest: a dropped `Reaped` is kept alive, not stopped.
+    """
+
+    _running: set[Reaped] = set()
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], lifeline: IO[bytes], mark: str, shm: str | None
+    ) -> None:
+        self.process = process
+        """The reaper. Its exit code is the command's, or 128 + n if signal n ended that."""
+        self._lifeline = lifeline
+        self._mark = mark
+        self._shm = shm
+        self._settled = threading.Lock()
+        self._running.add(self)
+
+    def poll(self) -> int | None:
+        """The exit code if the command and all it started are gone, else None."""
+        code = self.process.poll()
+        return None if code is None else self._settle(code)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once the command and all it started are gone.
+
+        Raises:
+            subprocess.TimeoutExpired: they are not after `timeout` seconds.
+        """
+        return self._settle(self.process.wait(timeout))
+
+    def terminate(self) -> None:
+        """Ask the command to stop (SIGTERM); asking twice kills it and all it started."""
+        self.process.terminate()
+
+    def kill(self, timeout: float = 10.0) -> None:
+        """Kill the command and all it started, now; return when they are gone.
+
+        Works whatever became of the reaper: stopped, killed, or long gone.
+
+        Raises:
+            TimeoutError: a process survives SIGKILL for `timeout` seconds.
+        """
+        # The reaper goes last: until then no orphan can be adopted by anyone else.
+        self._kill_descendants(timeout)
+        self.process.kill()
+        self._settle(self.process.wait(timeout))
+
+    def _settle(self, code: int) -> int:
+        with self._settled:
+            if self in self._running:
+                if code < 0:  # only a killed reaper ends by a signal: do its work for it
+                    self._kill_descendants(timeout=10.0)
+                    _unlink_shm(self._shm)
+                self._lifeline.close()
+                self._running.discard(self)
+        return code if code >= 0 else 128 - code
+
+    def _kill_descendants(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while pids := self._descendants():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes {sorted(pids)} survive SIGKILL for {timeout:g} s")
+            for pid in pids:
+                _send(pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    def _descendants(self) -> set[int]:
+        pids = _bearing(self._mark)
+        if self.process.poll() is None:  # until it is waited for, the pid is the reaper's
+            pids |= descendants(self.process.pid)
+        return pids - {self.process.pid}
+
+
+def _drop_lifelines() -> None:
+    for reaped in Reaped._running:
+        reaped._lifeline.close()
+
+
+os.register_at_fork(after_in_child=_drop_lifelines)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    grace: float = 5.0,
+    unlink_shm: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> Reaped:
+    """Start `command` so that it, and all it ever starts, cannot outlive this process.
+
+    It gets its own session and an empty stdin. When this process ends, even by SIGKILL, it
+    gets SIGTERM and `grace` seconds later everything left gets SIGKILL; then the /dev/shm
+    files whose names start with `unlink_shm`, which must be unique to it, are removed.
+    Any thread may call this and then end. A command that cannot be started exits with 127
+    or 126 and a line on `stderr`.
+
+    Only this process may hold the pipe's write end. It is close-on-exec, and `os.fork` and
+    multiprocessing's children drop it; a child forked by C code which never execs keeps
+    it, and then that child must end too before the command is stopped.
+
+    Raises:
+        ValueError: empty `command`, bad `grace`, or an unsafe `unlink_shm`.
+    """
+    if not command:
+        raise ValueError("command: need at least a program's name")
+    options = [f"--grace={grace_seconds(grace)}"]
+    if unlink_shm is not None:
+        options.append(f"--unlink-shm={shm_prefix(unlink_shm)}")
+    # One variable of its own for every spawn: nested ones do not hide each other.
+    mark = f"COG_TRITON_REAPED_{os.urandom(8).hex()}"
+    read_end, write_end = os.pipe()
+    options.append(f"--parent-fd={read_end}")
+    lifeline = os.fdopen(write_end, "wb", buffering=0)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-I", str(Path(__file__).resolve()), *options, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env={**(os.environ if env is None else env), mark: "1"},
+            pass_fds=(read_end,),
+            start_new_session=True,
+        )
+    except BaseException:
+        lifeline.close()
+        raise
+    finally:
+        os.close(read_end)
+    return Reaped(process, lifeline, mark, unlink_shm)
+
+
+def _pipe_fd(text: str) -> int:
+    fd = int(text)
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        raise ValueError(f"parent fd {fd} is not a pipe")
+    return fd
+
+
+def main(argv: list[str]) -> int:
+    """Run as a program: the command's exit code, or 2 if the options are wrong."""
+    parser = argparse.ArgumentParser(
+        prog="reaper", usage="%(prog)s [options] -- command...", allow_abbrev=False
+    )
+    parser.add_argument("--parent-fd", metavar="N", help="stop when this pipe's writer is gone")
+    parser.add_argument("--grace", metavar="S", default="5", help="from SIGTERM to SIGKILL; 5")
+    parser.add_argument("--unlink-shm", metavar="PREFIX", help="of /dev/shm files to remove")
+    end = argv.index("--") if "--" in argv else len(argv)
+    options, command = parser.parse_args(argv[:end]), argv[end + 1 :]
+    try:
+        if not command:
+            raise ValueError("need -- and a command")
+        grace = grace_seconds(options.grace)
+        parent_fd = None if options.parent_fd is None else _pipe_fd(options.parent_fd)
+        shm = None if options.unlink_shm is None else shm_prefix(options.unlink_shm)
+        if os.getpid() != 1 and Path("/proc/self").readlink().name != str(os.getpid()):
+            raise ValueError("/proc is another PID namespace's: descendants cannot be found")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    code = _Reaper(command, parent_fd, grace).run()
+    _unlink_shm(shm)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

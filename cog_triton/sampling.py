@@ -1,0 +1,64 @@
+"""How the next token is chosen: one validated set of values, shared by every engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from cog_triton.errors import InvalidArgument
+
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling values of one request; construction raises E1005 naming what is out of range.
+
+    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0, `top_k` 1, or
+    `top_k` 0 with `top_p` 0 mean greedy decoding; `top_k` 0 alone turns top-k off. The
+    penalties act on generated tokens, 1.0 (repetition, length) and 0.0 (presence,
+    frequency) being neutral.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    length_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value):
+                raise InvalidArgument(f"{field.name}={value}: must be a finite number")
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must not be negative")
+        if self.min_tokens > self.max_tokens:
+            raise InvalidArgument(
+                f"min_tokens={self.min_tokens}: must not exceed max_tokens={self.max_tokens}"
+            )
+        _require(self.temperature >= 0, "temperature", self.temperature, "must not be negative")
+        _require(self.top_k >= 0, "top_k", self.top_k, "must not be negative")
+        _require(0 <= self.top_p <= 1, "top_p", self.top_p, "must be from 0 to 1")
+        _require(
+            self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "must be greater than 0",
+        )
+        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "must be from 0 to 2^64 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken, so that the seed has no effect."""
+        return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
+
+
+def _require(holds: bool, name: str, value: float, rule: str) -> None:
+    if not holds:
+        raise InvalidArgument(f"{name}={value}: {rule}")

@@ -1,0 +1,157 @@
+"""The one path from token ids to text: engine request, detokenizer, stop strings, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cog_triton.detokenize import Detokenizer
+from cog_triton.engines import contract
+from cog_triton.engines.base import EngineLimits, EngineRequest
+from cog_triton.errors import PromptTooLong
+from cog_triton.sampling import SamplingParams
+from cog_triton.settings import Settings
+from cog_triton.stops import StopMatcher
+from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton.client import TritonClient
+
+_request_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Generation:
+    """One request and what became of it; counts are tokens, times are seconds.
+
+    `notes` are remarks for the log of the prediction, such as a clamped max_tokens.
+    """
+
+    input_ids: Sequence[int]
+    sampling: SamplingParams
+    stops: Sequence[str]
+    notes: list[str] = field(default_factory=list)
+    output_token_count: int = 0
+    finish_reason: Literal["stop", "length"] | None = None
+    time_to_first_token: float | None = None
+    duration: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the whole duration, as the seed reports it."""
+        return self.output_token_count / self.duration if self.duration else 0.0
+
+
+class Generator:
+    """Turns token ids into streamed text through one Triton server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: EngineLimits,
+        tokenizer: EngineTokenizer,
+        client: TritonClient,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._max_seq_len = min(
+            limits.max_seq_len, settings.max_sequence_length or limits.max_seq_len
+        )
+        self._tokenizer = tokenizer
+        self._client = client
+
+    def plan(
+        self, input_ids: Sequence[int], sampling: SamplingParams, stops: Sequence[str] = ()
+    ) -> Generation:
+        """Fit a request into the engine's limits; raises E1002 when no output token fits."""
+        room = self._max_seq_len - len(input_ids)
+        if len(input_ids) > self._limits.max_input_len or room < 1:
+            limit = min(self._limits.max_input_len, self._max_seq_len - 1)
+            raise PromptTooLong(
+                f"Prompt length ({len(input_ids)}) exceeds maximum input length ({limit})"
+            )
+        notes = []
+        if sampling.max_tokens > room:
+            notes.append(
+                f"max_tokens {sampling.max_tokens} was clamped to {room}: prompt"
+                f" ({len(input_ids)}) and output share {self._max_seq_len} tokens"
+            )
+            sampling = replace(
+                sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room)
+            )
+        return Generation(input_ids, sampling, stops, notes)
+
+    async def stream(self, generation: Generation) -> AsyncIterator[str]:
+        """Text as it is generated; fills in `generation`. Closing it stops the engine."""
+        detokenizer = Detokenizer(self._tokenizer.tokenizer)
+        matcher = StopMatcher(generation.stops)
+        started = time.perf_counter()
+        generation.finish_reason = "stop"
+        try:
+            async with aclosing(self._tokens(generation)) as tokens:
+                async for ids in tokens:
+                    if generation.time_to_first_token is None:
+                        generation.time_to_first_token = time.perf_counter() - started
+                    generation.output_token_count += len(ids)
+                    text = detokenizer.feed(ids)
+                    if generation.output_token_count > generation.sampling.min_tokens:
+                        text = matcher.feed(text)
+                    if text:
+                        yield text
+                    if matcher.matched is not None:
+                        return
+            if text := matcher.feed(detokenizer.flush()) + matcher.flush():
+                yield text
+            if (
+                matcher.matched is None
+                and generation.output_token_count >= generation.sampling.max_tokens
+            ):
+                generation.finish_reason = "length"
+        finally:
+            generation.duration = time.perf_counter() - started
+
+    async def probe(self) -> None:
+        """One real token through the engine; raises what stands in the way."""
+        request = EngineRequest(
+            input_ids=self._tokenizer.encode("a"),
+            sampling=SamplingParams(max_tokens=1),
+            end_id=-1,
+        )
+        async for _ in self._client.stream(contract.to_values(request)):
+            pass
+
+    async def _tokens(self, generation: Generation) -> AsyncIterator[list[int]]:
+        settings, limits = self._settings, self._limits
+        request = EngineRequest(
+            input_ids=generation.input_ids,
+            sampling=generation.sampling,
+            end_id=limits.end_id if settings.end_id is None else settings.end_id,
+            pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
+        )
+        request_id = f"{os.getpid()}-{next(_request_numbers)}"
+        seen = False
+        try:
+            async with aclosing(
+                self._client.stream(contract.to_values(request), request_id)
+            ) as stream:
+                async for ids in stream:
+                    seen = True
+                    yield ids
+        except (asyncio.CancelledError, GeneratorExit):
+            if not seen:
+                # Triton notices a closed connection only when it writes to it.
+                _background(self._client.stop(request_id))
+            raise
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _background(coroutine: object) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)

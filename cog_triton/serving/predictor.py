@@ -1,0 +1,200 @@
+"""The Cog predictor of the runner: inputs of /predictions, in the seed's words and defaults."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from cog import BaseRunner, ConcatenateIterator, Input
+
+from cog_triton import prompts
+from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
+from cog_triton.sampling import SamplingParams
+from cog_triton.serving import livestream
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.lifeline import exit_with_parent
+from cog_triton.serving.runtime import Runtime
+from cog_triton.settings import load_settings
+from cog_triton.stops import parse_stop_sequences
+
+DEFAULT_MAX_TOKENS = 512
+
+
+class Predictor(BaseRunner):
+    """Streams text for one prompt; many run at once, batched in flight by the engine."""
+
+    async def setup(self, weights: str | None = None) -> None:
+        """Start everything; an exception here is /health-check's SETUP_FAILED."""
+        exit_with_parent()
+        livestream.install()
+        self._runtime = await Runtime.start(load_settings(), weights)
+
+    async def healthcheck(self) -> bool:
+        """Whether Triton's process lives."""
+        return self._runtime.server.alive
+
+    async def run(
+        self,
+        prompt: str = Input(description="Prompt to send to the model."),
+        system_prompt: str | None = Input(
+            default=None,
+            description="System prompt that guides the behaviour of the model. Defaults to the"
+            " server's SYSTEM_PROMPT. Used through {system_prompt} of the prompt template, or"
+            " through the model's own chat template.",
+        ),
+        max_tokens: int = Input(
+            default=DEFAULT_MAX_TOKENS,
+            ge=1,
+            description="Maximum number of tokens to generate. A word is generally 2-3 tokens.",
+        ),
+        min_tokens: int | None = Input(
+            default=None,
+            ge=-1,
+            description="Minimum number of tokens to generate; -1 for none.",
+        ),
+        temperature: float = Input(
+            default=0.7,
+            ge=0,
+            le=5,
+            description="Randomness of the output: 0 is deterministic, above 1 is very random.",
+        ),
+        top_p: float = Input(
+            default=0.95,
+            ge=0,
+            le=1,
+            description="Samples from the most likely tokens whose probabilities add up to top_p.",
+        ),
+        top_k: int = Input(
+            default=0,
+            ge=-1,
+            description="Samples from the top_k most likely tokens; 0 or -1 for all.",
+        ),
+        stop_sequences: str | None = Input(
+            default=None,
+            description="Comma-separated strings that end the output, which holds what is before"
+            " them. Defaults to the server's STOP_SEQUENCES.",
+        ),
+        length_penalty: float = Input(
+            default=1.0,
+            ge=0,
+            le=5,
+            description="Favours longer output above 1 and shorter below, in beam search.",
+        ),
+        presence_penalty: float = Input(
+            default=0.0,
+            description="Penalizes tokens that have been generated at all.",
+        ),
+        frequency_penalty: float = Input(
+            default=0.0,
+            description="Penalizes tokens by how often they have been generated.",
+        ),
+        repetition_penalty: float = Input(
+            default=1.0,
+            description="Divides the likelihood of tokens that occurred; 1 is neutral.",
+        ),
+        seed: int | None = Input(
+            default=None,
+            ge=0,
+            description="Random seed, 0 included. Leave blank for a random one, which is logged.",
+        ),
+        prompt_template: str | None = Input(
+            default=None,
+            description="Python format string with {prompt}, and {system_prompt} if wanted."
+            " Defaults to the server's PROMPT_TEMPLATE, else to the model's chat template."
+            " '{prompt}' sends the prompt as it is.",
+        ),
+        log_performance_metrics: bool = Input(
+            default=False,
+            description="Log token counts, tokens per second and time to first token.",
+        ),
+        max_new_tokens: int | None = Input(
+            default=None,
+            ge=1,
+            description="Old name of max_tokens. Both may not be set.",
+        ),
+        min_new_tokens: int | None = Input(
+            default=None,
+            ge=-1,
+            description="Old name of min_tokens. Both may not be set.",
+        ),
+    ) -> ConcatenateIterator[str]:
+        """Validate, tokenize, and return the live stream of text."""
+        settings, runtime = self._runtime.settings, self._runtime
+        user_seed = seed is not None
+        sampling = SamplingParams(
+            max_tokens=_max_tokens(max_tokens, max_new_tokens),
+            min_tokens=_min_tokens(min_tokens, min_new_tokens),
+            temperature=temperature,
+            top_k=max(top_k, 0),
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            length_penalty=length_penalty,
+            seed=seed if seed is not None else secrets.randbelow(2**31),
+        )
+        rendered = prompts.render(
+            prompt,
+            settings.system_prompt if system_prompt is None else system_prompt,
+            request_template=prompt_template,
+            default_template=settings.prompt_template,
+            tokenizer=runtime.tokenizer,
+        )
+        generation = runtime.generator.plan(
+            runtime.tokenizer.encode(
+                rendered.text, add_special_tokens=rendered.add_special_tokens
+            ),
+            sampling,
+            parse_stop_sequences(
+                settings.stop_sequences if stop_sequences is None else stop_sequences
+            ),
+        )
+        generation.notes.extend(rendered.warnings)
+        return livestream.live(
+            self._report(generation, log_performance_metrics or settings.log_performance_metrics)
+        )
+
+    async def _report(self, generation: Generation, log_metrics: bool) -> AsyncIterator[str]:
+        """The generation's text, then its metrics and log lines in the prediction's own log."""
+        for note in generation.notes:
+            print(f"Note: {note}")
+        print(f"Random seed used: `{generation.sampling.seed}`")
+        if generation.sampling.greedy:
+            print("Note: Random seed will not impact output if greedy decoding is used.")
+        async with aclosing(self._runtime.generator.stream(generation)) as stream:
+            async for text in stream:
+                yield text
+        first = generation.time_to_first_token
+        self.record_metric("input_token_count", len(generation.input_ids))
+        self.record_metric("output_token_count", generation.output_token_count)
+        self.record_metric("tokens_per_second", generation.tokens_per_second)
+        if first is not None:
+            self.record_metric("time_to_first_token", first)
+        self.record_metric("finish_reason", generation.finish_reason)
+        print(f"Finish reason: {generation.finish_reason}")
+        if log_metrics:
+            print(f"Tokens processed: {generation.output_token_count}")
+            print(f"Serverside tokens per second: {generation.tokens_per_second:.2f}")
+            print(f"Serverside execution time: {generation.duration:.2f} seconds")
+            if first is not None:
+                print(f"Serverside time to first token: {first:.2f} seconds")
+
+
+def _max_tokens(max_tokens: int, max_new_tokens: int | None) -> int:
+    if max_new_tokens is None or max_new_tokens == max_tokens:
+        return max_tokens
+    if max_tokens != DEFAULT_MAX_TOKENS:
+        raise InvalidArgumentMaxTokens(
+            f"Can't set both max_tokens ({max_tokens}) and max_new_tokens ({max_new_tokens})"
+        )
+    return max_new_tokens
+
+
+def _min_tokens(min_tokens: int | None, min_new_tokens: int | None) -> int:
+    if None not in (min_tokens, min_new_tokens) and min_tokens != min_new_tokens:
+        raise InvalidArgumentMinTokens(
+            f"Can't set both min_tokens ({min_tokens}) and min_new_tokens ({min_new_tokens})"
+        )
+    chosen = min_new_tokens if min_tokens is None else min_tokens
+    return max(chosen or 0, 0)

@@ -1,0 +1,76 @@
+"""Everything between an engine directory and a `Generator` that is ready to serve."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.registry import open_engine
+from cog_triton.serving.generate import Generator
+from cog_triton.serving.weights import engine_directory
+from cog_triton.settings import Settings
+from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton.client import TritonClient
+from cog_triton.triton.repository import render
+from cog_triton.triton.serve_config import ServeConfig, load_serve_config
+from cog_triton.triton.server import TritonServer
+
+
+class Runtime:
+    """A running engine: its tokenizer, its supervised Triton and its `generator`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        family: EngineFamily,
+        tokenizer: EngineTokenizer,
+        server: TritonServer,
+    ) -> None:
+        self.settings = settings
+        self.family = family
+        self.tokenizer = tokenizer
+        self.server = server
+        self._client = TritonClient(settings.triton_url, settings.triton_timeout, family.error)
+        self.generator = Generator(settings, family.limits, tokenizer, self._client)
+
+    @classmethod
+    async def start(cls, settings: Settings, weights: str | None = None) -> Self:
+        """Load the engine and start Triton; raises the coded error that says what is wrong.
+
+        Cheap checks come first: a bad config is told before any weights are fetched.
+        """
+        config = (
+            load_serve_config(settings.cog_triton_config)
+            if settings.cog_triton_config
+            else ServeConfig()
+        )
+        work_dir = settings.work_dir
+        directory = await engine_directory(settings, weights or settings.cog_weights)
+        family = open_engine(directory)
+        tokenizer = EngineTokenizer.load(directory)
+        run_dir = _fresh_run_dir(work_dir)
+        repository = render(family, config, run_dir / "model_repo")
+        runtime = cls(settings, family, tokenizer, TritonServer(settings, repository, run_dir))
+        await runtime.server.start(runtime._client.is_ready, runtime.generator.probe)
+        return runtime
+
+    async def stop(self) -> None:
+        """Stop Triton and close every connection."""
+        await self._client.aclose()
+        await self.server.stop()
+
+
+def _fresh_run_dir(work_dir: Path) -> Path:
+    """``run/<pid>``, after removing those whose process is gone."""
+    runs = work_dir / "run"
+    runs.mkdir(parents=True, exist_ok=True)
+    for old in runs.iterdir():
+        if not Path("/proc", old.name).exists() or old.name == str(os.getpid()):
+            shutil.rmtree(old, ignore_errors=True)
+    run_dir = runs / str(os.getpid())
+    run_dir.mkdir()
+    return run_dir

@@ -1,0 +1,173 @@
+"""``cog-triton serve``: Cog's own HTTP server on the runner project, started and watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cog_triton import __version__, errors, reaper
+from cog_triton.paths import data_dir
+from cog_triton.settings import Settings
+
+_POLL_S = 0.05
+_DRAIN_S = 30
+
+
+class CogServer:
+    """Cog on one address, with the settings of everything below it in its environment."""
+
+    def __init__(
+        self, settings: Settings, host: str, port: int, max_concurrency: int, *, verbose: bool
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self._port = port
+        self._max_concurrency = max_concurrency
+        self._verbose = verbose
+        self._stops = 0
+        self._wake = threading.Event()
+
+    def run(self, say: Callable[[str], None]) -> None:
+        """Serve until SIGINT or SIGTERM; raises what made the start fail.
+
+        `say` gets one line for each thing a person wants to know.
+        """
+        self._require_free_ports()
+        say(f"cog-triton {__version__}: starting; the first start unpacks the engine")
+        started = time.monotonic()
+        previous = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        process = reaper.spawn(
+            [sys.executable, "-m", "cog.server.http", "--host", self._host],
+            grace=_DRAIN_S,
+            env=self._environment(),
+            cwd=data_dir("runner"),
+        )
+        try:
+            self._until_ready(process)
+            if not self._stops:
+                say(self._ready_line(time.monotonic() - started))
+            self._until_stopped(process, say)
+        finally:
+            process.kill()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stops += 1
+        self._wake.set()
+
+    def _require_free_ports(self) -> None:
+        settings = self._settings
+        ports = {
+            "PORT": (self._host, self._port),
+            "TRITON_HTTP_PORT": (settings.triton_host, settings.triton_http_port),
+            "TRITON_GRPC_PORT": (settings.triton_host, settings.triton_grpc_port),
+            "TRITON_METRICS_PORT": (settings.triton_host, settings.triton_metrics_port),
+        }
+        taken: dict[int, str] = {}
+        for name, (host, port) in ports.items():
+            if port in taken:
+                raise errors.InvalidArgument(f"{name}={port}: is {taken[port]} too; must differ")
+            taken[port] = name
+            try:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                with socket.socket(family) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((host, port))
+            except OSError as error:
+                raise errors.InvalidArgument(
+                    f"{name}={port}: cannot listen on {host}:{port}: {error.strerror};"
+                    f" choose another with {name}=..."
+                ) from error
+
+    def _environment(self) -> dict[str, str]:
+        settings = self._settings
+        environment = {
+            **os.environ,
+            # coglet starts its worker as `python` of PATH, not as this interpreter.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "PORT": str(self._port),
+            "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
+            "COG_MAX_CONCURRENCY": str(self._max_concurrency),
+            "TRITON_HOST": settings.triton_host,
+            "TRITON_HTTP_PORT": str(settings.triton_http_port),
+            "TRITON_GRPC_PORT": str(settings.triton_grpc_port),
+            "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
+            "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
+            "ENGINE_DIR": str(settings.engine_dir.resolve()),
+        }
+        if settings.cog_weights:
+            weights = settings.cog_weights
+            environment["COG_WEIGHTS"] = (
+                weights if "://" in weights else str(Path(weights).resolve())
+            )
+        if settings.cog_triton_config:
+            environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
+        if not self._verbose:
+            environment.setdefault("COG_LOG_LEVEL", "error")
+        return environment
+
+    def _until_ready(self, process: reaper.Reaped) -> None:
+        while not self._stops:
+            code = process.poll()
+            if code is not None:
+                raise errors.TritonStartFailed(f"Cog exited with code {code} during start-up")
+            health = self._health()
+            status = health.get("status")
+            if status == "SETUP_FAILED":
+                logs = str(health.get("setup", {}).get("logs", ""))
+                raise errors.from_text(logs) or errors.TritonStartFailed(
+                    f"Cog's setup failed:\n{logs}"
+                )
+            if status == "READY":
+                return
+            self._wake.wait(_POLL_S)
+
+    def _until_stopped(self, process: reaper.Reaped, say: Callable[[str], None]) -> None:
+        asked = 0
+        while process.poll() is None:
+            if self._stops > asked:
+                if asked == 0:
+                    say("Stopping: running predictions may end; once more stops at once")
+                asked = self._stops
+                process.terminate()
+            self._wake.clear()
+            self._wake.wait(_POLL_S)
+        if not asked:
+            raise errors.TritonUnavailable(f"Cog exited with code {process.poll()}")
+
+    def _health(self) -> dict[str, Any]:
+        host = "127.0.0.1" if self._host == "0.0.0.0" else self._host
+        try:
+            with urllib.request.urlopen(
+                f"http://{host}:{self._port}/health-check", timeout=5
+            ) as response:
+                health: dict[str, Any] = json.load(response)
+                return health
+        except (urllib.error.URLError, OSError, ValueError):
+            return {}
+
+    def _ready_line(self, seconds: float) -> str:
+        settings = self._settings
+        base = f"http://{'localhost' if self._host in ('127.0.0.1', '0.0.0.0') else self._host}"
+        return (
+            f"Ready in {seconds:.1f} s (Triton on {settings.triton_http_port},"
+            f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try:\n"
+            f"curl -sN -XPOST {base}:{self._port}/predictions"
+            " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"
+            """ -d '{"input":{"prompt":"What is the capital of France?"}}'"""
+        )

@@ -1,0 +1,93 @@
+"""Every environment variable of the serving side, typed, in one place."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cog_triton.errors import InvalidArgument
+
+IMAGE_ENGINE_DIR = Path("/src/triton_model_repo/tensorrt_llm/1")
+
+
+def _blank_is_unset(value: object) -> object:
+    return None if value == "" else value
+
+
+OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Settings(BaseSettings):
+    """Read from the environment; field names are the variables' names in lower case."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    engine_dir: Path = Field(IMAGE_ENGINE_DIR, description="engine directory to serve")
+    cog_weights: str | None = Field(None, description="engine.tar to unpack and serve")
+    cog_triton_config: OptionalPath = Field(None, description="serve config, YAML")
+    cog_triton_work_dir: OptionalPath = Field(None, description="where run-time files are kept")
+
+    system_prompt: str | None = Field(None, description="default system prompt")
+    prompt_template: str | None = Field(None, description="default prompt template")
+    stop_sequences: str | None = Field(None, description="default stop sequences, by comma")
+    end_id: OptionalInt = Field(None, ge=-1, description="end-of-sequence token id")
+    pad_id: OptionalInt = Field(None, ge=-1, description="padding token id")
+    max_sequence_length: OptionalInt = Field(None, ge=1, description="prompt and output, tokens")
+    log_performance_metrics: bool = Field(False, description="log metrics of every prediction")
+
+    world_size: int = Field(1, ge=1, description="GPUs the engine spans")
+    triton_host: str = Field("127.0.0.1", description="address Triton binds")
+    triton_http_port: Port = 8000
+    triton_grpc_port: Port = 8001
+    triton_metrics_port: Port = 8002
+    triton_timeout: float = Field(120, gt=0, description="seconds without a byte from Triton")
+    triton_start_timeout: float = Field(300, gt=0, description="seconds until Triton is ready")
+    tritonserver: OptionalPath = Field(None, description="path of the tritonserver binary")
+
+    @property
+    def work_dir(self) -> Path:
+        """Where unpacked engines and run-time files go: COG_TRITON_WORK_DIR, else the cache."""
+        if self.cog_triton_work_dir:
+            return self.cog_triton_work_dir
+        cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "") + "/.cache"
+        home = Path(cache)
+        usable = home if os.access(home.parent, os.W_OK) else Path(tempfile.gettempdir())
+        return usable / "cog-triton"
+
+    @property
+    def triton_url(self) -> str:
+        """Where the serving process reaches Triton, which may bind every address."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.triton_host, self.triton_host)
+        return f"http://{host}:{self.triton_http_port}"
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from the environment; raises E1005 naming the variable, value and rule."""
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        problems = [
+            f"{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}"
+            for item in error.errors()
+        ]
+        raise InvalidArgument("; ".join(problems)) from error
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """`count` distinct TCP ports that were free just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.bind((host, 0))
+        return [item.getsockname()[1] for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()

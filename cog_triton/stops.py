@@ -1,0 +1,100 @@
+"""Stop strings, found across chunk borders without ever looking back at the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cog_triton.errors import InvalidArgument
+
+
+class StopMatcher:
+    """Releases the text before the earliest occurrence of any stop string, and nothing after.
+
+    The occurrence that starts first wins, even when another one is complete sooner; of two that
+    start together, the shorter. `matched` names it from the moment nothing can beat it. Text
+    that may yet become part of a stop string is held back. Each stop string runs its own
+    Knuth-Morris-Pratt automaton, so the cost of a character depends neither on the length of
+    the text nor on that of the stops. Raises E1005 for a stop that is empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if "" in stops:
+            raise InvalidArgument("stop_sequences: a stop sequence must not be empty")
+        self.matched: str | None = None
+        self._automata = [_Automaton(stop) for stop in dict.fromkeys(stops)]
+        self._held = ""
+        self._released = 0
+        self._seen = 0
+        self._found: tuple[int, str] | None = None
+
+    def feed(self, text: str) -> str:
+        """The part of the text so far that is safe to release; ``""`` after a match."""
+        if self.matched is not None:
+            return ""
+        if not self._automata:
+            return text
+        self._held += text
+        for char in text:
+            self._seen += 1
+            if self._step(char):
+                return self._finish()
+        return self._release(self._open_start())
+
+    def flush(self) -> str:
+        """What was held back, up to a match; call it once, after the last text."""
+        return "" if self.matched is not None else self._finish()
+
+    def _step(self, char: str) -> bool:
+        """Advance by one character; True once the earliest occurrence is certain."""
+        for automaton in self._automata:
+            if automaton.step(char):
+                found = (self._seen - len(automaton.stop), automaton.stop)
+                if self._found is None or found[0] < self._found[0]:
+                    self._found = found
+        return self._found is not None and self._open_start() >= self._found[0]
+
+    def _open_start(self) -> int:
+        """Where the earliest occurrence that is still incomplete would start."""
+        return self._seen - max(automaton.depth for automaton in self._automata)
+
+    def _finish(self) -> str:
+        end = self._seen
+        if self._found is not None:
+            end, self.matched = self._found
+        return self._release(end)
+
+    def _release(self, end: int) -> str:
+        count = end - self._released
+        released, self._held = self._held[:count], self._held[count:]
+        self._released = end
+        return released
+
+
+class _Automaton:
+    """`depth`: how many characters of `stop` the text now ends with, short of all of them."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.depth = 0
+        self._fallback = [0] * len(stop)
+        depth = 0
+        for place in range(1, len(stop)):
+            while depth and stop[place] != stop[depth]:
+                depth = self._fallback[depth - 1]
+            depth += stop[place] == stop[depth]
+            self._fallback[place] = depth
+
+    def step(self, char: str) -> bool:
+        """Whether the text ends with the stop string now."""
+        while self.depth and self.stop[self.depth] != char:
+            self.depth = self._fallback[self.depth - 1]
+        self.depth += self.stop[self.depth] == char
+        if self.depth < len(self.stop):
+            return False
+        self.depth = self._fallback[-1]
+        return True
+
+
+def parse_stop_sequences(text: str | None) -> list[str]:
+    """The comma-separated form (``<end>,<stop>``) as a list; empty items are dropped."""
+    return [stop for stop in (text or "").split(",") if stop]

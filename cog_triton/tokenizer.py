@@ -1,0 +1,134 @@
+"""The engine's tokenizer: what tokenizer.json and tokenizer_config.json say, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from cog_triton.errors import TritonTokenizerError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTokenizer:
+    """A tokenizer with the settings that its vocabulary file does not carry.
+
+    `add_bos` is tokenizer_config.json's ``add_bos_token``: whether a prompt starts with BOS, or
+    None to leave that to tokenizer.json's post-processor, as Hugging Face does.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    add_bos: bool | None = None
+
+    @classmethod
+    def load(cls, directory: Path) -> EngineTokenizer:
+        """Read the tokenizer in `directory`.
+
+        Raises TritonTokenizerError (E2102), naming the file, for one that is missing or broken.
+        Truncation and padding that training left switched on are switched off: both would change
+        prompts unseen.
+        """
+        path = directory / "tokenizer.json"
+        text = _read(path)
+        try:
+            tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more specific
+            raise TritonTokenizerError(f"{path}: not a tokenizer: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        path = directory / "tokenizer_config.json"
+        config = _read_json(path)
+        add_bos = config.get("add_bos_token")
+        if not isinstance(add_bos, bool | None):
+            raise TritonTokenizerError(f"{path}: add_bos_token={add_bos!r}: must be true or false")
+        loaded = cls(
+            tokenizer=tokenizer,
+            chat_template=_chat_template(directory, path, config),
+            bos_token=_special_token(path, config, "bos_token"),
+            eos_token=_special_token(path, config, "eos_token"),
+            add_bos=add_bos,
+        )
+        for token in (loaded.bos_token, loaded.eos_token):
+            if token is not None and loaded.token_id(token) is None:
+                raise TritonTokenizerError(f"{path}: {token!r} is not in the vocabulary")
+        return loaded
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included."""
+        size: int = self.tokenizer.get_vocab_size()
+        return size
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token spelled as in the vocabulary; None if there is no such token."""
+        found: int | None = self.tokenizer.token_to_id(token)
+        return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, never starting with more than one BOS.
+
+        `add_special_tokens` is False for text that brings its own, as that of a chat template.
+        """
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        bos = None if self.bos_token is None else self.token_id(self.bos_token)
+        if bos is None:
+            return ids
+        own = 0
+        while own < len(ids) and ids[own] == bos:
+            own += 1
+        wanted = own > 0
+        if add_special_tokens and self.add_bos is not None:
+            wanted = self.add_bos or (wanted and text.startswith(str(self.bos_token)))
+        return [bos, *ids[own:]] if wanted else ids[own:]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TritonTokenizerError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read(path))
+    except ValueError as error:
+        raise TritonTokenizerError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TritonTokenizerError(f"{path}: must be a JSON object")
+    return content
+
+
+def _special_token(path: Path, config: dict[str, Any], name: str) -> str | None:
+    value = config.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is not None and (not isinstance(value, str) or not value):
+        raise TritonTokenizerError(f"{path}: {name}: must be a token or its description")
+    return value
+
+
+def _chat_template(directory: Path, path: Path, config: dict[str, Any]) -> str | None:
+    """The template, from the place Hugging Face prefers: a file of its own, then the config."""
+    own = directory / "chat_template.jinja"
+    if own.is_file():
+        return _read(own)
+    value = config.get("chat_template")
+    beside = directory / "chat_template.json"
+    if value is None and beside.is_file():
+        path, value = beside, _read_json(beside).get("chat_template")
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default")
+        if value is None:
+            names = ", ".join(map(str, named)) or "none"
+            raise TritonTokenizerError(f"{path}: chat_template has no 'default' (has {names})")
+    if value is not None and not isinstance(value, str):
+        raise TritonTokenizerError(f"{path}: chat_template: must be text or a list of templates")
+    return value

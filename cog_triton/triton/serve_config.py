@@ -1,0 +1,72 @@
+"""The serve config (COG_TRITON_CONFIG): arguments for the models of the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cog_triton.errors import InvalidPredictorConfig, nearest
+
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """`arguments` maps each model's name to its arguments, as given."""
+
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, model: str) -> Mapping[str, Any]:
+        """The arguments of one model, empty when none were given."""
+        return self.arguments.get(model, {})
+
+
+def load_serve_config(path: Path) -> ServeConfig:
+    """Read ``{instantiate: {server: {MODEL: {args: ...}}}}`` or its inner part alone.
+
+    Raises E1202 naming the file, the YAML path and the nearest valid key.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidPredictorConfig(
+            f"COG_TRITON_CONFIG={str(path)!r}: {error.strerror}"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidPredictorConfig(f"{path}: not valid YAML: {reason}") from error
+    models = _mapping(raw, path, "")
+    where = ""
+    for key in ("instantiate", "server"):
+        if key in models:
+            where = f"{where}.{key}".lstrip(".")
+            _only(models, [key], path, where)
+            models = _mapping(models[key], path, where)
+    _only(models, list(MODELS), path, where)
+    arguments = {}
+    for model, body in models.items():
+        at = f"{where}.{model}".lstrip(".")
+        _only(_mapping(body, path, at), ["args"], path, at)
+        arguments[model] = _mapping(body.get("args"), path, f"{at}.args")
+    return ServeConfig(arguments)
+
+
+def _mapping(value: Any, path: Path, where: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidPredictorConfig(f"{path}: {where or 'the file'}: {value!r} is not a mapping")
+    return value
+
+
+def _only(mapping: Mapping[Any, Any], known: list[str], path: Path, where: str) -> None:
+    for key in mapping:
+        if key not in known:
+            raise InvalidPredictorConfig(
+                f"{path}: {where or 'top level'}: unknown key {key!r}{nearest(str(key), known)};"
+                f" known: {', '.join(known)}"
+            )

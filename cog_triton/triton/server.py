@@ -1,0 +1,142 @@
+"""tritonserver as a supervised child: it starts whole or fails fast, and dies with us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cog_triton import reaper
+from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
+from cog_triton.settings import Settings
+from cog_triton.triton import distribution
+
+_EXIT_TIMEOUT_S = 5
+_POLL_S = 0.02
+_TAIL_LINES = 25
+
+
+class TritonServer:
+    """One tritonserver on one rendered model repository, logging to ``triton.log``."""
+
+    def __init__(self, settings: Settings, repository: Path, work_dir: Path) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._work_dir = work_dir
+        self.log = work_dir / "triton.log"
+        self._process: reaper.Reaped | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs; says nothing of its models' stubs."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(
+        self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Start, wait for readiness, and prove it with `probe`, a real request.
+
+        Raises E2106 with the last log lines at the first sign of death, or when
+        TRITON_START_TIMEOUT has passed; nothing is left running then.
+        """
+        triton = distribution.find(self._work_dir, self._settings.tritonserver)
+        prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
+        with self.log.open("wb") as log:
+            self._process = reaper.spawn(
+                [str(triton.binary), *self._arguments(triton, prefix)],
+                grace=_EXIT_TIMEOUT_S + 1,
+                unlink_shm=prefix,
+                env=triton.environment,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            await self._until_ready(is_ready, probe)
+        except BaseException:
+            self.kill()
+            raise
+
+    async def stop(self) -> None:
+        """Let running requests end for a few seconds, then stop whatever is left."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        deadline = time.monotonic() + _EXIT_TIMEOUT_S + 2
+        while self.alive and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Stop at once; nothing of it is left when this returns."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def tail(self) -> str:
+        """The last lines of the log, without its tables of options and models."""
+        lines = self.log.read_text("utf-8", "replace").splitlines()
+        said = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
+        return "\n".join(said[-_TAIL_LINES:])
+
+    def _arguments(self, triton: distribution.Distribution, prefix: str) -> list[str]:
+        settings = self._settings
+        return [
+            f"--model-repository={self._repository}",
+            f"--backend-directory={triton.backend_directory}",
+            f"--http-address={settings.triton_host}",
+            f"--http-port={settings.triton_http_port}",
+            f"--grpc-address={settings.triton_host}",
+            f"--grpc-port={settings.triton_grpc_port}",
+            f"--metrics-address={settings.triton_host}",
+            f"--metrics-port={settings.triton_metrics_port}",
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            f"--backend-config=python,shm-region-prefix-name={prefix}",
+        ]
+
+    async def _until_ready(
+        self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
+    ) -> None:
+        watch = asyncio.ensure_future(self._until_dead())
+        ready = asyncio.ensure_future(self._prove(is_ready, probe))
+        try:
+            await asyncio.wait(
+                {watch, ready},
+                timeout=self._settings.triton_start_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if ready.done() and isinstance(ready.exception(), TritonUnavailable):
+                await asyncio.wait({watch}, timeout=1)
+            if watch.done():
+                raise TritonStartFailed(
+                    f"tritonserver exited with code {watch.result()} during start-up;"
+                    f" its last lines (of {self.log}):\n{self.tail()}"
+                )
+            if not ready.done():
+                raise TritonStartFailed(
+                    f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
+                    f" (TRITON_START_TIMEOUT); its last lines (of {self.log}):\n{self.tail()}"
+                )
+            try:
+                ready.result()
+            except CogTritonError as error:
+                raise TritonStartFailed(f"the first request failed: {error}") from error
+        finally:
+            watch.cancel()
+            ready.cancel()
+
+    async def _until_dead(self) -> int:
+        assert self._process is not None
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(_POLL_S)
+        return code
+
+    async def _prove(
+        self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
+    ) -> None:
+        while not await is_ready():
+            await asyncio.sleep(_POLL_S)
+        await probe()

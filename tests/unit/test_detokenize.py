@@ -1,0 +1,112 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_tokenizers import byte_fallback, byte_level
+from tokenizers import Tokenizer, decoders
+
+from cog_triton.detokenize import Detokenizer
+
+BYTE_LEVEL = byte_level()
+BYTE_FALLBACK = byte_fallback()
+NO_DECODER = byte_fallback()
+NO_DECODER.decoder = None
+METASPACE = byte_fallback()
+METASPACE.decoder = decoders.Metaspace()
+ALL = [BYTE_LEVEL, BYTE_FALLBACK, NO_DECODER, METASPACE]
+
+
+def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None) -> list[str]:
+    """The text of each chunk, and of the flush; one id a chunk unless `cuts` says where."""
+    edges = list(range(len(ids) + 1)) if cuts is None else [0, *sorted(cuts), len(ids)]
+    detokenizer = Detokenizer(tokenizer)
+    chunks = [detokenizer.feed(ids[start:end]) for start, end in pairwise(edges)]
+    return [*chunks, detokenizer.flush()]
+
+
+@st.composite
+def ids_and_cuts(draw: st.DrawFn) -> tuple[Tokenizer, list[int], list[int]]:
+    """Random ids (with some beyond the vocabulary), or a text's ids with some struck out."""
+    tokenizer = draw(st.sampled_from(ALL))
+    ids = draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=24))
+    if draw(st.booleans()):
+        ids += [i for i in tokenizer.encode(draw(st.text())).ids if draw(st.integers(0, 9))]
+    return tokenizer, ids, draw(st.lists(st.integers(0, len(ids)), max_size=8))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(ids_and_cuts())
+def test_chunks_add_up_to_the_whole(case: tuple[Tokenizer, list[int], list[int]]) -> None:
+    tokenizer, ids, cuts = case
+    assert "".join(stream(tokenizer, ids, cuts)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=6)), st.sampled_from([BYTE_LEVEL, BYTE_FALLBACK]))
+def test_any_bytes_decode_as_they_do_at_once(parts: list[bytes], tokenizer: Tokenizer) -> None:
+    spelling = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    if tokenizer is BYTE_LEVEL:
+        # The alphabet lists the printable bytes first: learn the spelling from the encoder.
+        spelling = {byte: byte for byte in range(2, 258)}
+    ids = [spelling[byte] for part in parts for byte in part if byte in spelling]
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK])
+@pytest.mark.parametrize(
+    "text", ["😀", "é日本語", "a👩‍👩‍👧‍👦b", "  two  spaces ", "\ufffd", "x\ufffd\ufffdy"]
+)
+def test_no_chunk_has_a_broken_character(tokenizer: Tokenizer, text: str) -> None:
+    chunks = stream(tokenizer, tokenizer.encode(text).ids)
+    assert "".join(chunks) == text
+    assert sum(chunk.count("\ufffd") for chunk in chunks) == text.count("\ufffd")
+
+
+def test_a_meant_replacement_character_comes_out_at_once() -> None:
+    ids = BYTE_LEVEL.encode("\ufffd").ids
+    assert stream(BYTE_LEVEL, ids)[-2:] == ["\ufffd", ""]
+    ids = [BYTE_FALLBACK.token_to_id("\ufffd")]
+    assert stream(BYTE_FALLBACK, ids) == ["\ufffd", ""]
+
+
+def test_a_character_is_released_with_its_last_byte() -> None:
+    ids = BYTE_LEVEL.encode("😀").ids
+    assert stream(BYTE_LEVEL, ids) == ["", "", "", "😀", ""]
+
+
+def test_a_byte_run_is_held_until_it_ends_because_one_bad_byte_spoils_it() -> None:
+    byte = [BYTE_FALLBACK.token_to_id(f"<0x{value:02X}>") for value in "日".encode()]
+    good = [*byte, BYTE_FALLBACK.token_to_id("!")]
+    assert stream(BYTE_FALLBACK, good) == ["", "", "", "日!", ""]
+    assert stream(BYTE_FALLBACK, [*byte, byte[0]]) == ["", "", "", "", "\ufffd" * 4]
+
+
+def test_special_tokens_are_left_out_and_added_ones_kept() -> None:
+    ids = BYTE_LEVEL.encode("<|im_start|>a<tool> ü<|im_end|>").ids
+    assert "".join(stream(BYTE_LEVEL, ids)) == "a<tool> ü"
+
+
+def test_only_the_first_space_of_all_is_the_tokenizers_own() -> None:
+    ids = [BYTE_FALLBACK.token_to_id(piece) for piece in ["▁", "▁he", "▁", "▁w"]]
+    assert stream(BYTE_FALLBACK, ids) == ["", " he", " ", " w", ""]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK])
+def test_nothing_fed_nothing_said(tokenizer: Tokenizer) -> None:
+    assert stream(tokenizer, []) == [""]
+    assert Detokenizer(tokenizer).feed([]) == ""
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_FALLBACK, METASPACE])
+def test_no_id_is_decoded_more_than_three_times(tokenizer: Tokenizer) -> None:
+    """Once as text, twice as context: a long run costs no more a token than a short one."""
+    detokenizer = Detokenizer(tokenizer)
+    decoded: list[int] = []
+    decode = detokenizer._stream._decode
+    detokenizer._stream._decode = lambda ids: (decoded.append(len(ids)), decode(ids))[1]
+    byte, word = tokenizer.token_to_id("<0xE6>"), tokenizer.token_to_id("he" if False else "▁he")
+    ids = [byte] * 2000 + [word] * 2000
+    for token_id in ids:
+        detokenizer.feed([token_id])
+    assert sum(decoded) <= 3 * len(ids)

@@ -91,7 +91,7 @@ class _Automaton:
         self.depth += self.stop[self.depth] == char
         if self.depth < len(self.stop):
             return False
-        self.depth = self._fallback[-1]
+        self.depth = 0  # only the first occurrence counts
         return True
 
 

@@ -105,7 +105,7 @@ def test_no_id_is_decoded_more_than_three_times(tokenizer: Tokenizer) -> None:
     decoded: list[int] = []
     decode = detokenizer._stream._decode
     detokenizer._stream._decode = lambda ids: (decoded.append(len(ids)), decode(ids))[1]
-    byte, word = tokenizer.token_to_id("<0xE6>"), tokenizer.token_to_id("he" if False else "▁he")
+    byte, word = tokenizer.token_to_id("<0xE6>"), tokenizer.token_to_id("▁he")
     ids = [byte] * 2000 + [word] * 2000
     for token_id in ids:
         detokenizer.feed([token_id])

@@ -78,7 +78,7 @@ def test_no_stops_hold_nothing_back() -> None:
 
 
 def test_an_empty_stop_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="E1005 .*stop_sequences"):
+    with pytest.raises(InvalidArgument, match=r"E1005 .*stop_sequences"):
         StopMatcher(["a", ""])
 
 

@@ -1,0 +1,221 @@
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_tokenizers import byte_fallback, byte_level
+
+from cog_triton.errors import (
+    BadMessages,
+    BadPromptTemplate,
+    PromptRequired,
+    PromptTemplateError,
+    TritonTokenizerError,
+)
+from cog_triton.prompts import RenderedPrompt, render, render_chat
+from cog_triton.tokenizer import EngineTokenizer
+
+CHATML = """{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+LLAMA = """{{ bos_token }}{% for m in messages %}
+{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant') }}
+{% endif %}
+{{ '[INST] ' + m['content'] + ' [/INST]' }}{% endfor %}"""
+
+PLAIN = EngineTokenizer(byte_level())
+CHAT = EngineTokenizer(byte_level(), chat_template=CHATML)
+LLAMA_CHAT = EngineTokenizer(byte_fallback(), chat_template=LLAMA, bos_token="<s>")
+
+
+def rendered(
+    prompt: str = "Hi",
+    system_prompt: str | None = None,
+    request: str | None = None,
+    default: str | None = None,
+    tokenizer: EngineTokenizer = PLAIN,
+) -> RenderedPrompt:
+    return render(
+        prompt,
+        system_prompt,
+        request_template=request,
+        default_template=default,
+        tokenizer=tokenizer,
+    )
+
+
+def test_the_request_goes_first_then_the_default_then_the_chat_template_then_the_prompt() -> None:
+    assert rendered(request="R {prompt}", default="D {prompt}", tokenizer=CHAT).text == "R Hi"
+    assert rendered(default="D {prompt}", tokenizer=CHAT).text == "D Hi"
+    chat = rendered(tokenizer=CHAT)
+    assert chat.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert not chat.add_special_tokens
+    assert rendered() == RenderedPrompt("Hi", add_special_tokens=True)
+
+
+def test_a_template_of_just_the_prompt_turns_formatting_off() -> None:
+    assert rendered(request="{prompt}", default="D", tokenizer=CHAT).text == "Hi"
+
+
+def test_a_blank_default_is_not_set() -> None:
+    assert rendered(default="").text == "Hi"
+
+
+def test_both_fields_are_filled_in_and_doubled_braces_are_single() -> None:
+    template = '{system_prompt}: {{"q": "{prompt}", "again": "{prompt}"}}'
+    text = rendered(system_prompt="Sys", request=template).text
+    assert text == 'Sys: {"q": "Hi", "again": "Hi"}'
+    assert rendered(system_prompt=None, request="[{system_prompt}]{prompt}").text == "[]Hi"
+
+
+@given(st.text("{}ab!:0\n", min_size=1), st.text("{}ab!:0\n"))
+def test_what_the_user_writes_is_never_interpreted(prompt: str, system_prompt: str) -> None:
+    text = rendered(f"p{prompt}", system_prompt, request="<{system_prompt}|{prompt}>").text
+    assert text == f"<{system_prompt}|p{prompt}>"
+    chat = rendered(f"p{prompt}%{{{{ 1 }}}}", system_prompt, tokenizer=CHAT).text
+    assert f"\np{prompt}%{{{{ 1 }}}}<|im_end|>" in chat
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ('{"q": {prompt}}', '{"q": {prompt}}: only'),
+        ("{prompt", "expected '}'"),
+        ("prompt}", "Single '}'"),
+        ("{prompt} {foo}", "{foo}"),
+        ("{prompt} {promt}", "did you mean 'prompt'"),
+        ("{prompt} {}", "{}: only"),
+        ("{0}", "{0}"),
+        ("{prompt.__class__}", "__class__"),
+        ("{prompt[0]}", "{prompt[0]}"),
+        ("{prompt!r}", "{prompt!r}"),
+        ("{prompt:>10}", "{prompt:>10}"),
+        ("{prompt:{system_prompt}}", "{prompt:"),
+        ("{ prompt }", "{ prompt }"),
+    ],
+)
+@pytest.mark.parametrize("origin", ["prompt_template", "PROMPT_TEMPLATE"])
+def test_an_invalid_template_is_refused_with_reason_and_hint(
+    template: str, reason: str, origin: str
+) -> None:
+    where = "request" if origin == "prompt_template" else "default"
+    with pytest.raises(
+        PromptTemplateError, match=f"E1004 PromptTemplateError: {origin}: "
+    ) as caught:
+        rendered(**{where: template})
+    assert reason in str(caught.value)
+    assert "must be doubled" in str(caught.value)
+
+
+@pytest.mark.parametrize("template", ["", "fixed", "{{prompt}}", "{system_prompt}"])
+def test_a_template_that_would_lose_the_prompt_is_refused(template: str) -> None:
+    with pytest.raises(BadPromptTemplate, match=r"E1003 .*prompt_template has no {prompt}"):
+        rendered(request=template)
+
+
+def test_a_template_without_the_prompt_is_fine_when_there_is_none() -> None:
+    assert rendered("", request="Tell me a story.").text == "Tell me a story."
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t "])
+@pytest.mark.parametrize("tokenizer", [PLAIN, CHAT])
+@pytest.mark.parametrize("request_template", [None, "{prompt}", " {system_prompt} {prompt}\n"])
+def test_a_blank_prompt_is_refused(
+    prompt: str, tokenizer: EngineTokenizer, request_template: str | None
+) -> None:
+    with pytest.raises(PromptRequired, match="E1001"):
+        rendered(prompt, request=request_template, tokenizer=tokenizer)
+
+
+def test_the_system_prompt_is_a_message_when_there_is_one() -> None:
+    chat = rendered(system_prompt="Be brief.", tokenizer=CHAT)
+    assert chat.text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
+    assert chat.warnings == ()
+    assert "system" not in rendered(system_prompt="", tokenizer=CHAT).text
+
+
+@pytest.mark.parametrize(
+    ("request_template", "template", "culprit"),
+    [
+        ("{prompt}", CHATML, "prompt_template"),
+        (None, None, "no prompt template"),
+        (None, "{{ messages[-1].content }}", "chat template"),
+    ],
+)
+def test_an_unused_system_prompt_is_told_but_not_quoted(
+    request_template: str | None, template: str | None, culprit: str
+) -> None:
+    tokenizer = EngineTokenizer(byte_level(), chat_template=template)
+    result = rendered(system_prompt="secret", request=request_template, tokenizer=tokenizer)
+    assert result.text == "Hi"
+    (warning,) = result.warnings
+    assert warning.startswith("system_prompt is not used")
+    assert culprit in warning
+    assert "secret" not in warning
+
+
+def test_a_chat_carries_its_own_bos_and_is_encoded_with_just_that() -> None:
+    result = rendered("hello", tokenizer=LLAMA_CHAT)
+    assert result.text == "<s>[INST] hello [/INST]"
+    ids = LLAMA_CHAT.encode(result.text, add_special_tokens=result.add_special_tokens)
+    assert ids.count(1) == 1
+
+
+def test_a_refusal_carries_the_templates_own_words() -> None:
+    user = {"role": "user", "content": "hello"}
+    with pytest.raises(BadMessages, match=r"E1006 .*: Conversation roles must alternate") as caught:
+        render_chat([user, user], LLAMA_CHAT)
+    assert "system" not in str(caught.value)
+
+
+def test_a_refused_system_prompt_is_named_as_the_cause() -> None:
+    with pytest.raises(BadMessages, match=r"System role not supported; .*takes no system prompt"):
+        rendered("hello", "Be brief.", tokenizer=LLAMA_CHAT)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'a' + 1 }}", "TypeError"),
+        ("{{ nothing.at.all }}", "undefined"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|not safe"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_a_failing_template_is_a_coded_error(template: str, reason: str) -> None:
+    with pytest.raises(BadMessages, match=f"E1006 .*({reason})"):
+        rendered(tokenizer=EngineTokenizer(byte_level(), chat_template=template))
+
+
+def test_a_broken_template_is_the_engines_fault() -> None:
+    broken = EngineTokenizer(byte_level(), chat_template="a\n{% if %}")
+    with pytest.raises(TritonTokenizerError, match=r"E2102 .*line 2"):
+        rendered(tokenizer=broken)
+
+
+def test_messages_need_a_chat_template() -> None:
+    with pytest.raises(BadMessages, match=r"E1006 .*no chat template"):
+        render_chat([{"role": "user", "content": "Hi"}], PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "<é&>"}'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{{ strftime_now('%Y') }}", f"{datetime.now():%Y}"),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+        ("a{% generation %}{{ messages[0].role }}{% endgeneration %}b", "auserb"),
+        ("  {% if true %}\nx\n  {% endif %}\n", "x\n"),
+        ("{{ eos_token }}{{ bos_token }}|", "|"),
+    ],
+)
+def test_templates_have_what_hugging_face_gives_them(template: str, expected: str) -> None:
+    tokenizer = EngineTokenizer(byte_level(), chat_template=template)
+    assert render_chat([{"role": "user", "content": "<é&>"}], tokenizer) == expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +58,9 @@ def main(
 @app.command()
 def build(
     config: Annotated[Path, typer.Argument(help="Build config, YAML; see configs/build/.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The engine.tar to write.")
-    ] = Path("engine.tar"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The engine.tar to write.")] = Path(
+        "engine.tar"
+    ),
     work_dir: Annotated[
         Path,
         typer.Option(help="Where steps run; finished steps found here are not run again."),
@@ -97,7 +95,9 @@ def serve(
     host: Annotated[
         str, typer.Option(envvar="HOST", help="Address Cog and Triton bind.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="PORT", help="Cog's HTTP port.", min=1, max=65535)] = 5000,
+    port: Annotated[
+        int, typer.Option(envvar="PORT", help="Cog's HTTP port.", min=1, max=65535)
+    ] = 5000,
     triton_http_port: Annotated[
         int | None, typer.Option(help="Triton's HTTP port (TRITON_HTTP_PORT, 8000).")
     ] = None,
@@ -111,7 +111,8 @@ def serve(
         Path | None, typer.Option(help="Serve config, YAML (COG_TRITON_CONFIG).")
     ] = None,
     max_concurrency: Annotated[
-        int, typer.Option(envvar="COG_MAX_CONCURRENCY", min=1, help="Predictions Cog accepts at once.")
+        int,
+        typer.Option(envvar="COG_MAX_CONCURRENCY", min=1, help="Predictions Cog accepts at once."),
     ] = 128,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
 ) -> None:

@@ -24,6 +24,9 @@ class CogTritonError(Exception):
         self.detail = detail
         super().__init__(f"{self.code} {type(self).__name__}: {detail}")
 
+    def __reduce__(self) -> tuple[type[CogTritonError], tuple[str]]:
+        return type(self), (self.detail,)
+
 
 class UserError(CogTritonError):
     """The caller's input or configuration is at fault."""

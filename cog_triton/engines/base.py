@@ -1,7 +1,7 @@
 """What the rest of the project knows of an engine.
 
-An engine has two sides. `TokenEngine` lives inside Triton's model process: token ids in,
-token ids out. `EngineFamily` lives in the serving process: it recognises an engine
+An engine has two sides. `TokenEngine` serves Triton's model process: token ids in, token
+ids out. `EngineFamily` lives in the serving process: it recognises an engine
 directory, tells its limits, and renders the Triton model named ``tensorrt_llm`` that runs
 it. Between the two stands one wire format, `cog_triton.engines.contract`.
 """
@@ -54,22 +54,41 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """`active` and `waiting` count requests; `kv_cache_usage` is a fraction from 0 to 1."""
+    """`active` counts unfinished requests, `waiting` those of them that found no slot yet."""
 
     active: int
     waiting: int
     max_batch_size: int
-    kv_cache_usage: float
+
+
+class StepEngine(Protocol):
+    """An in-flight batching engine that computes only when told to; not thread-safe."""
+
+    max_batch_size: int
+
+    @property
+    def live(self) -> int:
+        """How many requests are unfinished."""
+        ...
+
+    def submit(self, handle: int, request: EngineRequest) -> None:
+        """Add a request under a handle of the caller's; raises why it cannot be served."""
+        ...
+
+    def cancel(self, handle: int) -> None:
+        """Stop a request; its last event follows from `step`. Unknown handles are no error."""
+        ...
+
+    def step(self) -> list[tuple[int, TokenEvent]]:
+        """Compute one step for all live requests, and return what it brought to each."""
+        ...
 
 
 class TokenEngine(Protocol):
-    """An in-flight batching engine inside Triton's model process."""
+    """An engine as Triton's model process sees it: it computes on its own, and calls back."""
 
     def submit(self, request: EngineRequest, emit: Callable[[TokenEvent], None]) -> int:
-        """Queue a request and return its handle. `emit` is called from the engine's thread.
-
-        Raises the UserError that says why a request cannot be served.
-        """
+        """Queue a request and return its handle; `emit` is called from another thread."""
         ...
 
     def cancel(self, handle: int) -> None:
@@ -81,7 +100,7 @@ class TokenEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Cancel everything and stop the engine's thread."""
+        """Stop the engine and everything it runs."""
         ...
 
 

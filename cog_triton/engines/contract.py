@@ -68,7 +68,7 @@ def to_values(request: EngineRequest) -> dict[str, Any]:
         if value is not None and value is not False:
             values[name] = value
     if request.stop_words:
-        values["stop_words_list"] = flatten_words(request.stop_words).tolist()
+        values["stop_words_list"] = flatten_words(request.stop_words).ravel().tolist()
     return values
 
 
@@ -133,7 +133,9 @@ def unflatten_words(tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
         if end < 0:
             break
         if not start < end <= len(ids):
-            raise InvalidArgument(f"stop_words_list: end offset {end} is not in {start + 1}-{len(ids)}")
+            raise InvalidArgument(
+                f"stop_words_list: end offset {end} is not in {start + 1}-{len(ids)}"
+            )
         words.append(tuple(ids[start:end]))
         start = end
     return tuple(words)

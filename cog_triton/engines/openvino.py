@@ -15,10 +15,12 @@ from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, nearest
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.engines.openvino_pipeline import OpenVINOPipeline
+from cog_triton.engines.engine_process import EngineProcess
 from cog_triton.engines.triton_model import triton_model
 
-TritonPythonModel = triton_model(OpenVINOPipeline.from_parameters)
+TritonPythonModel = triton_model(
+    EngineProcess.opener("cog_triton.engines.openvino_pipeline:OpenVINOPipeline")
+)
 '''
 
 
@@ -121,8 +123,10 @@ class OpenVINOFamily(EngineFamily):
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`; arguments are the fields of `OpenVINOOptions`."""
         options = OpenVINOOptions.parse(
-            {"max_batch_size" if name == "triton_max_batch_size" else name: value
-             for name, value in arguments.items()}
+            {
+                "max_batch_size" if name == "triton_max_batch_size" else name: value
+                for name, value in arguments.items()
+            }
         )
         config.backend = "python"
         config.max_batch_size = options.max_batch_size or self.limits.max_batch_size

@@ -1,15 +1,8 @@
-"""The CPU engine: OpenVINO GenAI's ContinuousBatchingPipeline behind `TokenEngine`.
-
-One thread owns the pipeline: it takes submissions and cancellations from a queue, steps
-the batch, and emits each request's new tokens after every step.
-"""
+"""The CPU engine: OpenVINO GenAI's ContinuousBatchingPipeline behind `StepEngine`."""
 
 from __future__ import annotations
 
-import itertools
-import queue
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +12,7 @@ import openvino as ov
 import openvino_genai as og
 from typing_extensions import Self
 
-from cog_triton.engines.base import EngineRequest, EngineStats, FinishReason, TokenEvent
+from cog_triton.engines.base import EngineRequest, FinishReason, TokenEvent
 from cog_triton.engines.openvino import OpenVINOOptions, read_config
 from cog_triton.errors import (
     CogTritonError,
@@ -28,8 +21,6 @@ from cog_triton.errors import (
     PromptTooLong,
     TritonUnknownError,
 )
-
-Emit = Callable[[TokenEvent], None]
 
 # Without these OpenVINO quantizes activations to int8 and the KV cache to u8, which a
 # 135M-parameter model does not survive; with them greedy output equals float32's.
@@ -44,14 +35,13 @@ _EXACT = {
 class _Live:
     handle: Any
     request: EngineRequest
-    emit: Emit
     end_ids: frozenset[int]
     output: list[int] = field(default_factory=list)
     held: list[tuple[int, float]] = field(default_factory=list)
 
 
 class OpenVINOPipeline:
-    """Serves one engine directory; see `cog_triton.engines.base.TokenEngine`."""
+    """Serves one engine directory; see `cog_triton.engines.base.StepEngine`."""
 
     def __init__(self, directory: Path, options: OpenVINOOptions) -> None:
         self._config = read_config(directory)
@@ -66,11 +56,8 @@ class OpenVINOPipeline:
         if options.num_threads:
             properties["INFERENCE_NUM_THREADS"] = options.num_threads
         self._pipeline = og.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", properties)
-        self._handles = itertools.count(1)
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
-        self._thread = threading.Thread(target=self._run, name="openvino-engine", daemon=True)
-        self._thread.start()
+        self._events: list[tuple[int, TokenEvent]] = []
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
@@ -78,51 +65,43 @@ class OpenVINOPipeline:
         options = {name: value for name, value in parameters.items() if name != "engine_dir"}
         return cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
 
-    def submit(self, request: EngineRequest, emit: Emit) -> int:
-        """See `TokenEngine.submit`; the prompt and output together must fit max_seq_len."""
+    @property
+    def live(self) -> int:
+        """See `StepEngine.live`."""
+        return len(self._live)
+
+    def submit(self, handle: int, request: EngineRequest) -> None:
+        """See `StepEngine.submit`; the prompt and output together must fit max_seq_len."""
         ids = np.asarray(request.input_ids, dtype=np.int64)
         end_ids = self._end_ids(request)
         self._check(ids, request)
         config = _generation_config(request, end_ids)
-        handle = next(self._handles)
-
-        def add() -> None:
-            try:
-                started = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
-            except RuntimeError as error:
-                emit(TokenEvent([], [], error=TritonUnknownError(_reason(error))))
-                return
-            self._live[handle] = _Live(started, request, emit, end_ids)
-
-        self._inbox.put(add)
-        return handle
+        try:
+            added = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
+        except RuntimeError as error:
+            raise TritonUnknownError(_reason(error)) from error
+        self._live[handle] = _Live(added, request, end_ids)
 
     def cancel(self, handle: int) -> None:
-        """See `TokenEngine.cancel`."""
+        """See `StepEngine.cancel`."""
+        live = self._live.get(handle)
+        if live is not None:
+            live.handle.cancel()
+            self._finish(handle, live, "cancelled")
 
-        def stop() -> None:
-            live = self._live.get(handle)
-            if live is not None:
+    def step(self) -> list[tuple[int, TokenEvent]]:
+        """See `StepEngine.step`. Holds the GIL while it computes, as OpenVINO's binding does."""
+        try:
+            if self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+        except RuntimeError as error:
+            for handle, live in list(self._live.items()):
                 live.handle.cancel()
-                self._finish(handle, live, "cancelled")
-
-        self._inbox.put(stop)
-
-    def stats(self) -> EngineStats:
-        """See `TokenEngine.stats`."""
-        metrics = self._pipeline.get_metrics()
-        live = len(self._live)
-        return EngineStats(
-            active=live,
-            waiting=max(0, live - self.max_batch_size) + self._inbox.qsize(),
-            max_batch_size=self.max_batch_size,
-            kv_cache_usage=metrics.cache_usage / 100 if live else 0.0,
-        )
-
-    def close(self) -> None:
-        """See `TokenEngine.close`."""
-        self._inbox.put(None)
-        self._thread.join()
+                self._fail(handle, TritonUnknownError(_reason(error)))
+        for handle, live in list(self._live.items()):
+            self._drain(handle, live)
+        events, self._events = self._events, []
+        return events
 
     def _end_ids(self, request: EngineRequest) -> frozenset[int]:
         if request.end_id is None:
@@ -158,38 +137,13 @@ class OpenVINOPipeline:
                 " meaning in beam search"
             )
 
-    def _run(self) -> None:
-        while self._take_messages():
-            try:
-                if self._pipeline.has_non_finished_requests():
-                    self._pipeline.step()
-            except RuntimeError as error:
-                for handle, live in list(self._live.items()):
-                    live.handle.cancel()
-                    self._fail(handle, live, TritonUnknownError(_reason(error)))
-                continue
-            for handle, live in list(self._live.items()):
-                self._drain(handle, live)
-
-    def _take_messages(self) -> bool:
-        """Run queued messages, waiting for one when idle; False when closing."""
-        idle = not self._live and not self._pipeline.has_non_finished_requests()
-        while idle or not self._inbox.empty():
-            message = self._inbox.get()
-            if message is None:
-                for handle, live in list(self._live.items()):
-                    live.handle.cancel()
-                    self._finish(handle, live, "cancelled")
-                return False
-            message()
-            idle = False
-        return True
-
     def _drain(self, handle: int, live: _Live) -> None:
         stop_words = live.request.stop_words
         while live.handle.can_read():
             for output in live.handle.read().values():
-                for token, log_prob in zip(output.generated_ids, output.generated_log_probs):
+                for token, log_prob in zip(
+                    output.generated_ids, output.generated_log_probs, strict=True
+                ):
                     if token in live.end_ids:
                         continue
                     live.output.append(token)
@@ -202,7 +156,7 @@ class OpenVINOPipeline:
         if live.handle.get_status() != og.GenerationStatus.RUNNING:
             self._complete(handle, live)
         elif ready := len(live.held) - (_partial_word(live) if stop_words else 0):
-            _emit(live, live.held[:ready], None)
+            self._emit(handle, live.held[:ready])
             del live.held[:ready]
 
     def _matched_word(self, live: _Live) -> int:
@@ -215,7 +169,7 @@ class OpenVINOPipeline:
 
     def _complete(self, handle: int, live: _Live) -> None:
         if live.handle.get_status() == og.GenerationStatus.IGNORED:
-            self._fail(handle, live, Overloaded("the KV cache is exhausted; try again later"))
+            self._fail(handle, Overloaded("the KV cache is exhausted; try again later"))
         elif len(live.output) >= live.request.sampling.max_tokens:
             self._finish(handle, live, "length")
         else:
@@ -223,15 +177,17 @@ class OpenVINOPipeline:
 
     def _finish(self, handle: int, live: _Live, reason: FinishReason) -> None:
         del self._live[handle]
-        _emit(live, live.held, reason)
+        self._emit(handle, live.held, reason)
 
-    def _fail(self, handle: int, live: _Live, error: CogTritonError) -> None:
+    def _fail(self, handle: int, error: CogTritonError) -> None:
         del self._live[handle]
-        live.emit(TokenEvent([], [], error=error))
+        self._events.append((handle, TokenEvent([], [], error=error)))
 
-
-def _emit(live: _Live, tokens: list[tuple[int, float]], finish: FinishReason | None) -> None:
-    live.emit(TokenEvent([token for token, _ in tokens], [p for _, p in tokens], finish))
+    def _emit(
+        self, handle: int, tokens: list[tuple[int, float]], finish: FinishReason | None = None
+    ) -> None:
+        ids = [token for token, _ in tokens]
+        self._events.append((handle, TokenEvent(ids, [p for _, p in tokens], finish)))
 
 
 def _partial_word(live: _Live) -> int:

@@ -1,13 +1,12 @@
 """The Triton Python-backend model that puts a `TokenEngine` behind the numeric contract.
 
-Decoupled: every engine step becomes one response, and several steps one response when the
-reader is behind. Runs inside Triton's stub process, so it imports little.
+Decoupled: every engine step becomes one response. Runs inside Triton's stub process, so it
+imports little.
 """
 
 from __future__ import annotations
 
 import json
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,53 +23,46 @@ OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
 
 
 class Stream:
-    """One request on its way out: collects events until the sender thread takes them."""
+    """One request on its way out: turns the engine's events into Triton responses.
 
-    def __init__(self, request_id: str, request: EngineRequest, sender: Any, ready: Any) -> None:
+    `emit` runs on the thread that brings the engine's events, and sends at once.
+    """
+
+    def __init__(self, request_id: str, request: EngineRequest, sender: Any, model: Any) -> None:
         self.request_id = request_id
         self.handle = 0
-        self.done = False
         self._request = request
         self._sender = sender
-        self._ready = ready
-        self._lock = threading.Lock()
-        self._events: list[TokenEvent] = []
-        self._queued = False
+        self._model = model
+        self._held: list[TokenEvent] = []
         self._token_count = 0
+        self._next_check = 0.0
 
     def emit(self, event: TokenEvent) -> None:
-        """Called by the engine after a step; queues this stream unless it is queued already."""
-        with self._lock:
-            self._events.append(event)
-            queued, self._queued = self._queued, True
-        if not queued:
-            self._ready.put(self)
+        """Send an event; without streaming, keep it until the last one."""
+        ended = event.finish is not None or event.error is not None
+        if not self._request.streaming:
+            self._held.append(event)
+            if ended:
+                self._send(_join(self._held), ended)
+        else:
+            self._send(event, ended)
+        if ended:
+            self._model.ended(self)
+        elif (now := time.monotonic()) >= self._next_check:
+            self._next_check = now + self._model.check_period
+            if self._sender.is_cancelled():
+                self._model.cancel(self)
+        self._model.publish()
 
-    def send(self) -> None:
-        """Send everything collected so far as one response."""
-        with self._lock:
-            self._queued = False
-            if not self._events:
-                return
-            ended = self._events[-1].finish is not None or self._events[-1].error is not None
-            if not (ended or self._request.streaming):
-                # Without streaming all tokens stay here, unsent, until the last event.
-                self._events = [_join(self._events)]
-                return
-            events, self._events = self._events, []
-        joined = _join(events)
-        self.done = ended
+    def _send(self, event: TokenEvent, ended: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0
-        if joined.error is not None:
-            self._sender.send(_error_response(joined.error), flags=flags)
-        elif joined.token_ids or not self._request.streaming:
-            self._sender.send(self._response(joined), flags=flags)
+        if event.error is not None:
+            self._sender.send(_error_response(event.error), flags=flags)
+        elif event.token_ids or not self._request.streaming:
+            self._sender.send(self._response(event), flags=flags)
         else:
             self._sender.send(flags=flags)
-
-    def is_cancelled(self) -> bool:
-        """Whether the client has gone; costs a round trip to the server."""
-        return bool(self._sender.is_cancelled())
 
     def _response(self, event: TokenEvent) -> Any:
         request = self._request
@@ -102,14 +94,12 @@ class TritonTokenModel:
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         self._input_names = [item["name"] for item in config["input"]]
-        self._check_period = int(parameters["cancellation_check_period_ms"]) / 1000
-        self._engine = type(self).open_engine(parameters)
+        self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
         self._streams: dict[int, Stream] = {}
         self._lock = threading.Lock()
-        self._ready: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         self._metrics = _Metrics(args["model_name"], args["model_version"])
-        self._sender = threading.Thread(target=self._send_loop, name="sender", daemon=True)
-        self._sender.start()
+        self._engine = type(self).open_engine(parameters)
+        self.publish()
 
     def execute(self, requests: list[Any]) -> None:
         """Hand requests to the engine; responses are sent by the sender thread."""
@@ -123,10 +113,21 @@ class TritonTokenModel:
                 )
 
     def finalize(self) -> None:
-        """Cancel what still runs and stop both threads."""
+        """Cancel what still runs and stop the engine's thread."""
         self._engine.close()
-        self._ready.put(None)
-        self._sender.join()
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop a request whose client has gone."""
+        self._engine.cancel(stream.handle)
+
+    def ended(self, stream: Stream) -> None:
+        """Forget a request that has sent its last response."""
+        with self._lock:
+            self._streams.pop(stream.handle, None)
+
+    def publish(self) -> None:
+        """Bring the metrics up to date."""
+        self._metrics.publish(self._engine.stats())
 
     def _accept(self, request: Any, sender: Any) -> None:
         contract.refuse_unknown(json.loads(request.parameters() or "{}"), self._input_names)
@@ -136,11 +137,11 @@ class TritonTokenModel:
             self._stop(request_id, sender)
             return
         parsed = contract.from_tensors(tensors)
-        stream = Stream(request_id, parsed, sender, self._ready)
+        stream = Stream(request_id, parsed, sender, self)
         with self._lock:
             stream.handle = self._engine.submit(parsed, stream.emit)
             self._streams[stream.handle] = stream
-        self._ready.put(stream)
+        self.publish()
 
     def _stop(self, request_id: str, sender: Any) -> None:
         """TensorRT-LLM's second way to cancel: the same request id again with stop=true."""
@@ -154,40 +155,16 @@ class TritonTokenModel:
             self._engine.cancel(handle)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def _send_loop(self) -> None:
-        next_check = 0.0
-        while True:
-            try:
-                stream = self._ready.get(timeout=self._check_period if self._streams else None)
-            except queue.Empty:
-                pass
-            else:
-                if stream is None:
-                    return
-                stream.send()
-                if stream.done:
-                    with self._lock:
-                        self._streams.pop(stream.handle, None)
-            if (now := time.monotonic()) >= next_check:
-                next_check = now + self._check_period
-                self._cancel_abandoned()
-            self._metrics.publish(self._engine.stats())
-
-    def _cancel_abandoned(self) -> None:
-        with self._lock:
-            streams = list(self._streams.values())
-        for stream in streams:
-            if stream.is_cancelled():
-                self._engine.cancel(stream.handle)
-
 
 def triton_model(open_engine: OpenEngine) -> type[TritonTokenModel]:
     """The class a rendered ``model.py`` exposes as ``TritonPythonModel``."""
-    return type("TritonPythonModel", (TritonTokenModel,), {"open_engine": staticmethod(open_engine)})
+    return type(
+        "TritonPythonModel", (TritonTokenModel,), {"open_engine": staticmethod(open_engine)}
+    )
 
 
 class _Metrics:
-    """The engine's counts under TensorRT-LLM's own metric names, on Triton's /metrics."""
+    """The engine's request counts, on Triton's /metrics under TensorRT-LLM's own name."""
 
     def __init__(self, model: str, version: str) -> None:
         labels = {"model": model, "version": version}
@@ -196,28 +173,19 @@ class _Metrics:
             description="TRT LLM request metrics",
             kind=pb_utils.MetricFamily.GAUGE,
         )
-        self._blocks = pb_utils.MetricFamily(
-            name="nv_trt_llm_kv_cache_block_metrics",
-            description="TRT LLM KV cache block metrics",
-            kind=pb_utils.MetricFamily.GAUGE,
-        )
         self._gauges = {
             name: self._requests.Metric(labels={**labels, "request_type": name})
             for name in ("active", "waiting", "max")
         }
-        self._kv_usage = self._blocks.Metric(labels={**labels, "kv_cache_block_type": "fraction"})
-        self._published: EngineStats | None = None
+        self._published: dict[str, int] = {}
 
     def publish(self, stats: EngineStats) -> None:
-        """Set the gauges; each costs a round trip, so only when a count has changed."""
-        old = self._published
-        if old and (old.active, old.waiting) == (stats.active, stats.waiting):
-            return
-        self._published = stats
-        self._gauges["active"].set(stats.active)
-        self._gauges["waiting"].set(stats.waiting)
-        self._gauges["max"].set(stats.max_batch_size)
-        self._kv_usage.set(stats.kv_cache_usage)
+        """Set the gauges; each costs a round trip to the server, so only those that changed."""
+        values = {"active": stats.active, "waiting": stats.waiting, "max": stats.max_batch_size}
+        for name, value in values.items():
+            if self._published.get(name) != value:
+                self._published[name] = value
+                self._gauges[name].set(value)
 
 
 def _join(events: list[TokenEvent]) -> TokenEvent:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -80,12 +80,10 @@ class Generator:
                 f"max_tokens {sampling.max_tokens} was clamped to {room}: prompt"
                 f" ({len(input_ids)}) and output share {self._max_seq_len} tokens"
             )
-            sampling = replace(
-                sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room)
-            )
+            sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
         return Generation(input_ids, sampling, stops, notes)
 
-    async def stream(self, generation: Generation) -> AsyncIterator[str]:
+    async def stream(self, generation: Generation) -> AsyncGenerator[str, None]:
         """Text as it is generated; fills in `generation`. Closing it stops the engine."""
         detokenizer = Detokenizer(self._tokenizer.tokenizer)
         matcher = StopMatcher(generation.stops)
@@ -124,7 +122,7 @@ class Generator:
         async for _ in self._client.stream(contract.to_values(request)):
             pass
 
-    async def _tokens(self, generation: Generation) -> AsyncIterator[list[int]]:
+    async def _tokens(self, generation: Generation) -> AsyncGenerator[list[int], None]:
         settings, limits = self._settings, self._limits
         request = EngineRequest(
             input_ids=generation.input_ids,
@@ -151,7 +149,7 @@ class Generator:
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _background(coroutine: object) -> None:
-    task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+def _background(coroutine: Coroutine[None, None, None]) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from cog import BaseRunner, ConcatenateIterator, Input
@@ -21,7 +21,7 @@ from cog_triton.stops import parse_stop_sequences
 DEFAULT_MAX_TOKENS = 512
 
 
-class Predictor(BaseRunner):
+class Predictor(BaseRunner):  # type: ignore[misc]
     """Streams text for one prompt; many run at once, batched in flight by the engine."""
 
     async def setup(self, weights: str | None = None) -> None:
@@ -121,18 +121,18 @@ class Predictor(BaseRunner):
     ) -> ConcatenateIterator[str]:
         """Validate, tokenize, and return the live stream of text."""
         settings, runtime = self._runtime.settings, self._runtime
-        user_seed = seed is not None
+        # Cog takes 2.0 for an integer and hands it on as a float, hence the int() below.
         sampling = SamplingParams(
             max_tokens=_max_tokens(max_tokens, max_new_tokens),
             min_tokens=_min_tokens(min_tokens, min_new_tokens),
             temperature=temperature,
-            top_k=max(top_k, 0),
+            top_k=max(int(top_k), 0),
             top_p=top_p,
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             length_penalty=length_penalty,
-            seed=seed if seed is not None else secrets.randbelow(2**31),
+            seed=secrets.randbelow(2**31) if seed is None else int(seed),
         )
         rendered = prompts.render(
             prompt,
@@ -142,9 +142,7 @@ class Predictor(BaseRunner):
             tokenizer=runtime.tokenizer,
         )
         generation = runtime.generator.plan(
-            runtime.tokenizer.encode(
-                rendered.text, add_special_tokens=rendered.add_special_tokens
-            ),
+            runtime.tokenizer.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
             sampling,
             parse_stop_sequences(
                 settings.stop_sequences if stop_sequences is None else stop_sequences
@@ -155,7 +153,7 @@ class Predictor(BaseRunner):
             self._report(generation, log_performance_metrics or settings.log_performance_metrics)
         )
 
-    async def _report(self, generation: Generation, log_metrics: bool) -> AsyncIterator[str]:
+    async def _report(self, generation: Generation, log_metrics: bool) -> AsyncGenerator[str, None]:
         """The generation's text, then its metrics and log lines in the prediction's own log."""
         for note in generation.notes:
             print(f"Note: {note}")
@@ -183,12 +181,12 @@ class Predictor(BaseRunner):
 
 def _max_tokens(max_tokens: int, max_new_tokens: int | None) -> int:
     if max_new_tokens is None or max_new_tokens == max_tokens:
-        return max_tokens
+        return int(max_tokens)
     if max_tokens != DEFAULT_MAX_TOKENS:
         raise InvalidArgumentMaxTokens(
             f"Can't set both max_tokens ({max_tokens}) and max_new_tokens ({max_new_tokens})"
         )
-    return max_new_tokens
+    return int(max_new_tokens)
 
 
 def _min_tokens(min_tokens: int | None, min_new_tokens: int | None) -> int:
@@ -197,4 +195,4 @@ def _min_tokens(min_tokens: int | None, min_new_tokens: int | None) -> int:
             f"Can't set both min_tokens ({min_tokens}) and min_new_tokens ({min_new_tokens})"
         )
     chosen = min_new_tokens if min_tokens is None else min_tokens
-    return max(chosen or 0, 0)
+    return max(int(chosen or 0), 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -26,9 +25,7 @@ MODEL = "tensorrt_llm"
 class TritonClient:
     """Streams from one Triton server. Closing a stream early stops the engine."""
 
-    def __init__(
-        self, url: str, timeout: float, to_error: Callable[[str], CogTritonError]
-    ) -> None:
+    def __init__(self, url: str, timeout: float, to_error: Callable[[str], CogTritonError]) -> None:
         """`timeout` is in seconds between bytes; `to_error` maps the engine's error texts."""
         self._timeout = timeout
         self._to_error = to_error
@@ -59,7 +56,7 @@ class TritonClient:
 
     async def stream(
         self, values: Mapping[str, Any], request_id: str | None = None
-    ) -> AsyncIterator[list[int]]:
+    ) -> AsyncGenerator[list[int], None]:
         """New token ids, one list for each network read, until the engine is done.
 
         Raises the coded error of the engine, or E2101, E2103, E2104, E2105.
@@ -74,10 +71,9 @@ class TritonClient:
                     "content-type", ""
                 ):
                     raise self._failure(response.status_code, await response.aread())
-                async with aclosing(response.aiter_raw()) as chunks:
-                    async for chunk in chunks:
-                        if ids := self._token_ids(buffer.feed(chunk)):
-                            yield ids
+                async for chunk in response.aiter_raw():
+                    if ids := self._token_ids(buffer.feed(chunk)):
+                        yield ids
         except httpx.TimeoutException as error:
             raise TritonTimeout(
                 f"Triton timed out after {self._timeout:g}s: httpx.{type(error).__name__}. "

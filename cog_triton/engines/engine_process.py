@@ -1,0 +1,156 @@
+"""Runs a `StepEngine` in a process of its own, and serves it as a `TokenEngine`.
+
+OpenVINO holds the GIL for a whole step. Within Triton's stub that would keep requests from
+arriving and tokens from leaving; here both go on while the next step is computed. One
+message crosses for each step, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from cog_triton.engines.base import EngineRequest, EngineStats, StepEngine, TokenEvent
+from cog_triton.errors import CogTritonError, TritonUnavailable
+
+Emit = Callable[[TokenEvent], None]
+
+
+class EngineProcess:
+    """The parent's side; see `cog_triton.engines.base.TokenEngine`."""
+
+    def __init__(self, engine: str, parameters: Mapping[str, str]) -> None:
+        """`engine` is ``module:class``, opened by ``from_parameters(parameters)``.
+
+        Raises RuntimeError with the child's error when it cannot be opened.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    engine,
+                    json.dumps(dict(parameters)),
+                    str(theirs.fileno()),
+                ],
+                pass_fds=[theirs.fileno()],
+            )
+        self._connection = Connection(ours.detach())
+        try:
+            self._max_batch_size = int(self._connection.recv())
+        except (EOFError, ConnectionError) as error:
+            code = self._process.wait()
+            raise RuntimeError(
+                f"the engine did not load: its process exited with {code}"
+            ) from error
+        self._handles = itertools.count(1)
+        self._emitters: dict[int, Emit] = {}
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
+        """What `triton_model` calls with the model's parameters."""
+        return lambda parameters: cls(engine, parameters)
+
+    def submit(self, request: EngineRequest, emit: Emit) -> int:
+        """See `TokenEngine.submit`; a refused request ends with an ``error`` event."""
+        handle = next(self._handles)
+        with self._lock:
+            self._emitters[handle] = emit
+        self._send(("submit", handle, request))
+        return handle
+
+    def cancel(self, handle: int) -> None:
+        """See `TokenEngine.cancel`."""
+        self._send(("cancel", handle, None))
+
+    def stats(self) -> EngineStats:
+        """See `TokenEngine.stats`."""
+        active = len(self._emitters)
+        return EngineStats(active, max(0, active - self._max_batch_size), self._max_batch_size)
+
+    def close(self) -> None:
+        """See `TokenEngine.close`."""
+        self._send(None)
+        self._reader.join()
+        self._process.wait()
+
+    def _send(self, message: Any) -> None:
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except ConnectionError:
+            self._fail_all()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                events: list[tuple[int, TokenEvent]] = self._connection.recv()
+            except (EOFError, ConnectionError):
+                self._fail_all()
+                return
+            for handle, event in events:
+                ended = event.finish is not None or event.error is not None
+                emit = (self._emitters.pop if ended else self._emitters.get)(handle, None)
+                if emit is not None:
+                    emit(event)
+
+    def _fail_all(self) -> None:
+        """The engine's process is gone: nothing that was submitted will ever end."""
+        with self._lock:
+            emitters, self._emitters = self._emitters, {}
+        error = TritonUnavailable("the engine's process has ended; try again later")
+        for emit in emitters.values():
+            emit(TokenEvent([], [], error=error))
+
+
+def run_engine(engine: StepEngine, connection: Connection) -> None:
+    """The child's loop: take messages, step, send what the step brought. Ends on EOF."""
+    connection.send(engine.max_batch_size)
+    refused: list[tuple[int, TokenEvent]] = []
+    while True:
+        while connection.poll(0 if engine.live or refused else None):
+            message = connection.recv()
+            if message is None:
+                return
+            kind, handle, request = message
+            if kind == "cancel":
+                engine.cancel(handle)
+                continue
+            try:
+                engine.submit(handle, request)
+            except CogTritonError as error:
+                refused.append((handle, TokenEvent([], [], error=error)))
+        if events := refused + engine.step():
+            connection.send(events)
+            refused = []
+
+
+def main() -> None:
+    """The child: open the engine and run it until the parent closes its end."""
+    name, parameters, descriptor = sys.argv[1:]
+    connection = Connection(int(descriptor))
+    os.set_inheritable(int(descriptor), False)
+    module, _, attribute = name.partition(":")
+    engine = getattr(importlib.import_module(module), attribute)
+    try:
+        run_engine(engine.from_parameters(json.loads(parameters)), connection)
+    except (EOFError, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
 
 _CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -34,22 +36,23 @@ def pack(engine_dir: Path, tar_path: Path) -> Path:
     under its name only when it is complete.
     """
     tar_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{tar_path.name}.", dir=tar_path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{tar_path.name}.", dir=tar_path.parent)
+    temporary = Path(name)
     try:
         with (
             os.fdopen(descriptor, "wb") as file,
             tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
-            for name, path in engine_manifest.files_of(engine_dir).items():
-                member = tarfile.TarInfo(name)
+            for inner, path in engine_manifest.files_of(engine_dir).items():
+                member = tarfile.TarInfo(inner)
                 member.size = path.stat().st_size
                 member.mode = 0o644
                 with path.open("rb") as content:
                     tar.addfile(member, content)
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, tar_path)
+        temporary.chmod(0o644)
+        temporary.replace(tar_path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return tar_path
 
@@ -82,17 +85,36 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
 
 def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
     try:
-        with tarfile.open(tar_path, "r:*") as tar:
-            extraction = _Extraction(root)
-            for member in tar:
-                extraction.add(tar, member)
-    except FileNotFoundError as error:
-        raise EngineCorrupt(f"{tar_path}: no such file") from error
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise EngineCorrupt(f"{tar_path}: not a whole, readable tar: {error}") from error
+        file = tar_path.open("rb")
+    except OSError as error:
+        raise EngineCorrupt(f"{tar_path}: cannot be read: {error.strerror}") from error
+    extraction = _Extraction(root)
+    with file:
+        packed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        try:
+            plain = gzip.GzipFile(fileobj=file) if packed else file
+            with tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as tar:
+                for member in tar:
+                    extraction.add(tar, member)
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise EngineCorrupt(f"{tar_path}: not a whole, readable tar: {error}") from error
     if not extraction.entries:
         raise EngineCorrupt(f"{tar_path}: has no files in it")
     return extraction.entries
+
+
+class _Member(tarfile.TarInfo):
+    """tarfile takes a broken header, or none, for the end of the tar; only zeros are."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Member:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"at byte {tarfile_.offset}: {error}") from error
 
 
 class _Extraction:
@@ -130,8 +152,8 @@ class _Extraction:
         if path.is_absolute() or ".." in path.parts or "\0" in member.name:
             raise EngineCorrupt(f"member {member.name!r} leaves the engine directory")
         for parent in path.parents:
-            if str(parent) in self._links:
-                raise EngineCorrupt(f"member {member.name!r} lies behind a link")
+            if str(parent) in self._links or str(parent) in self.entries:
+                raise EngineCorrupt(f"member {member.name!r} lies behind a link or a file")
         return str(path)
 
     def _check_link(self, member: tarfile.TarInfo) -> None:

@@ -7,11 +7,21 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from cog_triton.build.arguments import ArgumentValue
 from cog_triton.errors import BuildConfigInvalid, nearest
 
+# What the builder itself keeps in the work directory.
+RESERVED = ("model", "logs", "stamps", "package")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # The seed's name for the conversion step, kept.
 _RENAMED = {"convert_to_ft": "convert"}
@@ -28,6 +38,11 @@ def _option_names(value: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     for key in value:
         if not _OPTION.fullmatch(key):
             raise ValueError(f"option name {key!r} must be written without dashes before it")
+    texts = [
+        text for item in value.values() for text in (item if isinstance(item, list) else [item])
+    ]
+    if any("\0" in text for text in texts if isinstance(text, str)):
+        raise ValueError("a text must not hold the NUL character")
     return value
 
 
@@ -59,6 +74,20 @@ class BuildConfig(BaseModel):
     quantize: StepConfig | None = Field(default=None)
     build: StepConfig
 
+    @model_validator(mode="after")
+    def _outputs_apart(self) -> BuildConfig:
+        """A step's old output is removed before it runs: it must be nobody else's."""
+        taken: dict[PurePosixPath, str] = {PurePosixPath(name): "the builder" for name in RESERVED}
+        for name, step in self.steps():
+            path = PurePosixPath(step.output_dir)
+            for other, owner in taken.items():
+                if path == other or path in other.parents or other in path.parents:
+                    raise ValueError(
+                        f"{name}.output_dir {step.output_dir!r} overlaps {str(other)!r} of {owner}"
+                    )
+            taken[path] = name
+        return self
+
     def steps(self) -> list[tuple[str, StepConfig]]:
         """The steps that are there, by name, in the order they run."""
         named = (("convert", self.convert), ("quantize", self.quantize), ("build", self.build))
@@ -70,7 +99,7 @@ class BuildConfig(BaseModel):
         for name in ("convert", "quantize"):
             if value[name] is None:
                 del value[name]
-        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(value, sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):
@@ -141,6 +170,8 @@ def _describe(error: ValidationError, renamed: dict[str, str]) -> str:
         elif kind == "extra_forbidden":
             known = list(BuildConfig.model_fields if len(loc) == 1 else StepConfig.model_fields)
             line = f"{where}: unknown key{nearest(loc[-1], known + list(_RENAMED))}"
+        elif not where:
+            line = rule
         else:
             line = f"{where}: {value[:120]}: {rule}"
         lines.setdefault(where, line)

@@ -65,7 +65,9 @@ def parse(config: dict[str, Any], default_theta: float = 10000.0) -> Rope:
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new and old != new:
         raise EngineIncompatible("rope_scaling and rope_parameters disagree in config.json")
-    given = dict(new or old or {})
+    if not isinstance(new or old or {}, dict):
+        raise EngineIncompatible(f"rope_scaling {new or old!r} must be a mapping")
+    given: dict[str, Any] = dict(new or old or {})
     theta = given.pop("rope_theta", config.get("rope_theta", default_theta))
     if not isinstance(theta, int | float) or theta <= 0:
         raise EngineIncompatible(f"rope_theta {theta!r} must be a positive number")

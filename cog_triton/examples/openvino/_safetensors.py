@@ -6,6 +6,7 @@ Format: an 8-byte little-endian header length, a JSON header, then the raw data.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,17 +75,23 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise ModelUnavailable(f"{path}: broken safetensors header: {error}") from error
-    header.pop("__metadata__", None)
-    found = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        if entry["dtype"] not in _TYPES:
-            raise EngineIncompatible(
-                f"tensor {name} is {entry['dtype']}; F32, F16 and BF16 can be converted"
-            )
-        want = int(np.prod(shape, dtype=np.int64)) * np.dtype(_TYPES[entry["dtype"]]).itemsize
-        if end - start != want or 8 + length + end > size:
-            raise ModelUnavailable(f"{path}: tensor {name} is truncated or misdescribed")
-        found[name] = StoredTensor(path, entry["dtype"], shape, 8 + length + start)
-    return found
+    try:
+        return {
+            str(name): _located(path, str(name), entry, 8 + length, size)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelUnavailable(f"{path}: broken safetensors header: {error!r}") from error
+
+
+def _located(path: Path, name: str, entry: dict[str, Any], base: int, size: int) -> StoredTensor:
+    """A header entry, checked against the file's `size`; data starts at byte `base`."""
+    dtype, shape = str(entry["dtype"]), tuple(int(extent) for extent in entry["shape"])
+    start, end = map(int, entry["data_offsets"])
+    if dtype not in _TYPES:
+        raise EngineIncompatible(f"tensor {name} is {dtype}; F32, F16 and BF16 can be converted")
+    want = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
+    if start < 0 or end - start != want or base + end > size:
+        raise ModelUnavailable(f"{path}: tensor {name} is truncated or misdescribed")
+    return StoredTensor(path, dtype, shape, base + start)

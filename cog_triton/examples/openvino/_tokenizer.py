@@ -9,7 +9,7 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from cog_triton.errors import EngineIncompatible
+from cog_triton.errors import EngineIncompatible, ModelUnavailable
 from cog_triton.examples.openvino._gguf_file import Field
 
 _V = gguf.GGUFValueType
@@ -93,6 +93,7 @@ def gguf_fields(
 
     Raises:
         EngineIncompatible: no byte-level BPE (SentencePiece), or an id outside the vocabulary.
+        ModelUnavailable: tokenizer.json is broken.
     """
     check_byte_level(tokenizer)
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
@@ -115,7 +116,11 @@ def gguf_fields(
         Field("tokenizer.ggml.token_type", types, _V.ARRAY, _V.INT32),
         Field("tokenizer.ggml.merges", pairs, _V.ARRAY, _V.STRING),
         Field("tokenizer.ggml.eos_token_id", first_eos, _V.UINT32),
-        Field("tokenizer.ggml.add_bos_token", bool(config.get("add_bos_token", False)), _V.BOOL),
+        Field(
+            "tokenizer.ggml.add_bos_token",
+            _adds_bos(tokenizer, config, ids["bos_token_id"]),
+            _V.BOOL,
+        ),
     ]
     if ids["bos_token_id"] is not None:
         fields.append(Field("tokenizer.ggml.bos_token_id", ids["bos_token_id"], _V.UINT32))
@@ -124,6 +129,16 @@ def gguf_fields(
     if isinstance(config.get("chat_template"), str):
         fields.append(Field("tokenizer.chat_template", config["chat_template"], _V.STRING))
     return fields
+
+
+def _adds_bos(tokenizer: dict[str, Any], config: dict[str, Any], bos: int | None) -> bool:
+    """Whether a prompt starts with `bos`; also proves that tokenizer.json can be loaded."""
+    try:
+        loaded = Tokenizer.from_str(json.dumps(tokenizer))
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelUnavailable(f"tokenizer.json cannot be loaded: {error}") from error
+    by_itself = bos is not None and loaded.encode("").ids[:1] == [bos]
+    return bool(config.get("add_bos_token", by_itself))
 
 
 def check_byte_level(tokenizer: dict[str, Any]) -> None:

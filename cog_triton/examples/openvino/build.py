@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,6 +14,17 @@ from cog_triton import __version__
 from cog_triton.errors import EngineIncompatible, InvalidArgument, ModelUnavailable
 from cog_triton.examples.openvino import _gguf_file, _ir, _quants, _rope, _script
 
+# Keys of the model's config.json that TensorRT-LLM's engine config spells the same.
+_SAME = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 _READABLE = ("F16", "Q8_0", "Q4_0", "Q4_1")
 
 
@@ -51,16 +61,14 @@ def main() -> None:
         directory = Path(temporary)
         (directory / "model.gguf").symlink_to(path.resolve())
         # The reader saves the model beside the GGUF as it loads it.
-        openvino_genai.LLMPipeline(
-            str(directory / "model.gguf"), "CPU", enable_save_ov_model=True
-        )
+        openvino_genai.LLMPipeline(str(directory / "model.gguf"), "CPU", enable_save_ov_model=True)
         (directory / "model.gguf").unlink()
-        _carry_rope_scaling(directory / "openvino_model.xml", source, config)
+        _restore_exactness(directory / "openvino_model.xml", source, config)
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             shutil.copyfile(arguments.checkpoint_dir / name, directory / name)
         _script.write_json(directory / "config.json", _engine_config(config, source, limits))
         for made in sorted(directory.iterdir()):
-            os.replace(made, arguments.output_dir / made.name)
+            made.replace(arguments.output_dir / made.name)
     size = (arguments.output_dir / "openvino_model.bin").stat().st_size
     _script.say(f"build: {arguments.output_dir} ({size / 2**20:.0f} MiB of weights)")
 
@@ -88,10 +96,7 @@ def _check_types(source: _gguf_file.Source) -> None:
     """Refuse what OpenVINO's reader would refuse late, or read wrong."""
     for name, shape in source.shapes().items():
         kind = source.type_of(name)
-        if len(shape) == 1:
-            good = kind == "F32"
-        else:
-            good = kind in _READABLE
+        good = kind == "F32" if len(shape) == 1 else kind in _READABLE
         if good and kind == "Q4_1":
             good = _quants.is_exact_q4_1(source.raw(name))
         if not good:
@@ -100,18 +105,16 @@ def _check_types(source: _gguf_file.Source) -> None:
             )
 
 
-def _carry_rope_scaling(xml: Path, source: _gguf_file.Source, config: dict[str, Any]) -> None:
-    """Put RoPE scaling, which the reader drops, into the model it saved."""
-    head_size, theta = config["head_dim"], config["rope_theta"]
-    rope = _rope.Rope(theta, config["rope_scaling"])
+def _restore_exactness(xml: Path, source: _gguf_file.Source, config: dict[str, Any]) -> None:
+    """Put back what the reader drops or rounds: RoPE scaling and frequencies, epsilons."""
+    plain = _rope.frequencies(config["rope_theta"], config["head_dim"])
     if "rope_freqs.weight" in source.tensors:
-        divisors = source.floats("rope_freqs.weight")
-    elif rope.scaling is None:
-        return
+        divisors: Any = source.floats("rope_freqs.weight")
     else:
-        divisors = _rope.divisors(rope, head_size)  # type: ignore[assignment]
-    plain = _rope.frequencies(theta, head_size)
-    _ir.replace_frequencies(xml, plain, plain / divisors)
+        rope = _rope.Rope(config["rope_theta"], config["rope_scaling"])
+        divisors = _rope.divisors(rope, config["head_dim"])
+    scaled = plain if divisors is None else plain / divisors
+    _ir.restore(xml, plain, scaled, config["rms_norm_eps"])
 
 
 def _engine_config(
@@ -119,16 +122,13 @@ def _engine_config(
 ) -> dict[str, Any]:
     """config.json of the engine, shaped like TensorRT-LLM's."""
     kind = _gguf_file.dominant_type((source.type_of(n), s) for n, s in source.shapes().items())
-    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    same += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
-    ids = ("eos_token_id", "bos_token_id", "pad_token_id")
     return {
         "version": __version__,
         "engine": "openvino",
         "pretrained_config": {
             "architecture": config["architectures"][0],
             "dtype": config["dtype"],
-            **{key: config[key] for key in same},
+            **{key: config[key] for key in _SAME},
             "head_size": config["head_dim"],
             "norm_epsilon": config["rms_norm_eps"],
             "rotary_base": config["rope_theta"],
@@ -137,7 +137,7 @@ def _engine_config(
                 "quant_algo": None if kind == "F16" else kind,
                 "kv_cache_quant_algo": None,
             },
-            **{key: config[key] for key in ids},
+            **{key: config[key] for key in _IDS},
         },
         "build_config": limits,
     }

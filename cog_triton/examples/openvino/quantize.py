@@ -60,9 +60,7 @@ def _tensor(
         to = "F16"  # rows that do not divide into blocks
     if source.type_of(name) == to and to != "Q4_1":
         return _gguf_file.Tensor(name, shape, to, lambda: source.raw(name))
-    return _gguf_file.Tensor(
-        name, shape, to, lambda: _quants.encode(source.floats(name), to, name)
-    )
+    return _gguf_file.Tensor(name, shape, to, lambda: _quants.encode(source.floats(name), to, name))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""The demo config, whole: the real model becomes an engine.tar that answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from openvino_reference import engine_greedy
+from test_build_steps import BUILDER
+from tokenizers import Tokenizer
+
+import cog_triton
+from cog_triton.build.config import load_config
+from cog_triton.build.plan import EXAMPLES
+from cog_triton.build.steps import run_build
+from cog_triton.engine_tar import unpack
+
+pytestmark = pytest.mark.integration
+DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
+PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    lines: list[str] = []
+    one = run_build(load_config(DEMO), tmp_path / "w", tmp_path / "engine.tar", echo=lines.append)
+    assert any(line.startswith("[quantize] q8_0: ") for line in lines)
+
+    result = unpack(one, tmp_path / "engine")
+    assert result.manifest is not None
+    assert result.manifest.engine == "openvino"
+    assert result.manifest.max_seq_len == 8192
+    tokenizer = Tokenizer.from_file(str(tmp_path / "engine" / "tokenizer.json"))
+    ids = engine_greedy(tmp_path / "engine", tokenizer.encode(PROMPT).ids, 8)
+    assert "The capital of France is Paris." in tokenizer.decode(ids)
+
+    work = tmp_path / "killed"
+    interrupted = subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(work), str(DEMO), str(EXAMPLES)],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(cog_triton.__file__).parents[1])},
+    )
+    while not (work / "quantized").exists():
+        assert interrupted.poll() is None
+        time.sleep(0.02)
+    interrupted.send_signal(signal.SIGKILL)
+    interrupted.wait()
+    lines.clear()
+    two = run_build(load_config(DEMO), work, tmp_path / "again.tar", echo=lines.append)
+    assert "[convert] already done" in lines
+    assert "[quantize] already done" not in lines
+    assert two.read_bytes() == one.read_bytes()

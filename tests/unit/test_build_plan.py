@@ -1,0 +1,44 @@
+"""Plans: the command lines of a config, and scripts that are not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cog_triton.build.config import BuildConfig, load_config
+from cog_triton.build.plan import EXAMPLES, make_plan
+from cog_triton.errors import UnknownExample, UnknownScript
+
+DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
+
+
+def test_the_demo_config_becomes_three_commands(tmp_path: Path) -> None:
+    plan = make_plan(load_config(DEMO), tmp_path)
+    assert [step.name for step in plan.steps] == ["convert", "quantize", "build"]
+    first, second, third = plan.steps
+    assert first.argv[:2] == (sys.executable, str(EXAMPLES / "openvino/convert_checkpoint.py"))
+    assert first.argv[2:4] == ("--model_dir", "model")
+    assert first.input == plan.model == tmp_path / "model"
+    assert second.input == first.output_dir == tmp_path / "checkpoint"
+    assert third.output_dir == plan.engine_dir == tmp_path / "engine"
+    assert {step.cwd for step in plan.steps} == {tmp_path}
+    assert all(step.script.is_file() for step in plan.steps)
+
+
+def config(**changes: str) -> BuildConfig:
+    step = {"script": changes.get("script", "build.py"), "output_dir": "engine"}
+    name = changes.get("example_name", "openvino")
+    return BuildConfig.model_validate({"model_id": "m", "example_name": name, "build": step})
+
+
+def test_unknown_example_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(UnknownExample, match=r"'openvin': there is openvino; did you mean"):
+        make_plan(config(example_name="openvin"), tmp_path)
+
+
+@pytest.mark.parametrize("script", ["biuld.py", "_script.py", "build"])
+def test_unknown_script_lists_what_there_is(script: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownScript, match=r"build.py, convert_checkpoint.py, quantize.py"):
+        make_plan(config(script=script), tmp_path)

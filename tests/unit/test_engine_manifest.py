@@ -1,0 +1,100 @@
+"""cog-triton.json: written, read back, and held against the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from cog_triton.engine_manifest import MANIFEST_NAME, Manifest, create, load, verify
+from cog_triton.errors import EngineCorrupt
+
+
+def engine(directory: Path) -> Manifest:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "sub").mkdir(exist_ok=True)
+    (directory / "sub" / "weights.bin").write_bytes(b"weights")
+    return create(
+        directory,
+        engine="openvino",
+        model_id="pypi:x==1",
+        config_sha256="0" * 64,
+        versions={"openvino": "1", "cog_triton": "2"},
+        max_input_len=7,
+        max_seq_len=8,
+        max_batch_size=2,
+    )
+
+
+def test_manifest_has_the_shape_of_the_design(tmp_path: Path) -> None:
+    written = engine(tmp_path)
+    value = json.loads((tmp_path / MANIFEST_NAME).read_text())
+    assert list(value) == [
+        "schema",
+        "engine",
+        "model_id",
+        "revision",
+        "config_sha256",
+        "sm",
+        "gpu_name",
+        "versions",
+        "world_size",
+        "max_input_len",
+        "max_seq_len",
+        "max_batch_size",
+        "files",
+    ]
+    assert value["schema"] == 1
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert value["files"]["sub/weights.bin"] == {"size": 7, "sha256": digest}
+    assert list(value["files"]) == ["config.json", "sub/weights.bin"]
+    assert load(tmp_path) == written
+    verify(tmp_path, written, checksums=True)
+
+
+def test_no_manifest_is_none(tmp_path: Path) -> None:
+    assert load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"schema": 1', '"schema": 2', "schema: 2"),
+        ('"max_seq_len": 8', '"max_seq_len": "8"', "max_seq_len: '8'"),
+        ('"world_size": 1', '"world_size": 0', "world_size: 0"),
+        ('"engine": "openvino"', '"surprise": 1', "engine"),
+        ("{", "", "the document"),
+    ],
+)
+def test_a_broken_manifest_is_refused_by_key(old: str, new: str, says: str, tmp_path: Path) -> None:
+    engine(tmp_path)
+    path = tmp_path / MANIFEST_NAME
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(EngineCorrupt) as caught:
+        load(tmp_path)
+    assert says in str(caught.value)
+
+
+def test_a_changed_file_is_named_with_both_sizes(tmp_path: Path) -> None:
+    manifest = engine(tmp_path)
+    (tmp_path / "sub" / "weights.bin").write_bytes(b"weight")
+    with pytest.raises(EngineCorrupt, match=r"sub/weights.bin has 6 bytes, the manifest says 7"):
+        verify(tmp_path, manifest, checksums=False)
+
+
+def test_checksums_find_what_sizes_do_not(tmp_path: Path) -> None:
+    manifest = engine(tmp_path)
+    (tmp_path / "sub" / "weights.bin").write_bytes(b"WEIGHTS")
+    verify(tmp_path, manifest, checksums=False)
+    with pytest.raises(EngineCorrupt, match=r"sub/weights.bin has sha256 [0-9a-f]{64}, the manif"):
+        verify(tmp_path, manifest, checksums=True)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    manifest = engine(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(EngineCorrupt, match=r"config.json is in the manifest but missing"):
+        verify(tmp_path, manifest, checksums=False)

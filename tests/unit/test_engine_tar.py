@@ -1,0 +1,197 @@
+"""engine.tar: the same bytes every time, and no tar can do harm."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_engine_manifest import engine
+
+from cog_triton import engine_manifest
+from cog_triton.engine_tar import pack, unpack
+from cog_triton.errors import EngineCorrupt
+
+
+def packed(tmp_path: Path) -> Path:
+    engine(tmp_path / "engine")
+    return pack(tmp_path / "engine", tmp_path / "engine.tar")
+
+
+def make_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for member, content in members:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def leftovers(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.name.startswith("."))
+
+
+def test_what_is_packed_comes_out_equal(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    result = unpack(tar, tmp_path / "out")
+    assert result.warnings == ()
+    assert result.manifest == engine_manifest.load(tmp_path / "engine")
+    for name, path in engine_manifest.files_of(tmp_path / "engine").items():
+        assert (tmp_path / "out" / name).read_bytes() == path.read_bytes()
+    assert leftovers(tmp_path) == []
+
+
+def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = packed(tmp_path / "one")
+    os.utime(tmp_path / "one/engine/config.json", (1, 1))
+    (tmp_path / "one/engine/config.json").chmod(0o600)
+    (tmp_path / "one" / "engine" / "sub" / "empty").mkdir()
+    two = pack(tmp_path / "one" / "engine", tmp_path / "two.tar")
+    assert one.read_bytes() == two.read_bytes()
+    with tarfile.open(one) as tar:
+        infos = tar.getmembers()
+    assert [info.name for info in infos] == sorted(info.name for info in infos)
+    assert {(i.mtime, i.uid, i.gid, i.uname, i.gname, i.mode) for i in infos} == {
+        (0, 0, 0, "", "", 0o644)
+    }
+
+
+def test_gzip_is_read(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    (tmp_path / "engine.tar.gz").write_bytes(gzip.compress(tar.read_bytes()))
+    assert unpack(tmp_path / "engine.tar.gz", tmp_path / "out").manifest is not None
+
+
+def test_a_tar_without_manifest_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "seed.tar", (member("./config.json"), b"{}"))
+    result = unpack(tar, tmp_path / "out")
+    assert result.manifest is None
+    assert "seed.tar has no cog-triton.json" in result.warnings[0]
+    assert (tmp_path / "out" / "config.json").read_text() == "{}"
+
+
+def test_an_old_directory_is_replaced_whole(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale").write_text("")
+    unpack(packed(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out" / "stale").exists()
+    assert leftovers(tmp_path) == []
+
+
+ATTACKS = {
+    "absolute": [(member("/etc/x"), b"")],
+    "parent": [(member("../x"), b"")],
+    "inner parent": [(member("a/../../x"), b"")],
+    "link out": [(member("a", tarfile.SYMTYPE, "/etc"), b"")],
+    "link up": [(member("d/a", tarfile.SYMTYPE, "../x"), b"")],
+    "behind link": [(member("a", tarfile.SYMTYPE, "b"), b""), (member("a/x"), b"")],
+    "hard link": [(member("b"), b""), (member("a", tarfile.LNKTYPE, "b"), b"")],
+    "device": [(member("a", tarfile.CHRTYPE), b"")],
+    "block device": [(member("a", tarfile.BLKTYPE), b"")],
+    "pipe": [(member("a", tarfile.FIFOTYPE), b"")],
+    "twice": [(member("a"), b"1"), (member("./a"), b"2")],
+    "file and directory": [(member("a"), b"1"), (member("a/b"), b"2")],
+    "over a link": [(member("a", tarfile.SYMTYPE, "b"), b""), (member("a"), b"2")],
+    "empty": [],
+}
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_unsafe_tars_are_refused_and_leave_nothing(name: str, tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "bad.tar", *ATTACKS[name])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "before").write_text("kept")
+    with pytest.raises(EngineCorrupt):
+        unpack(tar, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tar", "out"]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["before"]
+
+
+def test_links_that_point_down_are_kept(tmp_path: Path) -> None:
+    tar = make_tar(
+        tmp_path / "x.tar", (member("d/f"), b"1"), (member("a", tarfile.SYMTYPE, "d/f"), b"")
+    )
+    unpack(tar, tmp_path / "out")
+    assert (tmp_path / "out" / "a").read_text() == "1"
+
+
+@settings(max_examples=40, deadline=None)
+@given(part=st.floats(0, 0.999))
+def test_a_truncated_tar_is_refused_wherever_it_ends(
+    tmp_path_factory: pytest.TempPathFactory, part: float
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("cut")
+    content = packed(tmp_path).read_bytes()
+    end = len(content.rstrip(b"\0"))
+    (tmp_path / "cut.tar").write_bytes(content[: int(end * part)])
+    with pytest.raises(EngineCorrupt, match=r"cut\.tar|manifest|member"):
+        unpack(tmp_path / "cut.tar", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_tar_that_ends_between_members_is_refused_without_a_manifest(
+    count: int, tmp_path: Path
+) -> None:
+    tar = make_tar(tmp_path / "x.tar", (member("a"), b"1"), (member("b"), b"2"))
+    (tmp_path / "y.tar").write_bytes(tar.read_bytes()[: 1024 * count])
+    with pytest.raises(EngineCorrupt, match=r"y\.tar"):
+        unpack(tmp_path / "y.tar", tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a tar at all" * 100, b"\x1f\x8bnot gzip"])
+def test_what_is_no_tar_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(content)
+    with pytest.raises(EngineCorrupt, match=r"x\.tar"):
+        unpack(tmp_path / "x.tar", tmp_path / "out")
+
+
+def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
+    content = gzip.compress(packed(tmp_path).read_bytes())
+    (tmp_path / "x.tar.gz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(EngineCorrupt, match=r"x\.tar\.gz"):
+        unpack(tmp_path / "x.tar.gz", tmp_path / "out")
+
+
+def test_a_missing_tar_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineCorrupt, match=r"nowhere\.tar"):
+        unpack(tmp_path / "nowhere.tar", tmp_path / "out")
+
+
+def test_a_flipped_byte_is_found_while_unpacking(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    content = tar.read_bytes()
+    tar.write_bytes(content.replace(b"weights\0", b"weightz\0"))
+    with pytest.raises(EngineCorrupt, match=r"sub/weights.bin has sha256"):
+        unpack(tar, tmp_path / "out")
+
+
+def test_a_member_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    with tarfile.open(tar, "a") as file:
+        file.addfile(member("extra"))
+    with pytest.raises(EngineCorrupt, match=r"extra is in the tar but not in its manifest"):
+        unpack(tar, tmp_path / "out")
+
+
+def test_a_failed_pack_leaves_the_old_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tar = packed(tmp_path)
+    before = tar.read_bytes()
+    found = engine_manifest.files_of(tmp_path / "engine")
+    gone = {**found, "zzz": tmp_path / "vanished"}
+    monkeypatch.setattr(engine_manifest, "files_of", lambda _: gone)
+    with pytest.raises(FileNotFoundError):
+        pack(tmp_path / "engine", tar)
+    assert tar.read_bytes() == before
+    assert leftovers(tmp_path) == []

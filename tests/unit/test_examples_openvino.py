@@ -1,0 +1,348 @@
+"""The CPU family's scripts, run as the builder runs them, against a numpy reference."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from openvino_reference import CHAT, TinyModel, engine_greedy, engine_logits
+from tokenizers import Tokenizer
+
+import cog_triton
+from cog_triton.errors import from_text
+from cog_triton.examples.openvino import _quants
+
+ROOT = Path(cog_triton.__file__).parent
+FAMILY = ROOT / "examples" / "openvino"
+IDS = [5, 99, 250, 17, 31, 280, 44]
+ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+
+
+def run_script(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for key, value in args.items() for word in (f"--{key}", value)]
+    return subprocess.run(
+        [sys.executable, str(FAMILY / f"{name}.py"), *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+        check=False,
+    )
+
+
+def build(source: Path, work: Path, qformat: str = "f16", **limits: int) -> Path:
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("convert_checkpoint", {"model_dir": source, "output_dir": work / "c"}),
+        ("quantize", {"model_dir": work / "c", "output_dir": work / "q", "qformat": qformat}),
+        ("build", {"checkpoint_dir": work / "q", "output_dir": work / "e", **limits}),
+    ]
+    for name, args in steps:
+        done = run_script(name, **args)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return work / "e"
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The coded line of a script that refused, as its only output on stderr."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    error = from_text(done.stderr)
+    assert error is not None, done.stderr
+    return str(error)
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> bool:
+    return bool(np.abs(found - wanted).max() < 2e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_engine_computes_what_the_architecture_says(architecture: str, tmp_path: Path) -> None:
+    tied = architecture == "Qwen3ForCausalLM"
+    model = TinyModel.make(architecture, tie_word_embeddings=tied)
+    engine = build(model.save(tmp_path / "hf"), tmp_path)
+    wanted = model.logits(IDS * 20)
+    assert close(engine_logits(engine, IDS * 20), wanted)
+    assert engine_greedy(engine, IDS, 24) == model.greedy(IDS, 24)
+
+
+@pytest.mark.parametrize(("qformat", "kind"), [("q8_0", "Q8_0"), ("q4_0", "Q4_0")])
+def test_quantized_engine_computes_the_quantized_model(
+    qformat: str, kind: str, tmp_path: Path
+) -> None:
+    model = TinyModel.make("LlamaForCausalLM")
+    engine = build(model.save(tmp_path / "hf"), tmp_path, qformat)
+    wanted = model.quantized(kind, "Q8_0")
+    assert close(engine_logits(engine, IDS * 4), wanted.logits(IDS * 4))
+    assert not close(engine_logits(engine, IDS * 4), model.logits(IDS * 4))
+
+
+def test_q4_1_engine_computes_the_quantized_model(tmp_path: Path) -> None:
+    model = TinyModel.make("LlamaForCausalLM")
+    engine = build(model.save(tmp_path / "hf"), tmp_path, "q4_1")
+    wanted = model.quantized("Q4_1", "Q8_0")  # outer matrices; the inner ones are replaced
+    for name, value in model.weights.items():
+        if name.endswith("_proj.weight"):
+            raw = _quants.encode(value, "Q4_1", name)
+            kind = gguf.GGMLQuantizationType.Q4_1
+            wanted.weights[name] = gguf.quants.dequantize(raw, kind)
+    assert close(engine_logits(engine, IDS * 4), wanted.logits(IDS * 4))
+
+
+def test_q4_1_blocks_that_openvino_would_misread_are_recognised() -> None:
+    values = np.random.default_rng(1).normal(0, 0.1, (8, 64)).astype(np.float32)
+    kind = gguf.GGMLQuantizationType.Q4_1
+    assert not _quants.is_exact_q4_1(gguf.quants.quantize(values, kind))
+    ours = _quants.encode(values, "Q4_1", "x")
+    assert _quants.is_exact_q4_1(ours)
+    # Half a step of the widest block, and what float16 rounds off the scale.
+    step = (values.max() - values.min()) / 15
+    assert np.abs(gguf.quants.dequantize(ours, kind) - values).max() < 0.6 * step
+    assert _quants.is_exact_q4_1(_quants.encode(np.zeros((2, 32), np.float32), "Q4_1", "x"))
+
+
+def test_sharded_bfloat16_is_converted_exactly(tmp_path: Path) -> None:
+    model = TinyModel.make("LlamaForCausalLM").rounded_to_bf16()
+    engine = build(model.save(tmp_path / "hf", shards=3, bf16=True), tmp_path, "f16")
+    assert close(engine_logits(engine, IDS * 4), model.logits(IDS * 4))
+    types = {t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "c/model.gguf").tensors}
+    assert types == {"BF16", "F32"}
+
+
+def llama3_frequencies(theta: float, dim: int, factor: float) -> np.ndarray:
+    """Llama 3.1's rule, wavelength by wavelength."""
+    low, high, original = 1.0, 4.0, 64
+    found = []
+    for i in range(0, dim, 2):
+        frequency = theta ** -(i / dim)
+        wavelength = 2 * math.pi / frequency
+        if wavelength > original / low:
+            frequency /= factor
+        elif wavelength > original / high:
+            smooth = (original / wavelength - low) / (high - low)
+            frequency = (1 - smooth) * frequency / factor + smooth * frequency
+        found.append(frequency)
+    return np.array(found)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "frequencies"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "linear"),
+        ({"rope_scaling": LLAMA3}, "llama3"),
+        ({"rope_parameters": {"rope_theta": 5000.0, **LLAMA3}}, "llama3"),
+    ],
+)
+def test_rope_scaling_is_carried_over(
+    config: dict[str, Any], frequencies: str, tmp_path: Path
+) -> None:
+    model = TinyModel.make("LlamaForCausalLM", **config)
+    engine = build(model.save(tmp_path / "hf"), tmp_path)
+    plain = 5000.0 ** -(np.arange(0, 32, 2) / 32)
+    scaled = plain / 4.0 if frequencies == "linear" else llama3_frequencies(5000.0, 32, 8.0)
+    ids = (IDS * 40)[:256]
+    found = engine_logits(engine, ids)
+    assert close(found, model.logits(ids, scaled))
+    assert not close(found, model.logits(ids, plain))
+    # The same from the checkpoint's GGUF alone, as any GGUF of such a model comes.
+    again = build(tmp_path / "c" / "model.gguf", tmp_path / "again")
+    assert close(engine_logits(again, ids), model.logits(ids, scaled))
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su", "mrope", "nonsense"])
+def test_other_rope_scaling_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    model = TinyModel.make("LlamaForCausalLM", rope_scaling={"rope_type": kind, "factor": 2.5})
+    line = refused(
+        run_script(
+            "convert_checkpoint", model_dir=model.save(tmp_path / "hf"), output_dir=tmp_path / "c"
+        )
+    )
+    assert line.startswith("E1305")
+    assert repr(kind) in line
+    assert "2.5" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"sliding_window": 128}, "sliding_window 128"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"num_local_experts": 8}, "mixture-of-experts"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"eos_token_id": None}, "eos_token_id"),
+        ({"vocab_size": 999}, "token_embd.weight"),
+        ({"num_hidden_layers": 3}, "blk.2."),
+        ({"num_hidden_layers": 1}, "blk.1."),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+    ],
+)
+def test_what_the_engine_would_drop_is_refused(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    model = TinyModel.make("LlamaForCausalLM")
+    model.config |= changes
+    source = model.save(tmp_path / "hf")
+    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    assert line.startswith("E1305")
+    assert says in line
+
+
+def test_sliding_window_that_is_not_in_use_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    model = TinyModel.make("Qwen2ForCausalLM", sliding_window=8, use_sliding_window=False)
+    source = model.save(tmp_path / "hf")
+    assert run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path).returncode == 0
+
+
+def test_sentencepiece_tokenizer_is_refused(tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer["model"]["byte_fallback"] = True
+    tokenizer["decoder"] = {"type": "Fuse"}
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    assert "SentencePiece" in line
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    (source / name).write_text("{")
+    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    assert line.startswith("E1304")
+    assert name in line
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = [["no such", "token"]]
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    assert line.startswith("E1304")
+    assert "tokenizer.json cannot be loaded" in line
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [1]}}', b"{"]
+)
+def test_a_broken_safetensors_header_is_refused(header: bytes, tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    shard = next(source.glob("*.safetensors"))
+    shard.write_bytes(len(header).to_bytes(8, "little") + header)
+    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    assert line.startswith("E1304")
+    assert shard.name in line
+
+
+def test_truncated_weights_are_refused(tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    shard = next(source.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    assert line.startswith("E1304")
+    assert "truncated" in line
+
+
+def test_overflow_of_float16_is_refused(tmp_path: Path) -> None:
+    model = TinyModel.make("LlamaForCausalLM")
+    model.weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
+    source = model.save(tmp_path / "hf")
+    args = {"model_dir": source, "output_dir": tmp_path / "c", "dtype": "float16"}
+    assert "blk.0.ffn_up.weight" in refused(run_script("convert_checkpoint", **args))
+
+
+def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
+    model = TinyModel.make("LlamaForCausalLM")
+    source = model.save(tmp_path / "hf")
+    engine = build(source, tmp_path, "q8_0", max_seq_len=100, max_batch_size=3)
+    config = json.loads((engine / "config.json").read_text())
+    assert config["engine"] == "openvino"
+    assert config["version"] == cog_triton.__version__
+    assert config["build_config"] == {
+        "max_input_len": 99,
+        "max_seq_len": 100,
+        "max_batch_size": 3,
+        "max_beam_width": 1,
+    }
+    described = config["pretrained_config"]
+    assert described["eos_token_id"] == [2, 0]
+    assert described["quantization"]["quant_algo"] == "Q8_0"
+    assert described["norm_epsilon"] == 3e-5
+    assert described["rotary_base"] == 5000.0
+    assert (engine / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert json.loads((engine / "tokenizer_config.json").read_text())["chat_template"] == CHAT
+
+
+def test_building_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = TinyModel.make("Qwen3ForCausalLM").save(tmp_path / "hf")
+    one, two = (build(source, tmp_path / name, "q8_0") for name in ("one", "two"))
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in two.iterdir())
+    assert [n for n in names if (one / n).read_bytes() != (two / n).read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"max_seq_len": 513}, "--max_seq_len 513 must be from 2 to 512"),
+        ({"max_seq_len": 10, "max_input_len": 10}, "--max_input_len 10 must be from 1 to 9"),
+        ({"max_batch_size": 0}, "--max_batch_size 0"),
+    ],
+)
+def test_limits_are_bounded_by_the_model(limits: dict[str, int], says: str, tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
+    args = {"checkpoint_dir": tmp_path / "c", "output_dir": tmp_path / "e", **limits}
+    line = refused(run_script("build", **args))
+    assert line.startswith("E1005")
+    assert says in line
+
+
+def test_what_the_reader_would_misread_is_refused(tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
+    args = {"checkpoint_dir": tmp_path / "c", "output_dir": tmp_path / "e"}
+    assert "put a quantize step before build" in refused(run_script("build", **args))
+
+
+def test_scripts_explain_themselves() -> None:
+    for name in ("convert_checkpoint", "quantize", "build"):
+        done = subprocess.run(
+            [sys.executable, str(FAMILY / f"{name}.py"), "--help"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+            check=True,
+        )
+        assert "--output_dir" in done.stdout
+
+
+def test_checkpoint_tokenizer_survives_the_round_trip_through_gguf(tmp_path: Path) -> None:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
+    run_script("convert_checkpoint", model_dir=tmp_path / "c/model.gguf", output_dir=tmp_path / "d")
+    one = Tokenizer.from_file(str(source / "tokenizer.json"))
+    two = Tokenizer.from_file(str(tmp_path / "d" / "tokenizer.json"))
+    for text in ("the quick 12 dogs", "héllo ✓ 🦊\n\n  x", "<|im_start|>pack<|im_end|>"):
+        assert one.encode(text).ids == two.encode(text).ids
+        assert two.decode(two.encode(text).ids, skip_special_tokens=False) == text

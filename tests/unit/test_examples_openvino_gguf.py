@@ -1,0 +1,184 @@
+"""GGUF sources: tokenizers rebuilt exactly, and metadata that must not be dropped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openvino_reference import TinyModel, tiny_tokenizer
+from test_examples_openvino import refused, run_script
+from tokenizers import Tokenizer
+
+from cog_triton.examples.openvino import _from_hf, _gguf_config, _gguf_file, _tokenizer
+from cog_triton.examples.openvino._gguf_file import Field, Source
+
+V = gguf.GGUFValueType
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \n\t'sdmLL09é\u0301"))
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def bytes_after(first: dict[str, Any] | None, use_regex: bool) -> dict[str, Any]:
+    last = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}
+    last["trim_offsets"] = False
+    return {"type": "Sequence", "pretokenizers": [first, last]} if first else last
+
+
+def split(pattern: str) -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+# The pre-tokenizers of the published tokenizer.json files: SmolLM2, GPT-2, Qwen2.5, Llama 3.
+PUBLISHED = {
+    "smollm": bytes_after({"type": "Digits", "individual_digits": True}, True),
+    "gpt-2": bytes_after(None, True),
+    "qwen2": bytes_after(split(SPLIT % ""), False),
+    "llama-bpe": bytes_after(split(SPLIT % "{1,3}"), False),
+}
+PREPEND = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {
+        "<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}
+    },
+}
+
+
+def published(name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(tiny_tokenizer().to_str())
+    value["pre_tokenizer"] = PUBLISHED[name]
+    if name == "qwen2":
+        value["normalizer"] = {"type": "NFC"}
+    if name == "llama-bpe":
+        value["post_processor"] = PREPEND
+        value["model"]["ignore_merges"] = True
+    return value
+
+
+@pytest.fixture(scope="module", params=list(PUBLISHED))
+def pair(request: pytest.FixtureRequest) -> tuple[Tokenizer, Tokenizer]:
+    """A published kind of tokenizer, and what comes back of it from GGUF metadata."""
+    value = published(request.param)
+    ids = {"eos_token_id": [2, 0], "bos_token_id": 1, "pad_token_id": None}
+    fields = {f.key: f.value for f in _tokenizer.gguf_fields(value, {}, 320, ids)}
+    assert fields["tokenizer.ggml.pre"] == request.param
+    # Filling tokens have no bytes: leave them out, as they cannot be typed.
+    return Tokenizer.from_str(json.dumps(value)), _tokenizer.rebuild(fields)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS)
+def test_rebuilt_tokenizer_is_the_same_function(
+    pair: tuple[Tokenizer, Tokenizer], text: str
+) -> None:
+    original, rebuilt = pair
+    for value in (text, f"<|im_start|>{text}<|im_end|>"):
+        ids = original.encode(value).ids
+        assert rebuilt.encode(value).ids == ids
+        assert rebuilt.decode(ids) == original.decode(ids)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
+    (tmp_path / "c").mkdir()
+    _from_hf.convert(source, tmp_path / "c", "F16")
+    return tmp_path / "c" / "model.gguf"
+
+
+def with_fields(path: Path, *changes: Field, drop: str = "", architecture: str = "llama") -> Path:
+    """A copy of a GGUF with other metadata."""
+    source = Source(path)
+    changed = {field.key for field in changes}
+    kept = [f for f in source.metadata() if f.key not in changed and f.key != drop]
+    tensors = [
+        _gguf_file.Tensor(n, s, source.type_of(n), lambda n=n: source.raw(n))  # type: ignore[misc]
+        for n, s in source.shapes().items()
+    ]
+    copy = path.with_name("copy.gguf")
+    _gguf_file.write(copy, architecture, [*kept, *changes], tensors)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([("llama.expert_count", 8, V.UINT32)], "llama.expert_count (8)"),
+        ([("llama.attention.sliding_window", 64, V.UINT32)], "sliding_window (64)"),
+        ([("llama.logit_scale", 0.5, V.FLOAT32)], "llama.logit_scale (0.5)"),
+        ([("llama.rope.dimension_count", 16, V.UINT32)], "rope.dimension_count 16 is not 32"),
+        (
+            [("llama.rope.scaling.type", "yarn", V.STRING)],
+            "RoPE scaling 'yarn'",
+        ),
+        ([("tokenizer.ggml.pre", "deepseek-llm", V.STRING)], "'deepseek-llm' cannot be rebuilt"),
+        ([("tokenizer.ggml.model", "llama", V.STRING)], "tokenizer model 'llama'"),
+        ([("split.count", 2, V.UINT16)], "split GGUF"),
+    ],
+)
+def test_metadata_that_cannot_be_honoured_is_refused(
+    changes: list[tuple[str, Any, Any]], says: str, checkpoint: Path
+) -> None:
+    copy = with_fields(checkpoint, *(Field(*change) for change in changes))
+    args = {"model_dir": copy, "output_dir": checkpoint.parent / "out"}
+    line = refused(run_script("convert_checkpoint", **args))
+    assert line.startswith("E1305")
+    assert says in line
+
+
+def test_a_gguf_that_never_stops_is_refused(checkpoint: Path) -> None:
+    copy = with_fields(checkpoint, drop="tokenizer.ggml.eos_token_id")
+    args = {"model_dir": copy, "output_dir": checkpoint.parent / "out"}
+    assert "eos_token_id" in refused(run_script("convert_checkpoint", **args))
+
+
+def test_other_architectures_are_refused(checkpoint: Path) -> None:
+    copy = with_fields(checkpoint, architecture="gemma3")
+    args = {"model_dir": copy, "output_dir": checkpoint.parent / "out"}
+    assert "'gemma3'" in refused(run_script("convert_checkpoint", **args))
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no gguf at all, no gguf at all, no gguf"])
+def test_what_is_no_gguf_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(content)
+    args = {"model_dir": tmp_path / "x.gguf", "output_dir": tmp_path / "out"}
+    line = refused(run_script("convert_checkpoint", **args))
+    assert line.startswith("E1304")
+    assert "x.gguf" in line
+
+
+def test_every_stop_token_of_a_gguf_is_kept(checkpoint: Path) -> None:
+    copy = with_fields(checkpoint, Field("tokenizer.ggml.eot_token_id", 7, V.UINT32))
+    assert _gguf_config.parse(Source(copy)).eos == (2, 7)
+
+
+def test_numbers_come_back_as_they_went_in(checkpoint: Path) -> None:
+    model = _gguf_config.parse(Source(checkpoint))
+    assert (model.norm_epsilon, model.rope.theta, model.head_size) == (3e-5, 5000.0, 32)
+
+
+def test_dtype_auto_keeps_every_byte_and_float32_widens(checkpoint: Path) -> None:
+    out = checkpoint.parent / "out"
+    for dtype, kinds in (("auto", {"F16", "F32"}), ("float32", {"F32"})):
+        done = run_script("convert_checkpoint", model_dir=checkpoint, output_dir=out, dtype=dtype)
+        assert done.returncode == 0, done.stderr
+        found = Source(out / "model.gguf")
+        assert {found.type_of(name) for name in found.tensors} == kinds
+        if dtype == "auto":
+            assert (out / "model.gguf").read_bytes() == checkpoint.read_bytes()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import re
@@ -39,32 +40,17 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SWEEP_GRACE_S = 2.0
 _REWALK_S = 0.05
-_SHM = Path("/dev/shm")
 _SHM_PREFIX = re.compile(r"[A-Za-z0-9_.-]{6,}")
 
 
-def shm_prefix(text: str) -> str:
-    """`text`, if it is safe to unlink every /dev/shm file whose name starts with it.
-
-    Raises:
-        ValueError: it is short enough to match a stranger's files, or is not a plain name.
-    """
-    if not _SHM_PREFIX.fullmatch(text):
-        raise ValueError(
-            f"shared-memory prefix {text!r}: need 6 or more of letters, digits, '_', '.', '-'"
-        )
-    return text
-
-
-def grace_seconds(text: str | float) -> float:
-    """`text` as a number of seconds from 0 to a day; anything else is a ValueError."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= 86400:
-        raise ValueError(f"grace {text!r}: need a number of seconds from 0 to 86400")
-    return seconds
+def _check(command: Sequence[str], grace: float, unlink_shm: str | None) -> None:
+    if not command:
+        raise ValueError("no command given")
+    if not 0 <= grace <= 86400:
+        raise ValueError(f"grace {grace}: need a number of seconds from 0 to 86400")
+    # A short prefix would match the files of strangers.
+    if unlink_shm is not None and not _SHM_PREFIX.fullmatch(unlink_shm):
+        raise ValueError(f"shm prefix {unlink_shm!r}: need 6 or more of A-Z a-z 0-9 _ . -")
 
 
 def descendants(root: int) -> set[int]:
@@ -106,32 +92,40 @@ def _processes() -> list[Path]:
 
 
 def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        _warn_of_stranger(pid)
+
+
+@functools.cache
+def _warn_of_stranger(pid: int) -> None:
+    os.write(2, f"reaper: may not stop process {pid}: it runs as another user\n".encode())
 
 
 def _unlink_shm(prefix: str | None) -> None:
-    if prefix is not None:
-        for path in _SHM.iterdir():
-            if path.name.startswith(prefix) and not path.is_dir():
-                path.unlink(missing_ok=True)
+    for path in Path("/dev/shm").iterdir() if prefix else ():
+        if path.name.startswith(str(prefix)) and not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
-def _prctl(option: int, value: int) -> None:
-    _check(_LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), "prctl")
-
-
-def _signalfd(signals: Sequence[signal.Signals]) -> int:
-    """A descriptor that delivers `signals`, which must be blocked."""
-    mask = ctypes.create_string_buffer(128)  # sizeof(sigset_t)
-    struct.pack_into("=Q", mask, 0, sum(1 << (number - 1) for number in signals))
-    return _check(_LIBC.signalfd(-1, mask, os.O_CLOEXEC), "signalfd")
-
-
-def _check(result: int, call: str) -> int:
+def _libc(call: str, *arguments: object) -> int:
+    result: int = _LIBC[call](*arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
     return result
+
+
+def _prctl(option: int, value: int) -> None:
+    _libc("prctl", option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def _signalfd(signals: Sequence[int]) -> int:
+    """A descriptor that delivers `signals`, which must be blocked."""
+    sigset = sum(1 << (number - 1) for number in signals).to_bytes(128, sys.byteorder)
+    return _libc("signalfd", -1, sigset, os.O_CLOEXEC)
 
 
 class _Reaper:
@@ -251,10 +245,7 @@ class _Reaper:
 
 
 class Reaped:
-    """A command that runs under a reaper; made by `spawn`.
-
-    It ends with this process at the latest: a dropped `Reaped` is kept alive, not stopped.
-    """
+    """A command under a reaper, made by `spawn`; dropping it does not stop the command."""
 
     _running: set[Reaped] = set()
 
@@ -277,8 +268,7 @@ class Reaped:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once the command and all it started are gone.
 
-        Raises:
-            subprocess.TimeoutExpired: they are not after `timeout` seconds.
+        Raises subprocess.TimeoutExpired if they are not after `timeout` seconds.
         """
         return self._settle(self.process.wait(timeout))
 
@@ -289,10 +279,8 @@ class Reaped:
     def kill(self, timeout: float = 10.0) -> None:
         """Kill the command and all it started, now; return when they are gone.
 
-        Works whatever became of the reaper: stopped, killed, or long gone.
-
-        Raises:
-            TimeoutError: a process survives SIGKILL for `timeout` seconds.
+        Works whatever became of the reaper: stopped, killed, or long gone. Raises a
+        TimeoutError if a process survives SIGKILL for `timeout` seconds.
         """
         # The reaper goes last: until then no orphan can be adopted by anyone else.
         self._kill_descendants(timeout)
@@ -358,11 +346,10 @@ def spawn(
     Raises:
         ValueError: empty `command`, bad `grace`, or an unsafe `unlink_shm`.
     """
-    if not command:
-        raise ValueError("command: need at least a program's name")
-    options = [f"--grace={grace_seconds(grace)}"]
+    _check(command, grace, unlink_shm)
+    options = [f"--grace={grace}"]
     if unlink_shm is not None:
-        options.append(f"--unlink-shm={shm_prefix(unlink_shm)}")
+        options.append(f"--unlink-shm={unlink_shm}")
     # One variable of its own for every spawn: nested ones do not hide each other.
     mark = f"COG_TRITON_REAPED_{os.urandom(8).hex()}"
     read_end, write_end = os.pipe()
@@ -387,35 +374,25 @@ def spawn(
     return Reaped(process, lifeline, mark, unlink_shm)
 
 
-def _pipe_fd(text: str) -> int:
-    fd = int(text)
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        raise ValueError(f"parent fd {fd} is not a pipe")
-    return fd
-
-
 def main(argv: list[str]) -> int:
     """Run as a program: the command's exit code, or 2 if the options are wrong."""
-    parser = argparse.ArgumentParser(
-        prog="reaper", usage="%(prog)s [options] -- command...", allow_abbrev=False
-    )
-    parser.add_argument("--parent-fd", metavar="N", help="stop when this pipe's writer is gone")
-    parser.add_argument("--grace", metavar="S", default="5", help="from SIGTERM to SIGKILL; 5")
-    parser.add_argument("--unlink-shm", metavar="PREFIX", help="of /dev/shm files to remove")
+    parser = argparse.ArgumentParser(usage="%(prog)s [options] -- command...", allow_abbrev=False)
+    add = parser.add_argument
+    add("--parent-fd", type=int, metavar="N", help="stop when this pipe's writer is gone")
+    add("--grace", type=float, metavar="S", default=5.0, help="from SIGTERM to SIGKILL; 5")
+    add("--unlink-shm", metavar="PREFIX", help="of /dev/shm files to remove at the end")
     end = argv.index("--") if "--" in argv else len(argv)
     options, command = parser.parse_args(argv[:end]), argv[end + 1 :]
     try:
-        if not command:
-            raise ValueError("need -- and a command")
-        grace = grace_seconds(options.grace)
-        parent_fd = None if options.parent_fd is None else _pipe_fd(options.parent_fd)
-        shm = None if options.unlink_shm is None else shm_prefix(options.unlink_shm)
+        _check(command, options.grace, options.unlink_shm)
+        if options.parent_fd is not None and not stat.S_ISFIFO(os.fstat(options.parent_fd).st_mode):
+            raise ValueError(f"parent fd {options.parent_fd} is not a pipe")
         if os.getpid() != 1 and Path("/proc/self").readlink().name != str(os.getpid()):
             raise ValueError("/proc is another PID namespace's: descendants cannot be found")
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    code = _Reaper(command, parent_fd, grace).run()
-    _unlink_shm(shm)
+    code = _Reaper(command, options.parent_fd, options.grace).run()
+    _unlink_shm(options.unlink_shm)
     return code
 
 

@@ -1,0 +1,44 @@
+# From nothing to a served model: make serve. Everything else: make help.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup serve test lint fmt bench lock clean
+
+# cog-triton reads HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
+# it those of its own environment and command line; an `export` here would add empty ones.
+
+BIN := .venv/bin
+CONFIG := configs/build/smollm2-135m-cpu.yaml
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv from the lock (PYTHON=python3.11)
+	@scripts/setup
+
+engine.tar: | setup
+	@$(BIN)/cog-triton build $(CONFIG) -o $@
+
+serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 HOST=... ARGS=...)
+	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
+
+test: lint ## lint, then unit and integration tests (TESTS="-k name" for others)
+	@$(BIN)/python -m pytest $(or $(TESTS),tests/unit tests/integration)
+
+lint: setup ## ruff and mypy
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+fmt: setup ## reformat and fix what ruff can fix
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+bench: setup engine.tar ## measure the serving path (ARGS=...)
+	@$(BIN)/python benchmarks/through_path.py engine.tar $(ARGS)
+
+lock: ## resolve pyproject.toml into requirements/*.lock (needs uv)
+	@scripts/lock
+
+clean: ## remove .venv, engine.tar and all caches
+	rm -rf .venv .work dist engine.tar .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The code of the text models in ``triton_model_repo``; it runs inside Triton's stub processes."""

@@ -1,0 +1,78 @@
+"""Engine responses in, text responses out: what tensorrt_llm_bls sends for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.detokenize import Detokenizer
+from cog_triton.stops import StopMatcher
+from cog_triton.tokenizer import EngineTokenizer
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+class Reply:
+    """The text of one sequence, streamed or whole, and the engine's other outputs beside it.
+
+    Whole characters only, none of a stop string or after it; `finished` is set once one has
+    matched. Other outputs wait for the next text: of each the latest is sent, of
+    output_log_probs all. `accumulate` repeats all text so far in every streamed response;
+    `prompt_ids` are put in front of a reply that is not streamed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: EngineTokenizer,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        streaming: bool = True,
+        accumulate: bool = False,
+        prompt_ids: Sequence[int] = (),
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer.tokenizer)
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self._streaming = streaming
+        self._keep = accumulate or not streaming
+        self._text = self._detokenizer.feed(prompt_ids)
+        self._sent = 0
+        self._token_count = 0
+        self._outputs: Tensors = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop string has matched, so that the engine can be stopped."""
+        return self._matcher.matched is not None
+
+    def feed(self, token_ids: Sequence[int], outputs: Mapping[str, npt.NDArray[Any]]) -> Tensors:
+        """The response to send now; empty when nothing is to be sent yet."""
+        for name, tensor in outputs.items():
+            if name == "output_log_probs" and name in self._outputs:
+                tensor = np.concatenate([self._outputs[name], tensor], axis=-1)
+            self._outputs[name] = tensor
+        self._token_count += len(token_ids)
+        text = self._detokenizer.feed(token_ids)
+        self._text += self._matcher.feed(text) if self._token_count > self._min_tokens else text
+        return self._take() if self._streaming and len(self._text) > self._sent else {}
+
+    def finish(self) -> Tensors:
+        """The last response; empty when a stream has nothing left to say."""
+        if not self.finished:
+            self._text += self._matcher.feed(self._detokenizer.flush())
+        self._text += self._matcher.flush()
+        something = len(self._text) > self._sent or self._outputs
+        return self._take() if something or not self._streaming else {}
+
+    def _take(self) -> Tensors:
+        response = {"text_output": np.array([[self._text.encode()]], dtype=object), **self._outputs}
+        self._outputs = {}
+        if self._keep:
+            self._sent = len(self._text)
+        else:
+            self._text = ""
+        return response

@@ -1,0 +1,243 @@
+"""The model repository as it stands, and the parts of its text models that need no Triton."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_tokenizers import byte_fallback, byte_level
+
+from cog_triton.engines import contract
+from cog_triton.errors import InvalidArgument, PromptRequired
+from cog_triton.paths import data_dir
+from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton.models import text
+from cog_triton.triton.models.reply import Reply
+from cog_triton.triton.repository import read_config
+
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+REPOSITORY = data_dir("triton_model_repo")
+CONFIGS: dict[str, Any] = {
+    model: read_config(REPOSITORY / model / "config.pbtxt") for model in MODELS
+}
+TOKENIZERS = {
+    "byte level": EngineTokenizer(byte_level()),
+    "byte fallback": EngineTokenizer(byte_fallback()),
+}
+TOKENIZER = TOKENIZERS["byte level"]
+
+
+def shape(tensor: Any) -> tuple[Any, ...]:
+    return tensor.data_type, tuple(tensor.dims)
+
+
+def inputs(model: str) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in CONFIGS[model].input}
+
+
+def outputs(model: str) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in CONFIGS[model].output}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_model_is_complete_without_filling_in(model):
+    config = CONFIGS[model]
+    assert config.name == model
+    assert config.max_batch_size == 64
+    assert "${" not in (REPOSITORY / model / "config.pbtxt").read_text("utf-8")
+    assert len(inputs(model)) == len(config.input)
+    assert len(outputs(model)) == len(config.output)
+    assert (REPOSITORY / model / "1").is_dir()
+    assert (REPOSITORY / model / "1" / "model.py").is_file() == (config.backend == "python")
+
+
+def test_postprocessing_has_one_instance():
+    (group,) = CONFIGS["postprocessing"].instance_group
+    assert group.count == 1
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "tensorrt_llm_bls"])
+def test_models_that_stream_are_decoupled(model):
+    assert CONFIGS[model].model_transaction_policy.decoupled
+
+
+def test_engine_takes_everything_that_the_contract_writes():
+    known = inputs("tensorrt_llm")
+    assert known.keys() >= contract.HONOURED | contract._NEUTRAL.keys()
+    required = {name for name, tensor in known.items() if not tensor.optional}
+    assert required == {"input_lengths", "request_output_len"}
+
+
+def test_engine_inputs_are_scalars_ragged_or_positions():
+    for name, tensor in inputs("tensorrt_llm").items():
+        scalar = tensor.HasField("reshape")
+        assert not (scalar and tensor.allow_ragged_batch), name
+        if scalar:
+            assert (list(tensor.dims), list(tensor.reshape.shape)) == ([1], [])
+        elif not tensor.allow_ragged_batch:
+            assert name in ("mrope_rotary_cos_sin", "mrope_position_deltas")
+
+
+def edges() -> Iterator[tuple[str, Any, str, Any]]:
+    """(ensemble tensor, its producer's tensor, consuming model, the consumer's tensor)"""
+    steps = CONFIGS["ensemble"].ensemble_scheduling.step
+    produced = inputs("ensemble")
+    for step in steps:
+        for name, tensor in step.output_map.items():
+            assert tensor not in produced, f"{tensor} is produced twice"
+            produced[tensor] = outputs(step.model_name)[name]
+    for step in steps:
+        for name, tensor in step.input_map.items():
+            yield tensor, produced[tensor], step.model_name, inputs(step.model_name)[name]
+    for name, tensor in outputs("ensemble").items():
+        yield name, produced[name], "ensemble", tensor
+
+
+def test_ensemble_connects_equal_tensors():
+    for name, source, model, target in edges():
+        assert source.data_type == target.data_type, (name, model)
+        assert len(source.dims) == len(target.dims), (name, model)
+        assert all(a == b or -1 in (a, b) for a, b in zip(source.dims, target.dims, strict=True))
+
+
+def test_ensemble_uses_everything_it_declares_and_feeds_what_is_required():
+    steps = CONFIGS["ensemble"].ensemble_scheduling.step
+    used = {tensor for step in steps for tensor in step.input_map.values()}
+    assert inputs("ensemble").keys() <= used
+    for step in steps:
+        required = {n for n, tensor in inputs(step.model_name).items() if not tensor.optional}
+        assert required <= set(step.input_map)
+
+
+def test_ensemble_and_bls_offer_the_same():
+    for side in (inputs, outputs):
+        offered = [
+            {n: shape(t) for n, t in side(m).items()} for m in ("ensemble", "tensorrt_llm_bls")
+        ]
+        assert offered[0] == offered[1]
+
+
+def test_ensemble_and_the_code_agree_on_names():
+    (step,) = (
+        step
+        for step in CONFIGS["ensemble"].ensemble_scheduling.step
+        if step.model_name == "tensorrt_llm"
+    )
+    assert sorted(text.KNOWN_INPUTS) == sorted(inputs("ensemble"))
+    passed_on = {t: name for name, t in step.input_map.items() if t in inputs("ensemble")}
+    assert passed_on == text.ENGINE_NAMES
+
+
+def test_strings_drops_empty_words_and_refuses_broken_utf8():
+    tensor = np.array([[b"a", b""], [b"", b"\xc3\xbc"]], dtype=object)
+    assert text.strings("stop_words", tensor) == [["a"], ["ü"]]
+    assert text.strings("stop_words", None) == []
+    with pytest.raises(InvalidArgument, match="stop_words: not UTF-8"):
+        text.strings("stop_words", np.array([[b"\xff"]], dtype=object))
+
+
+def test_refuse_bias_lets_empty_values_pass():
+    text.refuse_bias(None, None)
+    text.refuse_bias(np.array([[b""]], dtype=object), np.zeros((1, 0), np.float32))
+    with pytest.raises(InvalidArgument, match="embedding_bias_words"):
+        text.refuse_bias(np.array([[b"x"]], dtype=object), None)
+    with pytest.raises(InvalidArgument, match="embedding_bias_weights"):
+        text.refuse_bias(None, np.array([[1.5]], np.float32))
+
+
+@given(st.lists(st.lists(st.text("abc ü日", min_size=1)), min_size=1))
+def test_word_lists_survive_the_wire(rows):
+    tensor = text.word_lists(TOKENIZER, rows)
+    expected = [
+        tuple(tuple(TOKENIZER.encode(word, add_special_tokens=False)) for word in row)
+        for row in rows
+    ]
+    if tensor is None:
+        assert not any(expected)
+    else:
+        assert tensor.dtype == np.int32
+        assert [contract.unflatten_words(words) for words in tensor] == expected
+
+
+def test_padded_fills_up_short_rows():
+    assert text.padded([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+
+
+def test_encode_prompt_refuses_an_empty_prompt_even_where_bos_would_stand():
+    tokenizer = TOKENIZERS["byte fallback"]
+    assert tokenizer.encode("") != []
+    with pytest.raises(PromptRequired, match="text_input"):
+        text.encode_prompt(tokenizer, "text_input", "", add_special_tokens=True)
+
+
+def chunks_of(ids: list[int], cuts: list[int]) -> list[list[int]]:
+    places = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    return [ids[start:end] for start, end in pairwise(places)]
+
+
+def run(reply: Reply, chunks: list[list[int]]) -> list[dict[str, Any]]:
+    """The responses to chunks of ids, whose log probs are the ids negated."""
+    sent = []
+    for chunk in chunks:
+        log_probs = -np.array([[chunk]], dtype=np.float32)
+        sent.append(reply.feed(chunk, {"output_log_probs": log_probs}))
+        if reply.finished:
+            break
+    sent.append(reply.finish())
+    return [response for response in sent if response]
+
+
+def texts(responses: list[dict[str, Any]]) -> list[str]:
+    return [response["text_output"].item().decode() for response in responses]
+
+
+ids_and_cuts = (
+    st.lists(st.integers(0, 259), max_size=30),
+    st.lists(st.integers(0, 30), max_size=6),
+)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(*ids_and_cuts)
+def test_streamed_and_whole_replies_are_the_same_text(kind, ids, cuts):
+    tokenizer = TOKENIZERS[kind]
+    chunks = chunks_of(ids, cuts)
+    decoded = tokenizer.tokenizer.decode(ids)
+    assert "".join(texts(run(Reply(tokenizer, []), chunks))) == decoded
+    assert texts(run(Reply(tokenizer, [], streaming=False), chunks)) == [decoded]
+    repeated = texts(run(Reply(tokenizer, [], accumulate=True), chunks))
+    assert all(later.startswith(text) for text, later in pairwise(repeated))
+    assert (repeated or [""])[-1] == decoded
+
+
+@given(*ids_and_cuts)
+def test_no_log_prob_is_lost_or_sent_twice(ids, cuts):
+    for streaming in (True, False):
+        responses = run(Reply(TOKENIZER, [], streaming=streaming), chunks_of(ids, cuts))
+        sent = [
+            p for r in responses if "output_log_probs" in r for p in r["output_log_probs"].ravel()
+        ]
+        assert sent == [-token for token in ids]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_stop_string_that_spans_tokens_ends_the_reply(streaming):
+    ids = TOKENIZER.encode("one two STOP three", add_special_tokens=False)
+    reply = Reply(TOKENIZER, ["STOP"], streaming=streaming)
+    assert "".join(texts(run(reply, [[token] for token in ids]))) == "one two "
+    assert reply.finished
+
+
+def test_a_whole_reply_repeats_the_prompt_and_never_searches_it_for_stops():
+    prompt, answer = (TOKENIZER.encode(t, add_special_tokens=False) for t in ("STOP? ", "no"))
+    reply = Reply(TOKENIZER, ["STOP"], streaming=False, prompt_ids=prompt)
+    assert texts(run(reply, [answer])) == ["STOP? no"]
+
+
+def test_stop_strings_wait_for_min_tokens():
+    ids = TOKENIZER.encode("x.x.", add_special_tokens=False)
+    reply = Reply(TOKENIZER, ["."], min_tokens=2)
+    assert "".join(texts(run(reply, [[token] for token in ids]))) == "x.x"

@@ -87,8 +87,13 @@ class StepEngine(Protocol):
 class TokenEngine(Protocol):
     """An engine as Triton's model process sees it: it computes on its own, and calls back."""
 
-    def submit(self, request: EngineRequest, emit: Callable[[TokenEvent], None]) -> int:
-        """Queue a request and return its handle; `emit` is called from another thread."""
+    def submit(
+        self, handle: int, request: EngineRequest, emit: Callable[[TokenEvent], None]
+    ) -> None:
+        """Queue a request under a new handle; never blocks. `emit` runs on another thread.
+
+        A request that cannot be served ends with an ``error`` event.
+        """
         ...
 
     def cancel(self, handle: int) -> None:

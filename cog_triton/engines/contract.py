@@ -123,6 +123,8 @@ def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:
 
 def unflatten_words(tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
     """The inverse of `flatten_words`, for a tensor with or without its batch dimension."""
+    if not tensor.size:
+        return ()
     rows = tensor.reshape(-1, tensor.shape[-1])
     if rows.shape[0] != 2:
         raise InvalidArgument(f"stop_words_list: shape {list(tensor.shape)}; must be [2, n]")

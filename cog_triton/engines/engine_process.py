@@ -8,9 +8,9 @@ message crosses for each step, whatever the batch.
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -54,28 +54,28 @@ class EngineProcess:
             raise RuntimeError(
                 f"the engine did not load: its process exited with {code}"
             ) from error
-        self._handles = itertools.count(1)
         self._emitters: dict[int, Emit] = {}
-        self._lock = threading.Lock()
-        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
-        self._reader.start()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._read, name="engine-events", daemon=True),
+            threading.Thread(target=self._write, name="engine-requests", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @classmethod
     def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
         """What `triton_model` calls with the model's parameters."""
         return lambda parameters: cls(engine, parameters)
 
-    def submit(self, request: EngineRequest, emit: Emit) -> int:
-        """See `TokenEngine.submit`; a refused request ends with an ``error`` event."""
-        handle = next(self._handles)
-        with self._lock:
-            self._emitters[handle] = emit
-        self._send(("submit", handle, request))
-        return handle
+    def submit(self, handle: int, request: EngineRequest, emit: Emit) -> None:
+        """See `TokenEngine.submit`."""
+        self._emitters[handle] = emit
+        self._outbox.put(("submit", handle, request))
 
     def cancel(self, handle: int) -> None:
         """See `TokenEngine.cancel`."""
-        self._send(("cancel", handle, None))
+        self._outbox.put(("cancel", handle, None))
 
     def stats(self) -> EngineStats:
         """See `TokenEngine.stats`."""
@@ -84,16 +84,19 @@ class EngineProcess:
 
     def close(self) -> None:
         """See `TokenEngine.close`."""
-        self._send(None)
-        self._reader.join()
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
         self._process.wait()
 
-    def _send(self, message: Any) -> None:
-        try:
-            with self._lock:
+    def _write(self) -> None:
+        message = ...
+        while message is not None:
+            message = self._outbox.get()
+            try:
                 self._connection.send(message)
-        except ConnectionError:
-            self._fail_all()
+            except ConnectionError:
+                self._fail_all()
 
     def _read(self) -> None:
         while True:
@@ -110,19 +113,20 @@ class EngineProcess:
 
     def _fail_all(self) -> None:
         """The engine's process is gone: nothing that was submitted will ever end."""
-        with self._lock:
-            emitters, self._emitters = self._emitters, {}
         error = TritonUnavailable("the engine's process has ended; try again later")
-        for emit in emitters.values():
-            emit(TokenEvent([], [], error=error))
+        for handle in list(self._emitters):
+            if (emit := self._emitters.pop(handle, None)) is not None:
+                emit(TokenEvent([], [], error=error))
 
 
 def run_engine(engine: StepEngine, connection: Connection) -> None:
     """The child's loop: take messages, step, send what the step brought. Ends on EOF."""
     connection.send(engine.max_batch_size)
-    refused: list[tuple[int, TokenEvent]] = []
     while True:
-        while connection.poll(0 if engine.live or refused else None):
+        events: list[tuple[int, TokenEvent]] = []
+        busy = engine.live > 0
+        while connection.poll(0 if busy else None):
+            busy = True
             message = connection.recv()
             if message is None:
                 return
@@ -133,10 +137,9 @@ def run_engine(engine: StepEngine, connection: Connection) -> None:
             try:
                 engine.submit(handle, request)
             except CogTritonError as error:
-                refused.append((handle, TokenEvent([], [], error=error)))
-        if events := refused + engine.step():
+                events.append((handle, TokenEvent([], [], error=error)))
+        if events := events + engine.step():
             connection.send(events)
-            refused = []
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ imports little.
 
 from __future__ import annotations
 
+import itertools
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,8 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineRequest, EngineStats, TokenEngine, TokenEvent
-from cog_triton.errors import CogTritonError, FrameworkError, InvalidArgument
+from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.triton.models import backend
 
 OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
 
@@ -28,14 +29,17 @@ class Stream:
     `emit` runs on the thread that brings the engine's events, and sends at once.
     """
 
-    def __init__(self, request_id: str, request: EngineRequest, sender: Any, model: Any) -> None:
+    def __init__(
+        self, handle: int, request_id: str, request: EngineRequest, sender: Any, model: Any
+    ) -> None:
+        self.handle = handle
         self.request_id = request_id
-        self.handle = 0
         self._request = request
         self._sender = sender
         self._model = model
         self._held: list[TokenEvent] = []
         self._token_count = 0
+        self._log_prob = 0.0
         self._next_check = 0.0
 
     def emit(self, event: TokenEvent) -> None:
@@ -58,7 +62,7 @@ class Stream:
     def _send(self, event: TokenEvent, ended: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0
         if event.error is not None:
-            self._sender.send(_error_response(event.error), flags=flags)
+            self._sender.send(backend.failure(event.error), flags=flags)
         elif event.token_ids or not self._request.streaming:
             self._sender.send(self._response(event), flags=flags)
         else:
@@ -68,6 +72,7 @@ class Stream:
         request = self._request
         ids = event.token_ids
         self._token_count += len(ids)
+        self._log_prob += sum(event.log_probs)
         if not (request.streaming or request.exclude_input_in_output):
             ids = [*request.input_ids, *ids]
         tensors = [
@@ -76,7 +81,7 @@ class Stream:
         ]
         if request.return_log_probs:
             tensors.append(_tensor("output_log_probs", [[event.log_probs]], np.float32))
-            tensors.append(_tensor("cum_log_probs", [[sum(event.log_probs)]], np.float32))
+            tensors.append(_tensor("cum_log_probs", [[self._log_prob]], np.float32))
         if request.return_num_input_tokens:
             tensors.append(_tensor("num_input_tokens", [[len(request.input_ids)]], np.int32))
         if request.return_num_output_tokens:
@@ -96,7 +101,7 @@ class TritonTokenModel:
         self._input_names = [item["name"] for item in config["input"]]
         self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
         self._streams: dict[int, Stream] = {}
-        self._lock = threading.Lock()
+        self._handles = itertools.count(1)
         self._metrics = _Metrics(args["model_name"], args["model_version"])
         self._engine = type(self).open_engine(parameters)
         self.publish()
@@ -109,7 +114,7 @@ class TritonTokenModel:
                 self._accept(request, sender)
             except CogTritonError as error:
                 sender.send(
-                    _error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                    backend.failure(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
                 )
 
     def finalize(self) -> None:
@@ -122,25 +127,23 @@ class TritonTokenModel:
 
     def ended(self, stream: Stream) -> None:
         """Forget a request that has sent its last response."""
-        with self._lock:
-            self._streams.pop(stream.handle, None)
+        self._streams.pop(stream.handle, None)
 
     def publish(self) -> None:
         """Bring the metrics up to date."""
         self._metrics.publish(self._engine.stats())
 
     def _accept(self, request: Any, sender: Any) -> None:
-        contract.refuse_unknown(json.loads(request.parameters() or "{}"), self._input_names)
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        contract.refuse_unknown(backend.request_parameters(request), self._input_names)
+        tensors = backend.input_tensors(request)
         request_id = request.request_id()
         if "stop" in tensors and tensors["stop"].any():
             self._stop(request_id, sender)
             return
         parsed = contract.from_tensors(tensors)
-        stream = Stream(request_id, parsed, sender, self)
-        with self._lock:
-            stream.handle = self._engine.submit(parsed, stream.emit)
-            self._streams[stream.handle] = stream
+        stream = Stream(next(self._handles), request_id, parsed, sender, self)
+        self._streams[stream.handle] = stream
+        self._engine.submit(stream.handle, parsed, stream.emit)
         self.publish()
 
     def _stop(self, request_id: str, sender: Any) -> None:
@@ -149,10 +152,9 @@ class TritonTokenModel:
             raise InvalidArgument(
                 "stop=True: Trying to stop a request but request ID is not provided"
             )
-        with self._lock:
-            handles = [s.handle for s in self._streams.values() if s.request_id == request_id]
-        for handle in handles:
-            self._engine.cancel(handle)
+        for stream in self._streams.copy().values():
+            if stream.request_id == request_id:
+                self._engine.cancel(stream.handle)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
@@ -202,12 +204,3 @@ def _join(events: list[TokenEvent]) -> TokenEvent:
 
 def _tensor(name: str, values: Any, dtype: Any) -> Any:
     return pb_utils.Tensor(name, np.array(values, dtype=dtype))
-
-
-def _error_response(error: CogTritonError) -> Any:
-    code = (
-        pb_utils.TritonError.INTERNAL
-        if isinstance(error, FrameworkError)
-        else pb_utils.TritonError.INVALID_ARG
-    )
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))

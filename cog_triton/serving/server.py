@@ -119,6 +119,7 @@ class CogServer:
             environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
         if not self._verbose:
             environment.setdefault("COG_LOG_LEVEL", "error")
+            environment.setdefault("LOG_FORMAT", "console")
         return environment
 
     def _until_ready(self, process: reaper.Reaped) -> None:

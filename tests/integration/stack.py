@@ -1,0 +1,141 @@
+"""A running ``cog-triton serve``, reached as its users would reach it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cog_triton.settings import free_ports
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def wait_until(condition: Any, seconds: float = 30.0) -> Any:
+    """The first true value of `condition()`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so within {seconds} s")
+        time.sleep(0.02)
+    return value
+
+
+def processes_of(work_dir: Path) -> dict[int, str]:
+    """Command lines of the living processes that run with this COG_TRITON_WORK_DIR."""
+    mark = f"COG_TRITON_WORK_DIR={work_dir}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if line:
+                    found[int(entry.name)] = line
+        except OSError:
+            continue
+    return found
+
+
+def sse(chunks: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(event, data) pairs of a server-sent event stream, as they arrive."""
+    event = ""
+    for line in chunks:
+        if line.startswith("event: "):
+            event = line[7:]
+        elif line.startswith("data: "):
+            yield event, json.loads(line[6:])
+
+
+class Stack:
+    """Cog, Triton and the engine, on free ports and in a work directory of their own."""
+
+    def __init__(self, work_dir: Path, engine: str | None, **environment: str) -> None:
+        self.work_dir = work_dir
+        self.port, self.http, self.grpc, self.metrics = free_ports(4)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "COG_TRITON_WORK_DIR": str(work_dir),
+            "PORT": str(self.port),
+            "TRITON_HTTP_PORT": str(self.http),
+            "TRITON_GRPC_PORT": str(self.grpc),
+            "TRITON_METRICS_PORT": str(self.metrics),
+            **environment,
+        }
+        self._command = [sys.executable, "-m", "cog_triton", "serve", *([engine] if engine else [])]
+        self.process: subprocess.Popen[str] | None = None
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.triton = f"http://127.0.0.1:{self.http}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def health(self) -> str:
+        try:
+            return str(httpx.get(f"{self.url}/health-check", timeout=5).json()["status"])
+        except httpx.TransportError:
+            return "UNREACHABLE"
+
+    def until_ready(self) -> None:
+        assert self.process is not None
+        wait_until(lambda: self.health() == "READY" or self.process.poll() is not None, 60)
+        assert self.process.poll() is None, self.process.communicate()[0]
+
+    def finish(self, number: int | None = None, seconds: float = 30) -> tuple[int, str]:
+        """Send a signal if asked to; exit code and output once it has ended."""
+        assert self.process is not None
+        if number is not None:
+            self.process.send_signal(number)
+        output, _ = self.process.communicate(timeout=seconds)
+        return self.process.returncode, output
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.communicate()
+        wait_until(lambda: not processes_of(self.work_dir))
+
+    def predict(self, prompt: str = "Say hello.", **values: Any) -> dict[str, Any]:
+        response = httpx.post(
+            f"{self.url}/predictions", json={"input": {"prompt": prompt, **values}}, timeout=60
+        )
+        body: dict[str, Any] = response.json()
+        return {"http_status": response.status_code, **body}
+
+    @contextmanager
+    def stream(self, prompt: str, **values: Any) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+        with httpx.stream(
+            "POST",
+            f"{self.url}/predictions",
+            json={"input": {"prompt": prompt, **values}},
+            headers={"Accept": "text/event-stream"},
+            timeout=60,
+        ) as response:
+            assert response.status_code == 200
+            yield sse(response.iter_lines())
+
+    def engine_requests(self, kind: str = "active") -> int:
+        """The engine's own count of live requests, as Triton's /metrics shows it."""
+        for line in httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text.splitlines():
+            if line.startswith("nv_trt_llm_request_metrics{") and f'"{kind}"' in line:
+                return int(float(line.split()[-1]))
+        raise AssertionError("no such metric")

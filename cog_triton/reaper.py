@@ -38,7 +38,7 @@ _SIGINFO = struct.Struct("=Iii116x")  # signal, errno, code of struct signalfd_s
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
-_SWEEP_GRACE_S = 2.0
+_SWEEP_GRACE_S = 8.0
 _REWALK_S = 0.05
 _SHM_PREFIX = re.compile(r"[A-Za-z0-9_.-]{6,}")
 

@@ -21,6 +21,8 @@ from cog_triton.paths import data_dir
 from cog_triton.settings import Settings
 
 _POLL_S = 0.05
+_WATCH_S = 1.0
+_UNHEALTHY_S = 5.0
 _DRAIN_S = 30
 
 
@@ -37,6 +39,7 @@ class CogServer:
         self._verbose = verbose
         self._stops = 0
         self._wake = threading.Event()
+        self._healthy_at = 0.0
 
     def run(self, say: Callable[[str], None]) -> None:
         """Serve until SIGINT or SIGTERM; raises what made the start fail.
@@ -140,16 +143,28 @@ class CogServer:
 
     def _until_stopped(self, process: reaper.Reaped, say: Callable[[str], None]) -> None:
         asked = 0
+        self._healthy_at = time.monotonic()
         while process.poll() is None:
             if self._stops > asked:
                 if asked == 0:
                     say("Stopping: running predictions may end; once more stops at once")
                 asked = self._stops
                 process.terminate()
+            elif not asked:
+                self._require_health()
             self._wake.clear()
-            self._wake.wait(_POLL_S)
+            self._wake.wait(_POLL_S if asked else _WATCH_S)
         if not asked:
             raise errors.TritonUnavailable(f"Cog exited with code {process.poll()}")
+
+    def _require_health(self) -> None:
+        """Raise once Cog has called itself unhealthy for a while: nothing here heals it."""
+        health = self._health()
+        if health.get("status") not in ("UNHEALTHY", "DEFUNCT"):
+            self._healthy_at = time.monotonic()
+        elif time.monotonic() - self._healthy_at > _UNHEALTHY_S:
+            reason = health.get("user_healthcheck_error") or "Triton or Cog's worker has died"
+            raise errors.TritonUnavailable(f"{reason}; stopping")
 
     def _health(self) -> dict[str, Any]:
         host = "127.0.0.1" if self._host == "0.0.0.0" else self._host

@@ -71,19 +71,22 @@ class Stack:
             "TRITON_METRICS_PORT": str(self.metrics),
             **environment,
         }
-        self._command = [sys.executable, "-m", "cog_triton", "serve", *([engine] if engine else [])]
-        self.process: subprocess.Popen[str] | None = None
+        self.command = [sys.executable, "-m", "cog_triton", "serve", *([engine] if engine else [])]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = work_dir.with_suffix(".out")
+        self.cwd: Path | None = None
         self.url = f"http://127.0.0.1:{self.port}"
         self.triton = f"http://127.0.0.1:{self.http}"
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command, env=self.environment, cwd=self.cwd, stdout=log, stderr=log
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
 
     def health(self) -> str:
         try:
@@ -93,25 +96,25 @@ class Stack:
 
     def until_ready(self) -> None:
         assert self.process is not None
-        wait_until(lambda: self.health() == "READY" or self.process.poll() is not None, 60)
-        assert self.process.poll() is None, self.process.communicate()[0]
+        wait_until(lambda: "Ready in" in self.output or self.process.poll() is not None, 60)
+        assert self.process.poll() is None, self.output
+        assert self.health() == "READY"
 
     def finish(self, number: int | None = None, seconds: float = 30) -> tuple[int, str]:
         """Send a signal if asked to; exit code and output once it has ended."""
         assert self.process is not None
         if number is not None:
             self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=seconds)
-        return self.process.returncode, output
+        return self.process.wait(seconds), self.output
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.communicate(timeout=20)
+                self.process.wait(20)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.communicate()
+                self.process.wait()
         wait_until(lambda: not processes_of(self.work_dir))
 
     def predict(self, prompt: str = "Say hello.", **values: Any) -> dict[str, Any]:

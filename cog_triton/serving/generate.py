@@ -11,13 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cog_triton.detokenize import Detokenizer
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineLimits, EngineRequest
 from cog_triton.errors import PromptTooLong
 from cog_triton.sampling import SamplingParams
 from cog_triton.settings import Settings
-from cog_triton.stops import StopMatcher
+from cog_triton.text_stream import TextStream
 from cog_triton.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
@@ -85,31 +84,24 @@ class Generator:
 
     async def stream(self, generation: Generation) -> AsyncGenerator[str, None]:
         """Text as it is generated; fills in `generation`. Closing it stops the engine."""
-        detokenizer = Detokenizer(self._tokenizer.tokenizer)
-        matcher = StopMatcher(generation.stops)
+        sampling = generation.sampling
+        text_stream = TextStream(self._tokenizer, generation.stops, min_tokens=sampling.min_tokens)
         started = time.perf_counter()
-        generation.finish_reason = "stop"
         try:
             async with aclosing(self._tokens(generation)) as tokens:
                 async for ids in tokens:
                     if generation.time_to_first_token is None:
                         generation.time_to_first_token = time.perf_counter() - started
-                    generation.output_token_count += len(ids)
-                    text = detokenizer.feed(ids)
-                    if generation.output_token_count > generation.sampling.min_tokens:
-                        text = matcher.feed(text)
-                    if text:
+                    if text := text_stream.feed(ids):
                         yield text
-                    if matcher.matched is not None:
-                        return
-            if text := matcher.feed(detokenizer.flush()) + matcher.flush():
+                    if text_stream.stopped:
+                        break
+            if text := text_stream.finish():
                 yield text
-            if (
-                matcher.matched is None
-                and generation.output_token_count >= generation.sampling.max_tokens
-            ):
-                generation.finish_reason = "length"
+            full = text_stream.token_count >= sampling.max_tokens and not text_stream.stopped
+            generation.finish_reason = "length" if full else "stop"
         finally:
+            generation.output_token_count = text_stream.token_count
             generation.duration = time.perf_counter() - started
 
     async def probe(self) -> None:

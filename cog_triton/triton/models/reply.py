@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.detokenize import Detokenizer
-from cog_triton.stops import StopMatcher
+from cog_triton.text_stream import TextStream
 from cog_triton.tokenizer import EngineTokenizer
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -34,20 +33,17 @@ class Reply:
         accumulate: bool = False,
         prompt_ids: Sequence[int] = (),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer.tokenizer)
-        self._matcher = StopMatcher(stops)
-        self._min_tokens = min_tokens
+        self._stream = TextStream(tokenizer, stops, min_tokens=min_tokens)
         self._streaming = streaming
         self._keep = accumulate or not streaming
-        self._text = self._detokenizer.feed(prompt_ids)
+        self._text = self._stream.echo(prompt_ids)
         self._sent = 0
-        self._token_count = 0
         self._outputs: Tensors = {}
 
     @property
     def finished(self) -> bool:
         """Whether a stop string has matched, so that the engine can be stopped."""
-        return self._matcher.matched is not None
+        return self._stream.stopped
 
     def feed(self, token_ids: Sequence[int], outputs: Mapping[str, npt.NDArray[Any]]) -> Tensors:
         """The response to send now; empty when nothing is to be sent yet."""
@@ -55,16 +51,12 @@ class Reply:
             if name == "output_log_probs" and name in self._outputs:
                 tensor = np.concatenate([self._outputs[name], tensor], axis=-1)
             self._outputs[name] = tensor
-        self._token_count += len(token_ids)
-        text = self._detokenizer.feed(token_ids)
-        self._text += self._matcher.feed(text) if self._token_count > self._min_tokens else text
+        self._text += self._stream.feed(token_ids)
         return self._take() if self._streaming and len(self._text) > self._sent else {}
 
     def finish(self) -> Tensors:
         """The last response; empty when a stream has nothing left to say."""
-        if not self.finished:
-            self._text += self._matcher.feed(self._detokenizer.flush())
-        self._text += self._matcher.flush()
+        self._text += self._stream.finish()
         something = len(self._text) > self._sent or self._outputs
         return self._take() if something or not self._streaming else {}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from typing_extensions import Self
@@ -17,9 +19,10 @@ from cog_triton.errors import (
     TritonUnavailable,
     TritonUnknownError,
 )
+from cog_triton.triton.http_stream import HTTPStream, StreamBroken, StreamTimeout
 from cog_triton.triton.sse import EventBuffer
 
-MODEL = "tensorrt_llm"
+_PATH = "/v2/models/tensorrt_llm/generate_stream"
 
 
 class TritonClient:
@@ -27,14 +30,11 @@ class TritonClient:
 
     def __init__(self, url: str, timeout: float, to_error: Callable[[str], CogTritonError]) -> None:
         """`timeout` is in seconds between bytes; `to_error` maps the engine's error texts."""
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
         self._timeout = timeout
         self._to_error = to_error
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            timeout=httpx.Timeout(timeout, connect=5),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            trust_env=False,
-        )
+        self._http = httpx.AsyncClient(base_url=url, timeout=5, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +49,7 @@ class TritonClient:
     async def is_ready(self) -> bool:
         """Whether Triton says that all its models are loaded; it says nothing of dead stubs."""
         try:
-            response = await self._http.get("/v2/health/ready", timeout=5)
+            response = await self._http.get("/v2/health/ready")
         except httpx.TransportError:
             return False
         return response.status_code == 200
@@ -62,28 +62,28 @@ class TritonClient:
         Raises the coded error of the engine, or E2101, E2103, E2104, E2105.
         """
         buffer = EventBuffer()
-        body = {**values, "id": request_id} if request_id else values
+        body = json.dumps({**values, "id": request_id} if request_id else values).encode()
         try:
-            async with self._http.stream(
-                "POST", f"/v2/models/{MODEL}/generate_stream", json=body
-            ) as response:
-                if not response.is_success and "event-stream" not in response.headers.get(
-                    "content-type", ""
-                ):
-                    raise self._failure(response.status_code, await response.aread())
-                async for chunk in response.aiter_raw():
-                    if ids := self._token_ids(buffer.feed(chunk)):
-                        yield ids
-        except httpx.TimeoutException as error:
+            async with HTTPStream(self._host, self._port, _PATH, body, self._timeout) as response:
+                if response.status != 200 and not response.is_event_stream:
+                    raw = b"".join([chunk async for chunk in response.chunks()])
+                    raise self._failure(response.status, raw)
+                async with aclosing(response.chunks()) as chunks:
+                    async for chunk in chunks:
+                        ids, error = self._read(buffer.feed(chunk))
+                        if ids:
+                            yield ids
+                        if error is not None:
+                            raise error
+                if response.status != 200:
+                    raise self._failure(response.status, buffer.rest)
+        except StreamTimeout as error:
             raise TritonTimeout(
-                f"Triton timed out after {self._timeout:g}s: httpx.{type(error).__name__}. "
-                "This can happen for extremely long prompts or large batches; "
-                "try a shorter prompt, or send requests more slowly."
+                f"Triton timed out: {error} (TRITON_TIMEOUT). This can happen for extremely long"
+                " prompts or large batches; try a shorter prompt, or send requests more slowly."
             ) from error
-        except httpx.TransportError as error:
-            raise TritonUnavailable(
-                f"the connection to Triton broke: {type(error).__name__}: {error}; try again"
-            ) from error
+        except StreamBroken as error:
+            raise TritonUnavailable(f"{error}; try again") from error
         if buffer.rest.strip():
             raise TritonMalformedEvent(f"the stream ended inside an event: {_show(buffer.rest)}")
 
@@ -93,22 +93,32 @@ class TritonClient:
         async for _ in self.stream({**values, "streaming": True}, request_id):
             pass
 
-    def _token_ids(self, payloads: list[bytes]) -> list[int]:
+    def _read(self, payloads: list[bytes]) -> tuple[list[int], CogTritonError | None]:
+        """Token ids up to the first event that is an error, and that error."""
         ids: list[int] = []
-        for payload in payloads:
-            try:
-                event = json.loads(payload)
-            except ValueError as error:
-                raise TritonMalformedJSON(f"not JSON: {_show(payload)}") from error
-            if not isinstance(event, dict):
-                raise TritonMalformedEvent(f"not an object: {_show(payload)}")
-            if "error" in event:
-                raise self._to_error(str(event["error"]))
-            if "output_ids" not in event:
-                raise TritonMalformedEvent(f"no output_ids or error key: {_show(payload)}")
-            tokens = event["output_ids"]
-            # Triton writes a tensor of one element as a bare number.
-            ids += [tokens] if isinstance(tokens, int) else tokens
+        try:
+            for payload in payloads:
+                ids += self._token_ids(payload)
+        except CogTritonError as error:
+            return ids, error
+        return ids, None
+
+    def _token_ids(self, payload: bytes) -> list[int]:
+        try:
+            event = json.loads(payload)
+        except ValueError as error:
+            raise TritonMalformedJSON(f"not JSON: {_show(payload)}") from error
+        if not isinstance(event, dict):
+            raise TritonMalformedEvent(f"not an object: {_show(payload)}")
+        if "error" in event:
+            raise self._to_error(str(event["error"]))
+        if "output_ids" not in event:
+            raise TritonMalformedEvent(f"no output_ids or error key: {_show(payload)}")
+        tokens = event["output_ids"]
+        # Triton writes a tensor of one element as a bare number.
+        ids: list[int] = tokens if isinstance(tokens, list) else [tokens]
+        if any(type(token) is not int for token in ids):
+            raise TritonMalformedEvent(f"output_ids are not all integers: {_show(payload)}")
         return ids
 
     def _failure(self, status: int, body: bytes) -> CogTritonError:

@@ -11,7 +11,7 @@ class EventBuffer:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Payloads of the events that `chunk` completes."""
-        *complete, self._rest = (self._rest + chunk).split(b"\n\n")
+        *complete, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
         return [payload for event in complete if (payload := _payload(event))]
 
     @property

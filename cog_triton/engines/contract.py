@@ -116,6 +116,8 @@ def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:
     ends: list[int] = []
     for word in words:
         ids.extend(word)
+        if len(ids) == (ends[-1] if ends else 0):
+            raise InvalidArgument("stop_words: a word must not be empty")
         ends.append(len(ids))
     ends.extend([-1] * (len(ids) - len(ends)))
     return np.array([ids, ends], dtype=np.int32)

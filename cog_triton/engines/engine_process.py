@@ -11,11 +11,13 @@ import importlib
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,10 +30,18 @@ Emit = Callable[[TokenEvent], None]
 class EngineProcess:
     """The parent's side; see `cog_triton.engines.base.TokenEngine`."""
 
-    def __init__(self, engine: str, parameters: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        engine: str,
+        parameters: Mapping[str, str],
+        owner: int | None = None,
+    ) -> None:
         """`engine` is ``module:class``, opened by ``from_parameters(parameters)``.
 
-        Raises RuntimeError with the child's error when it cannot be opened.
+        `owner` is the process that serves the engine, and is stopped when the child dies here
+        or when this process dies: whoever supervises the owner then knows. Raises the child's
+        coded error when it cannot be opened, or RuntimeError when that has none; its traceback
+        is on stderr.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -43,30 +53,35 @@ class EngineProcess:
                     engine,
                     json.dumps(dict(parameters)),
                     str(theirs.fileno()),
+                    str(owner or 0),
                 ],
                 pass_fds=[theirs.fileno()],
             )
         self._connection = Connection(ours.detach())
         try:
-            self._max_batch_size = int(self._connection.recv())
-        except (EOFError, ConnectionError) as error:
+            opened = self._connection.recv()
+        except (EOFError, OSError) as error:
             code = self._process.wait()
             raise RuntimeError(
                 f"the engine did not load: its process exited with {code}"
             ) from error
+        if isinstance(opened, CogTritonError):
+            self._process.wait()
+            raise opened
+        self._max_batch_size = int(opened)
+        self._owner = owner
+        self._closing = False
         self._emitters: dict[int, Emit] = {}
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._read, name="engine-events", daemon=True),
-            threading.Thread(target=self._write, name="engine-requests", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="engine-requests", daemon=True)
+        self._reader.start()
+        self._writer.start()
 
     @classmethod
     def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
-        """What `triton_model` calls with the model's parameters."""
-        return lambda parameters: cls(engine, parameters)
+        """What `triton_model` calls with the model's parameters; Triton's server owns it."""
+        return lambda parameters: cls(engine, parameters, owner=os.getppid())
 
     def submit(self, handle: int, request: EngineRequest, emit: Emit) -> None:
         """See `TokenEngine.submit`."""
@@ -84,9 +99,10 @@ class EngineProcess:
 
     def close(self) -> None:
         """See `TokenEngine.close`."""
+        self._closing = True
         self._outbox.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._writer.join()
+        self._reader.join()
         self._process.wait()
 
     def _write(self) -> None:
@@ -95,15 +111,18 @@ class EngineProcess:
             message = self._outbox.get()
             try:
                 self._connection.send(message)
-            except ConnectionError:
+            except OSError:
+                self._reader.join()  # two threads must not emit for one request
                 self._fail_all()
 
     def _read(self) -> None:
         while True:
             try:
                 events: list[tuple[int, TokenEvent]] = self._connection.recv()
-            except (EOFError, ConnectionError):
+            except (EOFError, OSError):  # an OSError when it died within a message
                 self._fail_all()
+                if self._owner and not self._closing:
+                    os.kill(self._owner, signal.SIGTERM)
                 return
             for handle, event in events:
                 ended = event.finish is not None or event.error is not None
@@ -143,16 +162,23 @@ def run_engine(engine: StepEngine, connection: Connection) -> None:
 
 
 def main() -> None:
-    """The child: open the engine and run it until the parent closes its end."""
-    name, parameters, descriptor = sys.argv[1:]
+    """The child: open the engine and run it until the parent closes it or dies."""
+    name, parameters, descriptor, owner = sys.argv[1:]
     connection = Connection(int(descriptor))
     os.set_inheritable(int(descriptor), False)
     module, _, attribute = name.partition(":")
     engine = getattr(importlib.import_module(module), attribute)
     try:
-        run_engine(engine.from_parameters(json.loads(parameters)), connection)
+        opened = engine.from_parameters(json.loads(parameters))
+    except CogTritonError as error:
+        connection.send(error)
+        raise
+    try:
+        run_engine(opened, connection)
     except (EOFError, ConnectionError):
-        return
+        if owner != "0":  # nobody answers its requests any more, and Triton does not tell
+            with suppress(ProcessLookupError):
+                os.kill(int(owner), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ class OpenVINOOptions:
     def parse(cls, arguments: Mapping[str, Any]) -> Self:
         """Options from a serve config's or a model's parameters; raises E1202."""
         known = {field.name: field.type for field in fields(cls)}
+        known["triton_max_batch_size"] = known["max_batch_size"]
+        if {"triton_max_batch_size", "max_batch_size"} <= arguments.keys():
+            raise InvalidPredictorConfig(
+                "tensorrt_llm.args.triton_max_batch_size and max_batch_size are the same option"
+            )
         values: dict[str, Any] = {}
         for name, value in arguments.items():
             if name not in known:
@@ -62,7 +67,8 @@ class OpenVINOOptions:
                     f"tensorrt_llm.args.{name}={value!r}: an OpenVINO engine has no such option"
                     f"{nearest(name, list(known))}"
                 )
-            values[name] = _convert(name, value, boolean=known[name] == "bool")
+            option = name.removeprefix("triton_")
+            values[option] = _convert(name, value, boolean=known[name] == "bool")
         return cls(**values)
 
 
@@ -82,17 +88,31 @@ def read_config(directory: Path) -> OpenVINOConfig:
     try:
         raw = json.loads(path.read_text("utf-8"))
         model, build = raw["pretrained_config"], raw["build_config"]
-        eos = model.get("eos_token_id")
         return OpenVINOConfig(
-            vocab_size=int(model["vocab_size"]),
-            eos_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
-            pad_id=model.get("pad_token_id"),
-            max_input_len=int(build["max_input_len"]),
-            max_seq_len=int(build["max_seq_len"]),
-            max_batch_size=int(build["max_batch_size"]),
+            vocab_size=_positive(model, "vocab_size"),
+            eos_ids=_token_ids(model, "eos_token_id"),
+            pad_id=next(iter(_token_ids(model, "pad_token_id")), None),
+            max_input_len=_positive(build, "max_input_len"),
+            max_seq_len=_positive(build, "max_seq_len"),
+            max_batch_size=_positive(build, "max_batch_size"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineCorrupt(f"{path}: not an OpenVINO engine's config: {error!r}") from error
+
+
+def _positive(section: Mapping[str, Any], key: str) -> int:
+    value = section[key]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key}={value!r}: must be a whole number, at least 1")
+    return value
+
+
+def _token_ids(section: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = section.get(key)
+    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    if any(type(token) is not int for token in ids):
+        raise ValueError(f"{key}={value!r}: must be a token id, or a list of them")
+    return ids
 
 
 class OpenVINOFamily(EngineFamily):
@@ -122,12 +142,7 @@ class OpenVINOFamily(EngineFamily):
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`; arguments are the fields of `OpenVINOOptions`."""
-        options = OpenVINOOptions.parse(
-            {
-                "max_batch_size" if name == "triton_max_batch_size" else name: value
-                for name, value in arguments.items()
-            }
-        )
+        options = OpenVINOOptions.parse(arguments)
         config.backend = "python"
         config.max_batch_size = options.max_batch_size or self.limits.max_batch_size
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself

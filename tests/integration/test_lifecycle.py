@@ -277,8 +277,11 @@ def test_a_second_start_reuses_the_unpacked_engine(
     assert "Unpacking" not in first.finish(signal.SIGTERM)[1]
 
 
-def test_requests_fail_with_a_code_when_triton_dies(
-    make_stack: Callable[..., Stack], engine_dir: Path
+@pytest.mark.parametrize(
+    "word", ["bin/tritonserver", "engines.engine_process", "tensorrt_llm/1/model.py"]
+)
+def test_the_death_of_a_child_ends_requests_and_the_server_with_a_code(
+    make_stack: Callable[..., Stack], engine_dir: Path, word: str
 ) -> None:
     stack = make_stack(engine_dir)
     stack.start()
@@ -286,7 +289,7 @@ def test_requests_fail_with_a_code_when_triton_dies(
     with stack.stream("Tell me a long story.", max_tokens=4000) as events:
         outputs = (kind for kind, _ in events if kind == "output")
         next(outputs)
-        os.kill(pid_of(stack, "bin/tritonserver"), signal.SIGKILL)
+        os.kill(pid_of(stack, word), signal.SIGKILL)
         died = time.monotonic()
         last = json.dumps(list(events)[-1])
     assert "E2105 TritonUnavailable" in last
@@ -295,18 +298,3 @@ def test_requests_fail_with_a_code_when_triton_dies(
     code, output = stack.finish()
     assert code == 1
     assert "E2105 TritonUnavailable" in output
-
-
-def test_requests_fail_with_a_code_when_the_engine_dies(
-    make_stack: Callable[..., Stack], engine_dir: Path
-) -> None:
-    stack = make_stack(engine_dir)
-    stack.start()
-    stack.until_ready()
-    with stack.stream("Tell me a long story.", max_tokens=4000) as events:
-        outputs = (kind for kind, _ in events if kind == "output")
-        next(outputs)
-        os.kill(pid_of(stack, "engines.engine_process"), signal.SIGKILL)
-        last = json.dumps(list(events)[-1])
-    assert "E2105 TritonUnavailable: the engine's process has ended" in last
-    assert "E2105" in stack.predict("Hi.")["error"]

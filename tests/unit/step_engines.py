@@ -1,0 +1,68 @@
+"""Small engines that an `EngineProcess` runs in its child: real ones, but for the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineRequest, TokenEvent
+from cog_triton.errors import EngineCorrupt, InvalidArgument
+
+ENGINE = "step_engines:CountingEngine"
+REFUSED = 13
+BROKEN = 66
+HUGE = 99
+
+
+class CountingEngine:
+    """Answers a prompt with its first id plus 1, 2, 3 and so on, one token a step.
+
+    A prompt that starts with REFUSED is refused, with BROKEN ends the process in an exception
+    of the engine's own, with HUGE gets a million tokens at once. The child's pid is written to
+    the file that the parameter ``pid_file`` names.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self.max_batch_size = max_batch_size
+        self._live: dict[int, EngineRequest] = {}
+        self._made: dict[int, int] = {}
+        self._events: list[tuple[int, TokenEvent]] = []
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        if "pid_file" in parameters:
+            Path(parameters["pid_file"]).write_text(str(os.getpid()))
+        if "corrupt" in parameters:
+            raise EngineCorrupt(f"{parameters['corrupt']}: torn in two")
+        return cls(int(parameters["max_batch_size"]))
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+    def submit(self, handle: int, request: EngineRequest) -> None:
+        if request.input_ids[0] == REFUSED:
+            raise InvalidArgument(f"input_ids: holds {REFUSED}; it brings bad luck")
+        self._live[handle] = request
+        self._made[handle] = 0
+
+    def cancel(self, handle: int) -> None:
+        if self._live.pop(handle, None) is not None:
+            self._events.append((handle, TokenEvent([], [], "cancelled")))
+
+    def step(self) -> list[tuple[int, TokenEvent]]:
+        for handle, request in list(self._live.items())[: self.max_batch_size]:
+            first = request.input_ids[0]
+            if first == BROKEN:
+                raise ZeroDivisionError("the engine broke")
+            self._made[handle] += 1
+            tokens = [first + self._made[handle]] * (10**6 if first == HUGE else 1)
+            ended = self._made[handle] >= request.sampling.max_tokens
+            if ended:
+                del self._live[handle]
+            self._events.append((handle, TokenEvent(tokens, [], "length" if ended else None)))
+        events, self._events = self._events, []
+        return events

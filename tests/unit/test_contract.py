@@ -1,0 +1,233 @@
+"""Requests cross Triton unchanged: values out, tensors in, the same request again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.engines import contract
+from cog_triton.engines.base import EngineRequest
+from cog_triton.errors import InvalidArgument
+from cog_triton.paths import data_dir
+from cog_triton.sampling import MAX_SEED, SamplingParams
+from cog_triton.triton.repository import read_config
+
+CONFIG = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+INPUTS = {tensor.name: tensor for tensor in CONFIG.input}
+DTYPES = {
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_FP32": np.float32,
+    "TYPE_BOOL": np.bool_,
+}
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+def tensors_of(values: dict[str, Any]) -> Tensors:
+    """What Triton makes of JSON values: typed by the model's config, with a batch dimension."""
+    made = {}
+    for name, value in json.loads(json.dumps(values)).items():
+        config = INPUTS[name]
+        kind = config.DESCRIPTOR.fields_by_name["data_type"].enum_type
+        dtype = DTYPES[kind.values_by_number[config.data_type].name]
+        dims = [1, *config.dims]
+        made[name] = np.array(value, dtype=dtype).reshape(dims)
+    return made
+
+
+FLOATS32 = {"width": 32, "allow_nan": False, "allow_infinity": False}
+IDS = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> SamplingParams:
+    max_tokens = draw(st.integers(1, 2**31 - 1))
+    penalty = st.floats(**FLOATS32)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)),
+        temperature=draw(st.floats(min_value=0, **FLOATS32)),
+        top_k=draw(st.integers(0, 2**31 - 1)),
+        top_p=draw(st.floats(min_value=0, max_value=1, width=32)),
+        repetition_penalty=draw(st.floats(min_value=0, exclude_min=True, **FLOATS32)),
+        presence_penalty=draw(penalty),
+        frequency_penalty=draw(penalty),
+        length_penalty=draw(penalty),
+        seed=draw(st.integers(0, MAX_SEED)),
+    )
+
+
+WORDS = st.lists(st.lists(IDS, min_size=1).map(tuple)).map(tuple)
+REQUESTS = st.builds(
+    EngineRequest,
+    input_ids=st.lists(IDS, min_size=1),
+    sampling=samplings(),
+    end_id=st.none() | st.integers(-1, 2**31 - 1),
+    pad_id=st.none() | st.integers(-1, 2**31 - 1),
+    stop_words=WORDS,
+    streaming=st.booleans(),
+    exclude_input_in_output=st.booleans(),
+    return_log_probs=st.booleans(),
+    return_num_input_tokens=st.booleans(),
+    return_num_output_tokens=st.booleans(),
+)
+
+
+@given(REQUESTS)
+def test_a_request_comes_back_as_it_was(request: EngineRequest) -> None:
+    assert contract.from_tensors(tensors_of(contract.to_values(request))) == request
+
+
+def test_every_field_of_a_request_travels() -> None:
+    """A field that is added must be added here too: nothing may be dropped on the way."""
+    names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling"}
+    assert names - {"stop_words"} == set(contract._SCALARS)
+    assert {field.name for field in fields(SamplingParams)} == set(contract._SAMPLING.values())
+
+
+def test_the_contract_names_inputs_of_the_model() -> None:
+    assert contract.HONOURED | contract._NEUTRAL.keys() <= INPUTS.keys()
+
+
+def request(**values: Any) -> Tensors:
+    plain = EngineRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=5))
+    return tensors_of({**contract.to_values(plain), **values})
+
+
+def test_ids_of_zero_are_sent() -> None:
+    plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), end_id=0, pad_id=0)
+    values = contract.to_values(plain)
+    assert (values["end_id"], values["pad_id"]) == (0, 0)
+    assert "end_id" not in contract.to_values(replace(plain, end_id=None))
+
+
+def test_the_engine_streams_only_when_asked() -> None:
+    tensors = request()
+    del tensors["streaming"]
+    assert contract.from_tensors(tensors).streaming is False
+
+
+def test_only_three_inputs_are_required() -> None:
+    tensors = tensors_of({"input_ids": [4], "input_lengths": 1, "request_output_len": 2})
+    expected = EngineRequest(input_ids=[4], sampling=SamplingParams(max_tokens=2), streaming=False)
+    assert contract.from_tensors(tensors) == expected
+
+
+@pytest.mark.parametrize("name", ["input_ids", "input_lengths", "request_output_len"])
+def test_a_missing_input_is_named(name: str) -> None:
+    tensors = request()
+    del tensors[name]
+    with pytest.raises(InvalidArgument, match=f"{name}: missing"):
+        contract.from_tensors(tensors)
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(InvalidArgument, match="input_lengths=4: input_ids has 3 tokens"):
+        contract.from_tensors(request(input_lengths=4))
+
+
+def test_sampling_values_are_checked_on_this_side_too() -> None:
+    with pytest.raises(InvalidArgument, match="temperature=-1"):
+        contract.from_tensors(request(temperature=-1))
+
+
+UNSUPPORTED = sorted(
+    name
+    for name, config in INPUTS.items()
+    if name not in contract.HONOURED and list(config.dims) == [1] and config.data_type != 13
+)
+
+
+@pytest.mark.parametrize("name", [name for name in UNSUPPORTED if name in contract._NEUTRAL])
+def test_an_input_that_is_not_supported_may_be_off(name: str) -> None:
+    tensors = request(**{name: contract._NEUTRAL[name]})
+    assert contract.from_tensors(tensors) == contract.from_tensors(request())
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_input_that_is_not_supported_is_refused_by_name(name: str) -> None:
+    dtype = request(**{name: 0})[name].dtype
+    value = not contract._NEUTRAL.get(name, 0) if dtype == np.bool_ else 3
+    with pytest.raises(InvalidArgument, match=rf"{name}=.*does not support {name}"):
+        contract.from_tensors(request(**{name: value}))
+
+
+def test_texts_and_lists_that_are_not_supported_are_refused_by_name() -> None:
+    for name, tensor in {
+        "guided_decoding_guide": np.array([[b"{}"]], dtype=np.object_),
+        "bad_words_list": np.array([[[1], [1]]], dtype=np.int32),
+        "embedding_bias": np.zeros((1, 8), dtype=np.float32),
+    }.items():
+        with pytest.raises(InvalidArgument, match=f"does not support {name}"):
+            contract.from_tensors({**request(), name: tensor})
+
+
+def test_empty_tensors_ask_for_nothing() -> None:
+    """Such as preprocessing makes when a request has no bad words."""
+    empty = {
+        "bad_words_list": np.zeros((1, 2, 0), dtype=np.int32),
+        "stop_words_list": np.zeros((1, 2, 0), dtype=np.int32),
+        "embedding_bias": np.zeros((1, 0), dtype=np.float32),
+    }
+    assert contract.from_tensors({**request(), **empty}) == contract.from_tensors(request())
+
+
+def test_a_scalar_must_be_one_value() -> None:
+    with pytest.raises(InvalidArgument, match="temperature: shape"):
+        contract.from_tensors({**request(), "temperature": np.ones((1, 2), dtype=np.float32)})
+
+
+def test_misspelt_inputs_are_refused_with_the_nearest() -> None:
+    known = list(INPUTS)
+    contract.refuse_unknown(["id", "triton_enable_empty_final_response"], known)
+    with pytest.raises(InvalidArgument, match=r"temprature: .*did you mean 'temperature'"):
+        contract.refuse_unknown(["temprature"], known)
+    with pytest.raises(InvalidArgument, match=r"zzz: unknown input$"):
+        contract.refuse_unknown(["zzz"], known)
+
+
+@given(WORDS, st.booleans())
+def test_words_survive_flattening(words: tuple[tuple[int, ...], ...], batched: bool) -> None:
+    tensor = contract.flatten_words(words)
+    assert tensor.dtype == np.int32
+    assert tensor.shape == (2, sum(map(len, words)))
+    assert contract.unflatten_words(tensor[None] if batched else tensor) == words
+
+
+def test_the_format_of_words() -> None:
+    """As TensorRT-LLM documents it: ids end to end; inclusive end offsets, padded with -1."""
+    tensor = contract.flatten_words([(5, 6), (7,), (8, 9)])
+    assert tensor.tolist() == [[5, 6, 7, 8, 9], [2, 3, 5, -1, -1]]
+
+
+def test_a_padded_tensor_of_words() -> None:
+    tensor = np.array([[5, 6, 7, 0, 0], [2, 3, -1, -1, -1]], dtype=np.int32)
+    assert contract.unflatten_words(tensor) == ((5, 6), (7,))
+
+
+@pytest.mark.parametrize("words", [[()], [(1,), ()], [(), (1,)]])
+def test_empty_words_are_refused(words: list[tuple[int, ...]]) -> None:
+    with pytest.raises(InvalidArgument, match="empty"):
+        contract.flatten_words(words)
+
+
+@given(st.data(), st.sampled_from([(2,), (1, 2), (3,), (1, 1), (2, 2)]), st.integers(0, 4))
+def test_any_tensor_of_words_is_read_or_refused(
+    data: st.DataObject, shape: tuple[int, ...], length: int
+) -> None:
+    size = int(np.prod(shape)) * length
+    values = data.draw(st.lists(st.integers(-3, 6), min_size=size, max_size=size))
+    tensor = np.array(values, dtype=np.int32).reshape(*shape, length)
+    try:
+        words = contract.unflatten_words(tensor)
+    except InvalidArgument:
+        return
+    assert all(words)
+    assert sum(map(len, words)) <= length

@@ -1,0 +1,301 @@
+"""The engine in a process of its own: events come back, and no request is left without an end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from step_engines import BROKEN, ENGINE, HUGE, REFUSED
+
+from cog_triton.engines.base import EngineRequest, EngineStats, TokenEvent
+from cog_triton.engines.engine_process import EngineProcess
+from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
+from cog_triton.sampling import SamplingParams
+
+PATIENCE_S = 10
+FOREVER = 10**9
+HANDLES = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _importable_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", here + os.pathsep + os.environ.get("PYTHONPATH", ""))
+
+
+@contextmanager
+def running(tmp_path: Path, max_batch_size: int = 4) -> Iterator[tuple[EngineProcess, int]]:
+    """An engine and the pid of its process."""
+    pid_file = tmp_path / "pid"
+    engine = EngineProcess(
+        ENGINE, {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file)}
+    )
+    try:
+        yield engine, int(pid_file.read_text())
+    finally:
+        closer = threading.Thread(target=engine.close, daemon=True)
+        closer.start()
+        closer.join(PATIENCE_S)
+        assert not closer.is_alive(), "close() hangs"
+
+
+class Inbox:
+    """What one request's `emit` brought."""
+
+    def __init__(self) -> None:
+        self._events: queue.Queue[TokenEvent] = queue.Queue()
+
+    def __call__(self, event: TokenEvent) -> None:
+        self._events.put(event)
+
+    def next(self) -> TokenEvent:
+        try:
+            return self._events.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            pytest.fail("no event came")
+
+    def until_end(self) -> list[TokenEvent]:
+        events = [self.next()]
+        while events[-1].finish is None and events[-1].error is None:
+            events.append(self.next())
+        return events
+
+    def is_empty(self) -> bool:
+        return self._events.empty()
+
+
+def submit(engine: EngineProcess, request: EngineRequest, inbox: Inbox) -> int:
+    handle = next(HANDLES)
+    engine.submit(handle, request, inbox)
+    return handle
+
+
+def request(*ids: int, max_tokens: int = 3) -> EngineRequest:
+    return EngineRequest(input_ids=list(ids), sampling=SamplingParams(max_tokens=max_tokens))
+
+
+def exists(pid: int) -> bool:
+    return Path("/proc", str(pid)).exists()
+
+
+def until_idle(engine: EngineProcess) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while engine.stats().active:
+        assert time.monotonic() < deadline, "a request never ends"
+        time.sleep(0.005)
+
+
+def test_every_step_of_every_request_comes_back_in_order(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        inboxes = {start: Inbox() for start in range(0, 1000, 100)}
+        for start, inbox in inboxes.items():
+            submit(engine, request(start), inbox)
+        for start, inbox in inboxes.items():
+            events = inbox.until_end()
+            assert [event.token_ids for event in events] == [[start + n] for n in (1, 2, 3)]
+            assert [event.finish for event in events] == [None, None, "length"]
+        until_idle(engine)
+
+
+def test_a_message_larger_than_any_socket_buffer_comes_through(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        inbox = Inbox()
+        submit(engine, request(HUGE, *range(10**6), max_tokens=1), inbox)
+        assert len(inbox.next().token_ids) == 10**6
+
+
+def test_a_refused_request_ends_with_its_own_error_and_harms_nobody(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        other, refused = Inbox(), Inbox()
+        submit(engine, request(1, max_tokens=50), other)
+        submit(engine, request(REFUSED), refused)
+        (event,) = refused.until_end()
+        assert isinstance(event.error, InvalidArgument)
+        assert "bad luck" in str(event.error)
+        assert len(other.until_end()) == 50
+
+
+def test_a_refused_request_is_told_when_nothing_else_runs(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        inbox = Inbox()
+        submit(engine, request(REFUSED), inbox)
+        assert isinstance(inbox.next().error, InvalidArgument)
+        until_idle(engine)
+
+
+def test_the_only_request_ends_when_it_is_cancelled(tmp_path: Path) -> None:
+    """No other message follows that could wake the child."""
+    with running(tmp_path) as (engine, _):
+        inbox = Inbox()
+        handle = submit(engine, request(1, max_tokens=FOREVER), inbox)
+        inbox.next()
+        engine.cancel(handle)
+        assert inbox.until_end()[-1].finish == "cancelled"
+        until_idle(engine)
+
+
+def test_one_of_several_is_cancelled(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        endless, short = Inbox(), Inbox()
+        handle = submit(engine, request(1, max_tokens=FOREVER), endless)
+        submit(engine, request(2, max_tokens=100), short)
+        endless.next()
+        engine.cancel(handle)
+        assert endless.until_end()[-1].finish == "cancelled"
+        assert short.until_end()[-1].finish == "length"
+
+
+def test_cancelling_what_is_unknown_or_over_is_no_error(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        inbox = Inbox()
+        handle = submit(engine, request(1), inbox)
+        inbox.until_end()
+        engine.cancel(handle)
+        engine.cancel(12345)
+        submit(engine, request(5), inbox)
+        assert inbox.until_end()[-1].finish == "length"
+
+
+def test_stats_count_what_runs_and_what_waits(tmp_path: Path) -> None:
+    with running(tmp_path, max_batch_size=2) as (engine, _):
+        assert engine.stats() == EngineStats(0, 0, 2)
+        inboxes = [Inbox() for _ in range(5)]
+        handles = [submit(engine, request(1, max_tokens=FOREVER), inbox) for inbox in inboxes]
+        assert engine.stats() == EngineStats(5, 3, 2)
+        for handle in handles:
+            engine.cancel(handle)
+        until_idle(engine)
+        assert engine.stats() == EngineStats(0, 0, 2)
+
+
+def test_close_leaves_no_process(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, pid):
+        assert exists(pid)
+        engine.close()
+        assert not exists(pid)
+        engine.close()
+
+
+def test_close_ends_what_still_runs(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, pid):
+        inbox = Inbox()
+        submit(engine, request(1, max_tokens=FOREVER), inbox)
+        inbox.next()
+        engine.close()
+        assert not exists(pid)
+        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+
+
+def test_after_kill_9_every_request_ends_with_e2105(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, pid):
+        inboxes = [Inbox() for _ in range(8)]
+        for inbox in inboxes:
+            submit(engine, request(1, max_tokens=FOREVER), inbox)
+        inboxes[0].next()
+        os.kill(pid, signal.SIGKILL)
+        for inbox in inboxes:
+            assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+            assert inbox.is_empty()
+        assert engine.stats().active == 0
+
+
+def test_after_kill_9_later_requests_end_with_e2105(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, pid):
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            inbox = Inbox()
+            handle = submit(engine, request(1), inbox)
+            (event,) = inbox.until_end()
+            assert isinstance(event.error, TritonUnavailable)
+            engine.cancel(handle)
+        assert engine.stats().active == 0
+
+
+def test_emit_is_never_called_by_the_thread_that_submits(tmp_path: Path) -> None:
+    """`TokenEngine.submit` promises so; Triton's model holds a lock that its `emit` takes."""
+    with running(tmp_path) as (engine, pid):
+        os.kill(pid, signal.SIGKILL)
+        callers: queue.Queue[int] = queue.Queue()
+        for _ in range(3):
+            engine.submit(
+                next(HANDLES), request(1), lambda event: callers.put(threading.get_ident())
+            )
+            assert callers.get(timeout=PATIENCE_S) != threading.get_ident()
+
+
+def test_death_in_the_middle_of_a_message_ends_every_request(tmp_path: Path) -> None:
+    gate, entered, inbox = threading.Event(), threading.Event(), Inbox()
+
+    def hold(event: TokenEvent) -> None:
+        entered.set()
+        gate.wait()
+
+    with running(tmp_path) as (engine, pid):
+        try:
+            engine.submit(next(HANDLES), request(1, max_tokens=1), hold)
+            assert entered.wait(PATIENCE_S)
+            submit(engine, request(HUGE, max_tokens=FOREVER), inbox)
+            _until_asleep_in_write(pid)
+            os.kill(pid, signal.SIGKILL)
+        finally:
+            gate.set()
+        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+
+
+def _until_asleep_in_write(pid: int) -> None:
+    """Until the process spends no more time: the reader is held up, so its pipe is full."""
+    deadline = time.monotonic() + PATIENCE_S
+    spent = None
+    while spent != (spent := _cpu_ticks(pid)) or spent is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def _cpu_ticks(pid: int) -> tuple[bytes, ...]:
+    return tuple(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[11:13])
+
+
+def test_an_engine_that_raises_ends_every_request_and_its_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path) as (engine, _):
+        bystander, culprit = Inbox(), Inbox()
+        submit(engine, request(1, max_tokens=FOREVER), bystander)
+        submit(engine, request(BROKEN), culprit)
+        for inbox in (bystander, culprit):
+            assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+    assert "ZeroDivisionError: the engine broke" in capfd.readouterr().err
+
+
+def test_an_engine_that_does_not_load_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid_file = tmp_path / "pid"
+    with pytest.raises((RuntimeError, EngineCorrupt), match=r"E1306 EngineCorrupt: x\.bin"):
+        EngineProcess(ENGINE, {"corrupt": "x.bin", "pid_file": str(pid_file)})
+    assert not exists(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("engine", ["no_such_module:Engine", "step_engines:NoSuchEngine"])
+def test_an_engine_that_does_not_exist_is_an_error(
+    engine: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RuntimeError, match="the engine did not load"):
+        EngineProcess(engine, {})
+    assert engine.split(":")["No" in engine] in capfd.readouterr().err
+
+
+def test_the_opener_opens_with_the_models_parameters(tmp_path: Path) -> None:
+    engine = EngineProcess.opener(ENGINE)({"max_batch_size": "7"})
+    try:
+        assert engine.stats().max_batch_size == 7
+    finally:
+        engine.close()

@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 .PHONY: help setup serve test lint fmt bench lock clean
 
-# cog-triton reads HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
+# cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
 
 BIN := .venv/bin
@@ -18,7 +18,7 @@ setup: ## make .venv from the lock (PYTHON=python3.11)
 engine.tar: | setup
 	@$(BIN)/cog-triton build $(CONFIG) -o $@
 
-serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 HOST=... ARGS=...)
+serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 COG_HOST=127.0.0.1 ARGS=...)
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
 test: lint ## lint, then unit and integration tests (TESTS="-k name" for others)

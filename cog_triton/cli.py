@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,8 +79,8 @@ def build(
             load_config(config), work_dir, output, echo=lambda line: _out.print(_escaped(line))
         )
         _out.print(
-            f"Built {output} ({output.stat().st_size / 1e6:.0f} MB)."
-            f" Serve it: cog-triton serve {output}"
+            f"Built {_escaped(str(output))} ({output.stat().st_size / 1e6:.0f} MB)."
+            f" Serve it: cog-triton serve {_escaped(str(output))}"
         )
 
 
@@ -93,7 +94,7 @@ def serve(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(envvar="HOST", help="Address Cog and Triton bind.")
+        str, typer.Option(envvar="COG_HOST", help="Address Cog and Triton bind.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(envvar="PORT", help="Cog's HTTP port.", min=1, max=65535)
@@ -131,7 +132,7 @@ def serve(
             "triton_metrics_port": triton_metrics_port,
             "cog_triton_config": config,
             "cog_weights": engine,
-            "triton_host": host,
+            "triton_host": None if "TRITON_HOST" in os.environ else host,
         }
         settings = load_settings(
             **{name: value for name, value in overrides.items() if value is not None}

@@ -22,6 +22,7 @@ def _blank_is_unset(value: object) -> object:
 
 OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
+EngineDir = Annotated[Path, BeforeValidator(lambda value: value or IMAGE_ENGINE_DIR)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -30,7 +31,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
-    engine_dir: Path = Field(IMAGE_ENGINE_DIR, description="engine directory to serve")
+    engine_dir: EngineDir = Field(IMAGE_ENGINE_DIR, description="engine directory to serve")
     cog_weights: str | None = Field(None, description="engine.tar to unpack and serve")
     cog_triton_config: OptionalPath = Field(None, description="serve config, YAML")
     cog_triton_work_dir: OptionalPath = Field(None, description="where run-time files are kept")
@@ -65,8 +66,7 @@ class Settings(BaseSettings):
     @property
     def triton_url(self) -> str:
         """Where the serving process reaches Triton, which may bind every address."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.triton_host, self.triton_host)
-        return f"http://{host}:{self.triton_http_port}"
+        return f"http://{reachable(self.triton_host)}:{self.triton_http_port}"
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -79,6 +79,12 @@ def load_settings(**overrides: object) -> Settings:
             for item in error.errors()
         ]
         raise InvalidArgument("; ".join(problems)) from error
+
+
+def reachable(host: str) -> str:
+    """How a URL names `host`, an address that a server on this machine binds."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -9,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 
 from cog_triton import __version__, errors, reaper
 from cog_triton.paths import data_dir
-from cog_triton.settings import Settings
+from cog_triton.settings import Settings, reachable
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _UNHEALTHY_S = 5.0
@@ -106,6 +107,8 @@ class CogServer:
             "PORT": str(self._port),
             "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
             "COG_MAX_CONCURRENCY": str(self._max_concurrency),
+            # coglet answers 409, with slots free, when two of its threads look for one at once.
+            "TOKIO_WORKER_THREADS": "1",
             "TRITON_HOST": settings.triton_host,
             "TRITON_HTTP_PORT": str(settings.triton_http_port),
             "TRITON_GRPC_PORT": str(settings.triton_grpc_port),
@@ -120,9 +123,13 @@ class CogServer:
             )
         if settings.cog_triton_config:
             environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
+        if settings.tritonserver:
+            environment["TRITONSERVER"] = str(settings.tritonserver.resolve())
         if not self._verbose:
             environment.setdefault("COG_LOG_LEVEL", "error")
             environment.setdefault("LOG_FORMAT", "console")
+        if not sys.stdout.isatty():
+            environment.setdefault("NO_COLOR", "1")
         return environment
 
     def _until_ready(self, process: reaper.Reaped) -> None:
@@ -167,19 +174,18 @@ class CogServer:
             raise errors.TritonUnavailable(f"{reason}; stopping")
 
     def _health(self) -> dict[str, Any]:
-        host = "127.0.0.1" if self._host == "0.0.0.0" else self._host
+        url = f"http://{reachable(self._host)}:{self._port}/health-check"
         try:
-            with urllib.request.urlopen(
-                f"http://{host}:{self._port}/health-check", timeout=5
-            ) as response:
-                health: dict[str, Any] = json.load(response)
-                return health
-        except (urllib.error.URLError, OSError, ValueError):
+            with _direct.open(url, timeout=5) as response:
+                health = json.load(response)
+        except (OSError, ValueError, http.client.HTTPException):
             return {}
+        return health if isinstance(health, dict) else {}
 
     def _ready_line(self, seconds: float) -> str:
         settings = self._settings
-        base = f"http://{'localhost' if self._host in ('127.0.0.1', '0.0.0.0') else self._host}"
+        host = reachable(self._host)
+        base = f"http://{'localhost' if host == '127.0.0.1' else host}"
         return (
             f"Ready in {seconds:.1f} s (Triton on {settings.triton_http_port},"
             f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try:\n"

@@ -62,6 +62,19 @@ def test_sixteen_streams_at_once_all_complete_and_share_steps(stack: Stack) -> N
     wait_until(lambda: stack.engine_requests() == 0, 1)
 
 
+def test_no_request_is_turned_away_while_slots_are_free(stack: Stack) -> None:
+    """coglet with several runtime threads answers a few of these with 409."""
+
+    def loop(_: int) -> set[int]:
+        with httpx.Client() as http:
+            body = {"input": {"prompt": ""}}
+            url = f"{stack.url}/predictions"
+            return {http.post(url, json=body, timeout=60).status_code for _ in range(40)}
+
+    with ThreadPoolExecutor(48) as pool:
+        assert set().union(*pool.map(loop, range(48))) == {200}
+
+
 def test_a_client_that_leaves_after_five_tokens_frees_its_slot_within_a_second(
     stack: Stack,
 ) -> None:

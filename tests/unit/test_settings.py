@@ -1,0 +1,156 @@
+"""Every variable of the environment is typed, and a bad value is told by its name."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.settings import IMAGE_ENGINE_DIR, Settings, free_ports, load_settings
+
+VARIABLES = [name.upper() for name in Settings.model_fields]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    settings = load_settings()
+    assert settings.engine_dir == IMAGE_ENGINE_DIR
+    assert (settings.triton_host, settings.triton_url) == ("127.0.0.1", "http://127.0.0.1:8000")
+    assert (settings.triton_grpc_port, settings.triton_metrics_port) == (8001, 8002)
+    assert settings.world_size == 1
+    assert settings.log_performance_metrics is False
+    assert settings.end_id is None
+    assert settings.cog_weights is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("ENGINE_DIR", "/engines/a", Path("/engines/a")),
+        ("COG_WEIGHTS", "https://host/engine.tar", "https://host/engine.tar"),
+        ("COG_TRITON_CONFIG", "serve.yaml", Path("serve.yaml")),
+        ("COG_TRITON_CONFIG", "", None),
+        ("TRITONSERVER", "", None),
+        ("SYSTEM_PROMPT", "Be brief.", "Be brief."),
+        ("PROMPT_TEMPLATE", "<s>{prompt}", "<s>{prompt}"),
+        ("STOP_SEQUENCES", "a,b", "a,b"),
+        ("END_ID", "0", 0),
+        ("END_ID", "-1", -1),
+        ("END_ID", "", None),
+        ("PAD_ID", "2", 2),
+        ("MAX_SEQUENCE_LENGTH", "4096", 4096),
+        ("MAX_SEQUENCE_LENGTH", "", None),
+        ("LOG_PERFORMANCE_METRICS", "1", True),
+        ("LOG_PERFORMANCE_METRICS", "true", True),
+        ("LOG_PERFORMANCE_METRICS", "false", False),
+        ("WORLD_SIZE", "8", 8),
+        ("TRITON_HTTP_PORT", "65535", 65535),
+        ("TRITON_TIMEOUT", "0.5", 0.5),
+    ],
+)
+def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, text)
+    assert getattr(load_settings(), name.lower()) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("END_ID", "two"),
+        ("END_ID", "-2"),
+        ("PAD_ID", "-2"),
+        ("PAD_ID", "1.5"),
+        ("MAX_SEQUENCE_LENGTH", "0"),
+        ("MAX_SEQUENCE_LENGTH", "4k"),
+        ("LOG_PERFORMANCE_METRICS", "maybe"),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", "many"),
+        ("TRITON_HTTP_PORT", "0"),
+        ("TRITON_HTTP_PORT", "65536"),
+        ("TRITON_GRPC_PORT", "http"),
+        ("TRITON_METRICS_PORT", "-1"),
+        ("TRITON_TIMEOUT", "0"),
+        ("TRITON_TIMEOUT", "nan"),
+        ("TRITON_START_TIMEOUT", "-3"),
+        ("TRITON_START_TIMEOUT", "soon"),
+    ],
+)
+def test_a_bad_value_is_told_by_its_variable(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InvalidArgument) as caught:
+        load_settings()
+    assert caught.value.detail.startswith(f"{name}={text!r}: ")
+    assert len(caught.value.detail) > len(f"{name}={text!r}: ")
+
+
+def test_every_bad_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("END_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "y")
+    with pytest.raises(InvalidArgument, match=r"END_ID='x'.*WORLD_SIZE='y'"):
+        load_settings()
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_HTTP_PORT", "1111")
+    assert load_settings(triton_http_port=2222).triton_http_port == 2222
+    with pytest.raises(InvalidArgument, match="TRITON_HTTP_PORT=0"):
+        load_settings(triton_http_port=0)
+
+
+def test_a_blank_engine_dir_is_not_the_current_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_DIR", "")
+    assert load_settings().engine_dir == IMAGE_ENGINE_DIR
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("10.1.2.3", "http://10.1.2.3:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("fd00::2", "http://[fd00::2]:8000"),
+    ],
+)
+def test_the_url_of_triton(host: str, url: str) -> None:
+    settings = load_settings(triton_host=host)
+    assert settings.triton_url == url
+    assert httpx.URL(settings.triton_url).port == 8000
+
+
+def test_the_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_settings().work_dir == tmp_path / ".cache" / "cog-triton"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert load_settings().work_dir == tmp_path / "xdg" / "cog-triton"
+    monkeypatch.setenv("COG_TRITON_WORK_DIR", str(tmp_path / "own"))
+    assert load_settings().work_dir == tmp_path / "own"
+
+
+def test_the_work_dir_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    work_dir = load_settings().work_dir
+    assert work_dir.name == "cog-triton"
+    assert work_dir.parent.is_dir()
+
+
+def test_free_ports_are_distinct_and_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))

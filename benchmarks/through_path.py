@@ -40,6 +40,9 @@ class Round:
     tokens_per_second: float
     ttft_ms: float
 
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:.1f} tok/s TTFT {self.ttft_ms:.1f} ms"
+
 
 def in_process(connection: Connection, directory: Path) -> None:
     """Child process: answers (concurrency, tokens) with a Round, until None."""
@@ -177,7 +180,9 @@ def main() -> None:
                     ours.send((concurrency, args.tokens))
                     direct = ours.recv()
                     served = asyncio.run(through(port, concurrency, args.tokens))
-                    print(f"{concurrency}: {direct} {served}", file=sys.stderr)
+                    print(
+                        f"{concurrency} streams: direct {direct}, served {served}", file=sys.stderr
+                    )
                     if number:  # the first wave warms up
                         rounds.setdefault(concurrency, []).append((direct, served))
         finally:
@@ -205,10 +210,11 @@ def main() -> None:
 
 def report(rounds: dict[int, list[tuple[Round, Round]]]) -> None:
     """Print medians over the rounds; the ratio is the median of each round's own ratio."""
-    table = Table("concurrency", "in process tok/s", "served tok/s", "ratio (aim >= 0.95)")
-    table.add_column("in process TTFT ms")
-    table.add_column("served TTFT ms")
-    table.add_column("added ms (aim <= 5 at 1)")
+    table = Table(title="same engine in process (direct) and through Cog and Triton (served)")
+    for name in ("streams", "direct tok/s", "served tok/s", "ratio"):
+        table.add_column(name, justify="right")
+    for name in ("direct TTFT ms", "served TTFT ms", "added ms"):
+        table.add_column(name, justify="right")
     for concurrency, pairs in rounds.items():
         median = statistics.median
         table.add_row(

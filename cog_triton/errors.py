@@ -244,7 +244,8 @@ def from_text(text: str) -> CogTritonError | None:
         return None
     by_code = {cls.code: cls for cls in all_errors()}
     cls = by_code.get(match[1])
-    return cls(match[2].strip()) if cls else None
+    # Triton appends where a Python model raised.
+    return cls(match[2].partition("\n\nAt:\n")[0].strip()) if cls else None
 
 
 def nearest(word: str, known: list[str]) -> str:

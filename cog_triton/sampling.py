@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from cog_triton.errors import InvalidArgument
 
 MAX_SEED = 2**64 - 1
+_MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidArgument(f"{field.name}={value}: must be a finite number")
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        for name in ("max_tokens", "min_tokens", "top_k"):
+            value = getattr(self, name)
+            _require(value <= _MAX_INT32, name, value, "must be less than 2^31")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must not be negative")
         if self.min_tokens > self.max_tokens:
             raise InvalidArgument(

@@ -13,7 +13,7 @@ from typing import Literal
 
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineLimits, EngineRequest
-from cog_triton.errors import PromptTooLong
+from cog_triton.errors import FrameworkError, PromptTooLong, TritonUnknownError
 from cog_triton.sampling import SamplingParams
 from cog_triton.settings import Settings
 from cog_triton.text_stream import TextStream
@@ -111,8 +111,9 @@ class Generator:
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
         )
-        async for _ in self._client.stream(contract.to_values(request)):
-            pass
+        stream = self._client.stream(contract.to_values(request))
+        if not [token async for ids in stream for token in ids]:
+            raise TritonUnknownError("the engine answered the first request without a token")
 
     async def _tokens(self, generation: Generation) -> AsyncGenerator[list[int], None]:
         settings, limits = self._settings, self._limits
@@ -134,8 +135,15 @@ class Generator:
         except (asyncio.CancelledError, GeneratorExit):
             if not seen:
                 # Triton notices a closed connection only when it writes to it.
-                _background(self._client.stop(request_id))
+                _background(_stop(self._client, request_id))
             raise
+
+
+async def _stop(client: TritonClient, request_id: str) -> None:
+    try:
+        await client.stop(request_id)
+    except FrameworkError as error:
+        print(f"Warning: request {request_id} could not be stopped: {error}")
 
 
 _tasks: set[asyncio.Task[None]] = set()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from types import GeneratorType
@@ -20,7 +21,9 @@ from cog import CancelationException
 
 _Item = str | BaseException | None
 
-_cancellers: dict[int, Callable[[], None]] = {}
+_cancellers: weakref.WeakKeyDictionary[Iterator[str], Callable[[], None]] = (
+    weakref.WeakKeyDictionary()
+)
 _run_coroutine_threadsafe = asyncio.run_coroutine_threadsafe
 
 
@@ -40,10 +43,13 @@ def live(chunks: AsyncIterator[str]) -> Iterator[str]:
     task = loop.create_task(_pump(chunks, arrived))
 
     def cancel() -> None:
-        loop.call_soon_threadsafe(task.cancel)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(task.cancel)
 
     generator = _drain(arrived, cancel)
-    _cancellers[id(generator)] = cancel
+    _cancellers[generator] = cancel
+    # Closing a generator that was never started runs none of it.
+    weakref.finalize(generator, cancel).atexit = False
     return generator
 
 
@@ -87,7 +93,7 @@ class _CancellableFuture:
     def result(self, timeout: float | None = None) -> Any:
         value = self._future.result(timeout)
         if isinstance(value, GeneratorType):
-            self._cancel_stream = _cancellers.pop(id(value), None)
+            self._cancel_stream = _cancellers.pop(value, None)
             if self._cancelled and self._cancel_stream:
                 self._cancel_stream()
         return value

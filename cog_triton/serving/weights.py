@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import anyio.to_thread
 import httpx
 
 from cog_triton import engine_manifest, engine_tar
-from cog_triton.errors import ModelUnavailable
+from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.settings import Settings
 
 
@@ -23,20 +23,43 @@ async def engine_directory(settings: Settings, weights: str | None) -> Path:
     """
     if not weights:
         return settings.engine_dir
-    parts = urlsplit(weights)
-    if parts.scheme in ("http", "https"):
-        tar = await _download(weights, settings.work_dir / "downloads")
-    elif parts.scheme in ("", "file"):
-        tar = Path(unquote(parts.path) if parts.scheme else weights)
+    engines = settings.work_dir / "engines"
+    if "://" not in weights:
+        tar = Path(weights)
     else:
-        raise ModelUnavailable(
-            f"COG_WEIGHTS={weights!r}: must be a path, or a file:// or http(s):// URL"
-        )
+        url = _parse(weights)
+        if url.scheme != "file":
+            tar = await _download(weights, _shown(url), settings.work_dir / "downloads")
+            try:
+                return await anyio.to_thread.run_sync(_unpack, tar, engines)
+            except EngineCorrupt:
+                tar.unlink(missing_ok=True)  # the next start may be answered better
+                raise
+        tar = Path(unquote(url.path))
     if tar.is_dir():
         return tar
     if not tar.is_file():
         raise ModelUnavailable(f"COG_WEIGHTS={weights!r}: no such file or directory")
-    return await anyio.to_thread.run_sync(_unpack, tar, settings.work_dir / "engines")
+    return await anyio.to_thread.run_sync(_unpack, tar, engines)
+
+
+def _parse(weights: str) -> SplitResult:
+    try:
+        url = urlsplit(weights)
+    except ValueError as error:
+        raise ModelUnavailable(f"COG_WEIGHTS={weights!r}: {error}") from error
+    if url.scheme in ("http", "https") or (
+        url.scheme == "file" and url.netloc in ("", "localhost")
+    ):
+        return url
+    raise ModelUnavailable(
+        f"COG_WEIGHTS={weights!r}: must be a path, or a file:///path or http(s):// URL"
+    )
+
+
+def _shown(url: SplitResult) -> str:
+    """The URL without what may be secret: user, password, query."""
+    return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _unpack(tar: Path, engines: Path) -> Path:
@@ -56,9 +79,8 @@ def _unpack(tar: Path, engines: Path) -> Path:
     return target
 
 
-async def _download(url: str, downloads: Path) -> Path:
+async def _download(url: str, shown: str, downloads: Path) -> Path:
     """Stream `url` to a file named after it; a finished one is not fetched again."""
-    shown = url.partition("?")[0]
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
     if target.is_file():
         return target
@@ -80,6 +102,9 @@ async def _download(url: str, downloads: Path) -> Path:
                 f"COG_WEIGHTS={shown!r}: got {partial.stat().st_size} of {expected} bytes"
             )
         partial.replace(target)
+    except httpx.HTTPStatusError as error:  # its text holds the whole URL
+        status = f"{error.response.status_code} {error.response.reason_phrase}"
+        raise ModelUnavailable(f"COG_WEIGHTS={shown!r}: HTTP {status}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ModelUnavailable(f"COG_WEIGHTS={shown!r}: {error}") from error
     finally:

@@ -36,7 +36,7 @@ def find(work_dir: Path, binary: Path | None = None) -> Distribution:
         binary = _IMAGE_BINARY if _IMAGE_BINARY.is_file() else Path(found) if found else None
     if binary is None:
         return _from_wheel(work_dir)
-    if not os.access(binary, os.X_OK):
+    if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
     return Distribution(binary, binary.resolve().parent.parent / "backends", dict(os.environ))
 

@@ -71,6 +71,10 @@ def _apply(config: Any, name: str, value: Any) -> None:
             )
         config.instance_group[0].count = _count(config, name, value)
     elif name in config.parameters:
+        if not isinstance(value, str | int | float):
+            raise InvalidPredictorConfig(
+                f"{config.name}.args.{name}={value!r}: must be text, a number, true or false"
+            )
         config.parameters[name].string_value = str(value)
     else:
         known = sorted(filter(None, ["triton_max_batch_size", count_name, *config.parameters]))

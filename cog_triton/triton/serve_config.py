@@ -36,7 +36,7 @@ def load_serve_config(path: Path) -> ServeConfig:
         raise InvalidPredictorConfig(
             f"COG_TRITON_CONFIG={str(path)!r}: {error.strerror}"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InvalidPredictorConfig(f"{path}: not valid YAML: {reason}") from error
     models = _mapping(raw, path, "")
@@ -50,8 +50,12 @@ def load_serve_config(path: Path) -> ServeConfig:
     arguments = {}
     for model, body in models.items():
         at = f"{where}.{model}".lstrip(".")
-        _only(_mapping(body, path, at), ["args"], path, at)
-        arguments[model] = _mapping(body.get("args"), path, f"{at}.args")
+        content = _mapping(body, path, at)
+        _only(content, ["args"], path, at)
+        arguments[model] = _mapping(content.get("args"), path, f"{at}.args")
+        for key in arguments[model]:
+            if not isinstance(key, str):
+                raise InvalidPredictorConfig(f"{path}: {at}.args: {key!r} is not a name")
     return ServeConfig(arguments)
 
 

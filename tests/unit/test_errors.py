@@ -1,0 +1,167 @@
+"""The exception tree is the table of codes, and a code survives every wrapping."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton import errors
+from cog_triton.errors import CogTritonError, FrameworkError, UserError
+
+README = Path(__file__).parents[2] / "README.md"
+KINDS = errors.all_errors()
+KIND = st.sampled_from(KINDS)
+# The contract with clients, who search for the codes: none may be renamed or lost.
+CODES = {
+    "E1000": "GenericError",
+    "E1001": "PromptRequired",
+    "E1002": "PromptTooLong",
+    "E1003": "BadPromptTemplate",
+    "E1004": "PromptTemplateError",
+    "E1005": "InvalidArgument",
+    "E1006": "BadMessages",
+    "E1101": "InvalidArgumentMinTokens",
+    "E1102": "InvalidArgumentMaxTokens",
+    "E1201": "UnexpectedEngineArg",
+    "E1202": "InvalidPredictorConfig",
+    "E1300": "BuildConfigInvalid",
+    "E1301": "UnknownExample",
+    "E1302": "UnknownScript",
+    "E1303": "UnknownArgument",
+    "E1304": "ModelUnavailable",
+    "E1305": "EngineIncompatible",
+    "E1306": "EngineCorrupt",
+    "E2100": "TritonUnknownError",
+    "E2101": "TritonTimeout",
+    "E2102": "TritonTokenizerError",
+    "E2103": "TritonMalformedJSON",
+    "E2104": "TritonMalformedEvent",
+    "E2105": "TritonUnavailable",
+    "E2106": "TritonStartFailed",
+    "E2107": "Overloaded",
+    "E2200": "VLLMUnknownError",
+    "E2300": "BuildStepFailed",
+    "E2301": "BuildStepTimeout",
+    "E2302": "DiskFull",
+    "E2303": "BuildCancelled",
+}
+
+
+def test_every_code_of_the_design_is_there_under_its_name() -> None:
+    named = {kind.code: kind.__name__ for kind in KINDS}
+    assert CODES.items() <= named.items()
+
+
+def test_codes_are_unique_and_sorted() -> None:
+    codes = [kind.code for kind in KINDS]
+    assert codes == sorted(set(codes))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
+def test_the_code_tells_whose_fault_it_is(kind: type[CogTritonError]) -> None:
+    assert re.fullmatch(r"E[12]\d{3}", kind.code)
+    assert issubclass(kind, UserError) is kind.code.startswith("E1")
+    assert issubclass(kind, FrameworkError) is kind.code.startswith("E2")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
+def test_the_meaning_fits_one_row_of_a_table(kind: type[CogTritonError]) -> None:
+    assert kind.__doc__
+    assert "\n" not in kind.__doc__.strip()
+    assert "|" not in kind.__doc__
+
+
+def test_readme_holds_the_table() -> None:
+    found = re.search(
+        r"^<!-- errors -->\n(.*?)^<!-- /errors -->$",
+        README.read_text("utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert found, "README.md has no <!-- errors --> ... <!-- /errors -->"
+    assert found[1].strip() == errors.markdown_table().strip()
+
+
+def test_the_table_has_a_row_for_each_code() -> None:
+    head, rule, *rows = errors.markdown_table().splitlines()
+    assert head == "| code | name | meaning |"
+    assert rule == "|---|---|---|"
+    assert [row.split(" | ")[0] for row in rows] == [f"| {kind.code}" for kind in KINDS]
+
+
+@given(KIND, st.text())
+def test_the_text_starts_with_code_and_name(kind: type[CogTritonError], detail: str) -> None:
+    assert str(kind(detail)) == f"{kind.code} {kind.__name__}: {detail}"
+
+
+@given(KIND, st.text())
+def test_pickling_and_copying(kind: type[CogTritonError], detail: str) -> None:
+    for other in (pickle.loads(pickle.dumps(kind(detail))), copy.copy(kind(detail))):
+        assert type(other) is kind
+        assert other.detail == detail
+        assert str(other) == str(kind(detail))
+
+
+WRAPPINGS = [
+    "{}",
+    "Prediction failed: Async prediction failed: InvalidArgument: {}",
+    "worker setup failed: worker setup failed (slot bbb0f721-ee88-4c0d): Setup failed:"
+    " setup failed: TritonStartFailed: {}",
+    "[coglet::setup] starting\ncog_triton.errors.PromptTooLong: {}",
+    "in ensemble 'ensemble', {}",
+    "in ensemble 'ensemble', Failed to process the request(s) for model 'preprocessing_0_0',"
+    " message: InvalidArgument: {}",
+]
+
+
+@given(KIND, st.text(), st.sampled_from(WRAPPINGS))
+def test_an_error_is_read_back_from_the_texts_of_cog_and_triton(
+    kind: type[CogTritonError], detail: str, wrapping: str
+) -> None:
+    found = errors.from_text(wrapping.format(kind(detail)))
+    assert type(found) is kind
+    assert found is not None
+    assert found.detail == detail.strip()
+
+
+def test_the_place_that_triton_appends_is_not_part_of_the_error() -> None:
+    text = (
+        "Failed to process the request(s) for model 'tensorrt_llm_0_0', message:"
+        " InvalidArgument: E1005 InvalidArgument: x=1: must be 2\n\n"
+        "At:\n  /opt/cog_triton/engines/contract.py(89): from_tensors\n"
+        "  /opt/cog_triton/engines/triton_model.py(140): execute\n"
+    )
+    found = errors.from_text(text)
+    assert found is not None
+    assert found.detail == "x=1: must be 2"
+
+
+def test_the_outer_error_is_found_when_it_quotes_another() -> None:
+    inner = errors.PromptTooLong("9 > 8")
+    found = errors.from_text(str(errors.TritonStartFailed(f"the first request failed: {inner}")))
+    assert type(found) is errors.TritonStartFailed
+    assert found.detail == f"the first request failed: {inner}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "E1005", "E1005 InvalidArgument", "E1999 Foo: bar", "XE1005 Foo: bar", "no code"]
+)
+def test_texts_without_a_code(text: str) -> None:
+    assert errors.from_text(text) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("temprature", "; did you mean 'temperature'?"), ("xyz", ""), ("", "")],
+)
+def test_nearest(word: str, hint: str) -> None:
+    assert errors.nearest(word, ["temperature", "top_p"]) == hint
+
+
+def test_nearest_of_nothing() -> None:
+    assert errors.nearest("word", []) == ""

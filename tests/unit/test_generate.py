@@ -1,0 +1,333 @@
+"""From token ids to text: fitted into the engine's limits, streamed, stopped, counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import HANG, Part, Request, ScriptedServer, event, serving, stream
+from small_tokenizers import byte_level
+
+from cog_triton import errors
+from cog_triton.engines.base import EngineLimits
+from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
+from cog_triton.sampling import SamplingParams
+from cog_triton.serving.generate import Generation, Generator
+from cog_triton.settings import Settings, load_settings
+from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton.client import TritonClient
+
+Result = TypeVar("Result")
+TOKENIZER = EngineTokenizer(byte_level())
+IDLE = TritonClient("http://127.0.0.1:9", 1, TritonUnknownError)
+"""Planning asks nobody."""
+
+
+def limits(max_input_len: int = 90, max_seq_len: int = 100) -> EngineLimits:
+    return EngineLimits(
+        max_input_len=max_input_len,
+        max_seq_len=max_seq_len,
+        max_batch_size=4,
+        end_id=None,
+        pad_id=7,
+    )
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    async def limited() -> Result:
+        return await asyncio.wait_for(coroutine, 20)
+
+    return asyncio.run(limited())
+
+
+@asynccontextmanager
+async def generating(
+    answer: Sequence[Part] | Callable[[Request], Sequence[Part]],
+    settings: Settings | None = None,
+    engine: EngineLimits | None = None,
+) -> AsyncIterator[tuple[Generator, ScriptedServer]]:
+    """A generator whose Triton answers as told."""
+
+    def to_error(text: str) -> errors.CogTritonError:
+        return errors.from_text(text) or TritonUnknownError(text)
+
+    async with serving(answer) as server, TritonClient(server.url, 10, to_error) as client:
+        yield Generator(settings or load_settings(), engine or limits(), TOKENIZER, client), server
+
+
+def plan(engine: EngineLimits, prompt: int, sampling: SamplingParams, own: int = 0) -> Generation:
+    settings = load_settings(max_sequence_length=own or None)
+    return Generator(settings, engine, TOKENIZER, IDLE).plan([1] * prompt, sampling)
+
+
+LENGTHS = st.integers(1, 64)
+
+
+@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from([0, 5, 40]))
+def test_what_is_planned_fits_and_is_only_cut_when_it_must_be(
+    max_input: int, max_seq: int, prompt: int, max_tokens: int, min_tokens: int, own: int
+) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens))
+    limit = min(max_seq, own or max_seq)
+    if prompt > max_input or prompt >= limit:
+        with pytest.raises(PromptTooLong) as caught:
+            plan(limits(max_input, max_seq), prompt, sampling, own)
+        assert f"({prompt})" in caught.value.detail
+        assert f"({min(max_input, limit - 1)})" in caught.value.detail
+        return
+    generation = plan(limits(max_input, max_seq), prompt, sampling, own)
+    assert prompt + generation.sampling.max_tokens <= limit
+    assert generation.sampling.max_tokens == min(max_tokens, limit - prompt)
+    assert generation.sampling.min_tokens == min(sampling.min_tokens, limit - prompt)
+    assert bool(generation.notes) is (max_tokens > limit - prompt)
+
+
+def test_a_clamped_request_says_so() -> None:
+    generation = plan(limits(), 80, SamplingParams(max_tokens=512, seed=3, temperature=0.5))
+    assert generation.sampling.max_tokens == 20
+    assert (generation.sampling.seed, generation.sampling.temperature) == (3, 0.5)
+    (note,) = generation.notes
+    for number in ("512", "20", "80", "100"):
+        assert number in note
+
+
+@pytest.mark.parametrize(("prompt", "own"), [(91, 0), (100, 0), (5000, 0), (10, 10), (60, 50)])
+def test_a_prompt_without_room_names_both_numbers(prompt: int, own: int) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        plan(limits(), prompt, SamplingParams(max_tokens=1), own)
+    limit = min(90, own - 1) if own else 90
+    assert caught.value.detail == (
+        f"Prompt length ({prompt}) exceeds maximum input length ({limit})"
+    )
+
+
+def test_an_own_limit_beyond_the_engines_changes_nothing() -> None:
+    assert plan(limits(), 90, SamplingParams(max_tokens=99), own=10**6).sampling.max_tokens == 10
+
+
+def tokens(*texts: str) -> list[bytes]:
+    """One event for each text, with the ids it encodes to."""
+    return [event(output_ids=TOKENIZER.encode(text)) for text in texts]
+
+
+def text_of(
+    events: Sequence[bytes],
+    *,
+    stops: Sequence[str] = (),
+    settings: Settings | None = None,
+    **sampling: Any,
+) -> tuple[list[str], Generation, Any]:
+    """The chunks of a whole generation, what became of it, and the request Triton got."""
+
+    async def main() -> tuple[list[str], Generation, Any]:
+        async with generating(stream(*events), settings) as (generator, server):
+            generation = generator.plan(
+                [1, 2], SamplingParams(**{"max_tokens": 50, **sampling}), stops
+            )
+            chunks = [text async for text in generator.stream(generation)]
+            return chunks, generation, server.requests[0].json
+
+    return run(main())
+
+
+def test_text_comes_as_it_is_generated() -> None:
+    chunks, generation, _ = text_of(tokens("the ", "quick ", "größer"))
+    assert chunks == ["the ", "quick ", "größer"]
+    assert generation.finish_reason == "stop"
+    assert generation.output_token_count == sum(
+        len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer")
+    )
+    assert generation.time_to_first_token is not None
+    assert 0 < generation.time_to_first_token <= generation.duration
+    assert generation.tokens_per_second == pytest.approx(
+        generation.output_token_count / generation.duration
+    )
+
+
+def test_a_character_that_spans_events_comes_whole() -> None:
+    ids = TOKENIZER.encode("\U0001f600")
+    assert len(ids) > 1
+    chunks, _, _ = text_of([event(output_ids=[token]) for token in ids])
+    assert chunks == ["\U0001f600"]
+
+
+def test_the_request_is_the_engines() -> None:
+    settings = load_settings(end_id=11)
+    _, _, sent = text_of(
+        tokens("a"), settings=settings, seed=0, temperature=0.5, top_k=3, min_tokens=1
+    )
+    assert sent["input_ids"] == [1, 2]
+    assert (sent["request_output_len"], sent["min_tokens"]) == (50, 1)
+    assert (sent["seed"], sent["temperature"], sent["runtime_top_k"]) == (0, 0.5, 3)
+    assert (sent["end_id"], sent["pad_id"]) == (11, 7)
+    assert sent["streaming"] is True
+    assert sent["id"]
+
+
+def test_a_generation_without_tokens() -> None:
+    chunks, generation, _ = text_of([])
+    assert chunks == []
+    assert (generation.output_token_count, generation.finish_reason) == (0, "stop")
+    assert generation.time_to_first_token is None
+    assert generation.tokens_per_second == 0
+
+
+def test_all_tokens_used_up_is_length() -> None:
+    events = [event(output_ids=TOKENIZER.encode("a")) for _ in range(4)]
+    assert text_of(events, max_tokens=4)[1].finish_reason == "length"
+    assert text_of(events, max_tokens=5)[1].finish_reason == "stop"
+
+
+def test_a_stop_string_across_events_ends_the_text() -> None:
+    chunks, generation, _ = text_of(tokens("the la", "zy d", "og x"), stops=["lazy dog"])
+    assert "".join(chunks) == "the "
+    assert generation.finish_reason == "stop"
+
+
+def test_a_partial_stop_string_at_the_end_is_released() -> None:
+    chunks, _, _ = text_of(tokens("the la", "zy d"), stops=["lazy dog"])
+    assert "".join(chunks) == "the lazy d"
+
+
+def test_a_stop_string_at_the_very_end_is_stop_not_length() -> None:
+    count = len(TOKENIZER.encode("the")) + len(TOKENIZER.encode("END"))
+    chunks, generation, _ = text_of(tokens("the", "END"), stops=["END"], max_tokens=count)
+    assert chunks == ["the"]
+    assert generation.finish_reason == "stop"
+
+
+def test_min_tokens_come_out_before_a_stop_string_ends_anything() -> None:
+    first, second = TOKENIZER.encode("x"), TOKENIZER.encode("STOP")
+    chunks, _, _ = text_of(
+        tokens("STOP", "x", "STOP", "y"), stops=["STOP"], min_tokens=len(first) + len(second)
+    )
+    assert "".join(chunks) == "STOPx"
+
+
+def test_a_stop_string_stops_the_engine() -> None:
+    async def main() -> list[str]:
+        answer = [*stream(*tokens("a", "END", "b"), end=False), HANG]
+        async with generating(answer) as (generator, server):
+            generation = generator.plan([1], SamplingParams(max_tokens=50), ["END"])
+            chunks = [text async for text in generator.stream(generation)]
+            await server.requests[0].left.wait()
+            return chunks
+
+    assert run(main()) == ["a"]
+
+
+def test_closing_the_stream_stops_the_engine() -> None:
+    async def main() -> None:
+        answer = [*stream(*tokens("a"), end=False), HANG]
+        async with generating(answer) as (generator, server):
+            generation = generator.plan([1], SamplingParams(max_tokens=50))
+            async with aclosing(generator.stream(generation)) as chunks:
+                async for _ in chunks:
+                    break
+            await server.requests[0].left.wait()
+            assert len(server.requests) == 1
+            assert generation.duration > 0
+
+    run(main())
+
+
+def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None:
+    """Triton notices a closed connection only when it writes to it."""
+
+    def answer(request: Request) -> Sequence[Part]:
+        return stream() if request.json.get("stop") else [HANG]
+
+    async def main() -> None:
+        async with generating(answer) as (generator, server):
+            generation = generator.plan([1], SamplingParams(max_tokens=50))
+            task = asyncio.ensure_future(generator.stream(generation).__anext__())
+            while not server.requests:
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while len(server.requests) < 2:
+                await asyncio.sleep(0.005)
+            first, second = server.requests
+            assert second.json["stop"] is True
+            assert second.json["id"] == first.json["id"]
+
+    run(main())
+
+
+def test_a_stop_that_fails_is_not_left_unseen(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody awaits it, so what it raises must not end as 'exception was never retrieved'."""
+
+    def answer(request: Request) -> Sequence[Part]:
+        return [object()] if request.json.get("stop") else [HANG]
+
+    async def main() -> None:
+        async with generating(answer) as (generator, server):
+            generation = generator.plan([1], SamplingParams(max_tokens=50))
+            task = asyncio.ensure_future(generator.stream(generation).__anext__())
+            while not server.requests:
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while len(server.requests) < 2:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.1)
+
+    run(main())
+    assert "never retrieved" not in caplog.text
+
+
+def test_requests_have_ids_of_their_own() -> None:
+    async def main() -> set[str]:
+        async with generating(stream(*tokens("a"))) as (generator, server):
+
+            async def one() -> None:
+                generation = generator.plan([1], SamplingParams(max_tokens=50))
+                assert [text async for text in generator.stream(generation)] == ["a"]
+
+            await asyncio.gather(*(one() for _ in range(20)))
+            return {request.json["id"] for request in server.requests}
+
+    assert len(run(main())) == 20
+
+
+def test_an_error_comes_after_the_text_before_it() -> None:
+    async def main() -> list[str]:
+        events = [*tokens("a"), event(error="E2105 TritonUnavailable: the engine has gone")]
+        chunks: list[str] = []
+        async with generating(stream(*events)) as (generator, _):
+            generation = generator.plan([1], SamplingParams(max_tokens=50))
+            texts = generator.stream(generation)
+            chunks.append(await texts.__anext__())
+            with pytest.raises(TritonUnavailable, match="the engine has gone"):
+                await texts.__anext__()
+        return chunks
+
+    assert run(main()) == ["a"]
+
+
+def test_the_probe_asks_for_one_real_token() -> None:
+    async def main() -> Any:
+        async with generating(stream(*tokens("a"))) as (generator, server):
+            await generator.probe()
+            return server.requests[0].json
+
+    sent = run(main())
+    assert sent["request_output_len"] == 1
+    assert sent["end_id"] == -1
+    assert len(sent["input_ids"]) == sent["input_lengths"] >= 1
+
+
+def test_a_probe_without_a_token_is_no_proof() -> None:
+    async def main() -> None:
+        async with generating(stream()) as (generator, _):
+            await generator.probe()
+
+    with pytest.raises(errors.FrameworkError):
+        run(main())

@@ -1,0 +1,113 @@
+"""Sampling values are all checked, and an error names the value and the rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.sampling import MAX_SEED, SamplingParams
+
+FLOATS = (
+    "temperature",
+    "top_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "length_penalty",
+)
+
+
+def test_defaults_are_neutral() -> None:
+    params = SamplingParams(max_tokens=1)
+    assert (params.min_tokens, params.temperature, params.seed) == (0, 1.0, 0)
+    assert (params.repetition_penalty, params.length_penalty) == (1.0, 1.0)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("max_tokens", 0, "at least 1"),
+        ("min_tokens", -1, "not be negative"),
+        ("min_tokens", 11, "not exceed max_tokens=10"),
+        ("temperature", -0.1, "not be negative"),
+        ("top_k", -1, "not be negative"),
+        ("top_p", -0.01, "from 0 to 1"),
+        ("top_p", 1.01, "from 0 to 1"),
+        ("repetition_penalty", 0.0, "greater than 0"),
+        ("seed", -1, "from 0 to 2"),
+        ("seed", MAX_SEED + 1, "from 0 to 2"),
+    ],
+)
+def test_values_out_of_range(name: str, value: float, rule: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        SamplingParams(**{"max_tokens": 10, name: value})
+    assert f"{name}={value}" in caught.value.detail
+    assert rule in caught.value.detail
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", FLOATS)
+def test_values_that_are_not_finite(name: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name}={value}"):
+        SamplingParams(**{"max_tokens": 10, name: value})
+
+
+@pytest.mark.parametrize("name", ["seed", "min_tokens"])
+def test_integers_beyond_every_float(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        SamplingParams(**{"max_tokens": 10, name: 10**400})
+
+
+@pytest.mark.parametrize("seed", [0, MAX_SEED])
+def test_both_ends_of_the_seeds(seed: int) -> None:
+    assert SamplingParams(max_tokens=1, seed=seed).seed == seed
+
+
+NUMBERS = {
+    "min_tokens": st.integers(-2, 10**6),
+    "top_k": st.integers(-2, 100),
+    "seed": st.integers(-1, 2**65),
+    **dict.fromkeys(FLOATS, st.floats()),
+}
+
+
+@given(st.fixed_dictionaries({"max_tokens": st.integers(-2, 10**6)}, optional=NUMBERS))
+def test_either_a_valid_set_or_e1005_naming_one_of_the_values(values: dict[str, Any]) -> None:
+    params, refusal = None, ""
+    try:
+        params = SamplingParams(**values)
+    except InvalidArgument as error:
+        refusal = error.detail
+    if params is None:
+        assert any(refusal.startswith(f"{name}={value}: ") for name, value in values.items())
+        return
+    assert 0 <= params.min_tokens <= params.max_tokens
+    assert 0 <= params.top_p <= 1
+    assert params.temperature >= 0
+    assert all(math.isfinite(value) for value in dataclasses.astuple(params))
+
+
+@pytest.mark.parametrize(
+    ("values", "greedy"),
+    [
+        ({"temperature": 0.0, "top_p": 0.9}, True),
+        ({"top_k": 1, "top_p": 0.9}, True),
+        ({"top_k": 0, "top_p": 0.0}, True),
+        ({"top_k": 0, "top_p": 0.9}, False),
+        ({"top_k": 50, "top_p": 0.0}, False),
+    ],
+)
+def test_what_greedy_means(values: dict[str, Any], greedy: bool) -> None:
+    assert SamplingParams(max_tokens=1, **values).greedy is greedy
+
+
+def test_a_set_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams(max_tokens=1).max_tokens = 2  # type: ignore[misc]

@@ -1,0 +1,131 @@
+"""The serve config is read whole, or refused with the file, the place and the nearest key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cog_triton.errors import InvalidPredictorConfig
+from cog_triton.triton.serve_config import MODELS, ServeConfig, load_serve_config
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text("abc :#'\"{}[]\n0123")
+ARGUMENTS = st.dictionaries(st.text("abc_", min_size=1), SCALARS)
+CONFIGS = st.dictionaries(st.sampled_from(MODELS), ARGUMENTS)
+
+
+def load(directory: Path, text: str) -> ServeConfig:
+    path = directory / "serve.yaml"
+    path.write_text(text, "utf-8")
+    return load_serve_config(path)
+
+
+def refusal(directory: Path, text: str) -> str:
+    with pytest.raises(InvalidPredictorConfig) as caught:
+        load(directory, text)
+    assert "serve.yaml" in caught.value.detail
+    return caught.value.detail
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CONFIGS, st.sampled_from([(), ("server",), ("instantiate", "server")]))
+def test_what_yaml_says_is_what_each_model_gets(
+    tmp_path: Path, config: dict[str, dict[str, Any]], around: tuple[str, ...]
+) -> None:
+    document: Any = {model: {"args": arguments} for model, arguments in config.items()}
+    for key in reversed(around):
+        document = {key: document}
+    loaded = load(tmp_path, yaml.safe_dump(document))
+    assert {model: loaded.of(model) for model in MODELS} == {m: config.get(m, {}) for m in MODELS}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing",
+        "{}",
+        "instantiate:",
+        "instantiate: {server: }",
+        "tensorrt_llm:",
+        "tensorrt_llm: {}",
+        "tensorrt_llm: {args: }",
+        "instantiate: {server: {tensorrt_llm: }}",
+    ],
+)
+def test_nothing_said_is_nothing_set(text: str, tmp_path: Path) -> None:
+    config = load(tmp_path, text)
+    assert all(config.of(model) == {} for model in MODELS)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPredictorConfig, match=r"COG_TRITON_CONFIG='.*no\.yaml': No such"):
+        load_serve_config(tmp_path / "no.yaml")
+    with pytest.raises(InvalidPredictorConfig, match="directory"):
+        load_serve_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "a: b: c", "\t- x", "a: \x00", "!!python/object:os.system {}", "a: *b", "[1]: 2"],
+)
+def test_a_file_that_is_not_yaml(text: str, tmp_path: Path) -> None:
+    assert "not valid YAML" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "0x_", "0b_"])
+def test_values_that_yaml_itself_chokes_on(value: str, tmp_path: Path) -> None:
+    refusal(tmp_path, f"tensorrt_llm: {{args: {{a: {value}}}}}")
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_bytes(b"a: \xff\xfe")
+    with pytest.raises(InvalidPredictorConfig, match=r"serve\.yaml"):
+        load_serve_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[]", "the file"),
+        ("hello", "the file"),
+        ("instantiate: 3", "instantiate"),
+        ("instantiate: {server: [1]}", "instantiate.server"),
+        ("tensorrt_llm: 3", "tensorrt_llm"),
+        ("instantiate: {server: {ensemble: x}}", "instantiate.server.ensemble"),
+        ("ensemble: {args: [1]}", "ensemble.args"),
+    ],
+)
+def test_what_must_be_a_mapping(text: str, where: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, text)
+    assert f" {where}: " in said
+    assert "is not a mapping" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("instantiat: {}", "'instantiat'"),
+        ("tensorrt-llm: {}", "did you mean 'tensorrt_llm'"),
+        ("instantiate: {servr: {}}", "'servr'"),
+        ("instantiate: {server: {preprocesing: {}}}", "did you mean 'preprocessing'"),
+        ("tensorrt_llm: {arg: {}}", "did you mean 'args'"),
+        ("instantiate: {server: {}}\nother: 1", "'other'"),
+        ("5: {}", "unknown key 5"),
+        ("tensorrt_llm: {true: 1}", "unknown key True"),
+    ],
+)
+def test_unknown_keys_are_refused_with_the_nearest(text: str, hint: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, text)
+    assert "unknown key" in said
+    assert hint in said
+
+
+@pytest.mark.parametrize("key", ["5", "true", "1.5", "null", "2020-01-01"])
+def test_arguments_are_named_by_text(key: str, tmp_path: Path) -> None:
+    assert "tensorrt_llm.args" in refusal(tmp_path, f"tensorrt_llm: {{args: {{{key}: 1}}}}")

@@ -1,0 +1,247 @@
+"""From COG_WEIGHTS to a directory: real tars, a real HTTP server, and nothing fetched twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from scripted_server import RESET, Part, Request, serving, whole
+from test_engine_manifest import engine
+
+from cog_triton import engine_manifest
+from cog_triton.engine_tar import pack
+from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.serving.weights import engine_directory
+from cog_triton.settings import Settings, load_settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    return load_settings(cog_triton_work_dir=tmp_path / "work", engine_dir=tmp_path / "served")
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    engine(tmp_path / "engine")
+    return pack(tmp_path / "engine", tmp_path / "engine.tar")
+
+
+def fetch(settings: Settings, weights: str | None) -> Path:
+    return asyncio.run(engine_directory(settings, weights))
+
+
+Answer = Sequence[Part] | Callable[[Request], Sequence[Part]]
+
+
+def download(
+    settings: Settings, answer: Answer, path: str = "/engine.tar", times: int = 1
+) -> tuple[Path, list[Request]]:
+    """The directory of the last of `times` fetches, and the requests they made."""
+
+    async def main() -> tuple[Path, list[Request]]:
+        async with serving(answer) as server:
+            for _ in range(times):
+                directory = await engine_directory(settings, server.url + path)
+            return directory, server.requests
+
+    return asyncio.run(main())
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in engine_manifest.files_of(directory).items()}
+
+
+def leftovers(settings: Settings) -> list[str]:
+    return [path.name for path in settings.work_dir.rglob("*") if "partial" in path.name]
+
+
+@pytest.mark.parametrize("weights", [None, ""])
+def test_without_weights_it_is_the_engine_dir(weights: str | None, settings: Settings) -> None:
+    assert fetch(settings, weights) == settings.engine_dir
+
+
+def test_a_directory_is_served_as_it_is(settings: Settings, tmp_path: Path) -> None:
+    engine(tmp_path / "engine")
+    assert fetch(settings, str(tmp_path / "engine")) == tmp_path / "engine"
+    assert fetch(settings, f"file://{tmp_path}/engine") == tmp_path / "engine"
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}", "FILE://{}"])
+def test_a_tar_is_unpacked(form: str, tar: Path, settings: Settings, tmp_path: Path) -> None:
+    directory = fetch(settings, form.format(tar))
+    assert directory.is_relative_to(settings.work_dir)
+    assert files(directory) == files(tmp_path / "engine")
+
+
+@pytest.mark.parametrize("name", ["a b.tar", "ü.tar", "100%.tar", "what?.tar", "a#b.tar"])
+def test_a_tar_of_any_name(name: str, tar: Path, settings: Settings) -> None:
+    assert fetch(settings, str(tar.rename(tar.with_name(name)))).is_dir()
+    assert fetch(settings, tar.with_name(name).as_uri()).is_dir()
+
+
+def test_a_relative_name_with_a_colon_is_a_file(
+    tar: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar.rename(tar.with_name("engine:v1.tar"))
+    monkeypatch.chdir(tar.parent)
+    assert fetch(settings, "engine:v1.tar").is_dir()
+
+
+def test_a_tar_is_unpacked_once(
+    tar: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = fetch(settings, str(tar))
+    before = first.stat().st_ino
+    assert "Unpacking" in capsys.readouterr().out
+    assert fetch(settings, str(tar)) == first
+    assert first.stat().st_ino == before
+    assert capsys.readouterr().out == ""
+
+
+def test_a_tar_that_changed_is_unpacked_again(
+    tar: Path, settings: Settings, tmp_path: Path
+) -> None:
+    first = fetch(settings, str(tar))
+    engine_dir = tmp_path / "engine"
+    (engine_dir / engine_manifest.MANIFEST_NAME).unlink()
+    (engine_dir / "another").write_text("file")
+    pack(engine_dir, tar)
+    second = fetch(settings, str(tar))
+    assert second != first
+    assert (second / "another").read_text() == "file"
+
+
+def test_a_tar_without_a_manifest_is_served_with_a_warning(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(tmp_path / "engine")
+    (tmp_path / "engine" / engine_manifest.MANIFEST_NAME).unlink()
+    fetch(settings, str(pack(tmp_path / "engine", tmp_path / "old.tar")))
+    assert "Warning: old.tar has no cog-triton.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cut", [0, 1, 512, 1000])
+def test_a_torn_tar_is_corrupt(cut: int, tar: Path, settings: Settings) -> None:
+    tar.write_bytes(tar.read_bytes()[:cut])
+    for _ in range(2):
+        with pytest.raises(EngineCorrupt, match=r"engine\.tar"):
+            fetch(settings, str(tar))
+
+
+def test_an_unpacked_engine_that_lost_a_file_is_not_served(tar: Path, settings: Settings) -> None:
+    directory = fetch(settings, str(tar))
+    (directory / "config.json").unlink()
+    with pytest.raises(EngineCorrupt, match=r"config\.json is in the manifest but missing"):
+        fetch(settings, str(tar))
+
+
+def test_what_is_not_there(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"no\.tar'.*no such file"):
+        fetch(settings, str(tmp_path / "no.tar"))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        "ftp://host/engine.tar",
+        "s3://bucket/engine.tar",
+        "http://",
+        "http:///engine.tar",
+        "http://[::1/engine.tar",
+        "http://host:port/engine.tar",
+        "http://127.0.0.1:1\x00/engine.tar",
+        "file://engine.tar",
+        "file://elsewhere/engine.tar",
+        "file:///no/such/engine.tar",
+    ],
+)
+def test_addresses_that_lead_nowhere(weights: str, settings: Settings) -> None:
+    with pytest.raises(ModelUnavailable, match="COG_WEIGHTS="):
+        fetch(settings, weights)
+
+
+def test_a_download_is_unpacked_and_fetched_once(
+    tar: Path, settings: Settings, tmp_path: Path
+) -> None:
+    directory, requests = download(settings, [whole(tar.read_bytes())], times=2)
+    assert files(directory) == files(tmp_path / "engine")
+    assert [request.path for request in requests] == ["/engine.tar"]
+    assert not leftovers(settings)
+
+
+def test_a_redirect_is_followed(tar: Path, settings: Settings) -> None:
+    def answer(request: Request) -> list[Part]:
+        if request.path == "/engine.tar":
+            return [b"HTTP/1.1 302 Found\r\nLocation: /real.tar\r\nContent-Length: 0\r\n\r\n"]
+        return [whole(tar.read_bytes())]
+
+    directory, requests = download(settings, answer)
+    assert directory.is_dir()
+    assert [request.path for request in requests] == ["/engine.tar", "/real.tar"]
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "403 Forbidden", "500 Oops"])
+def test_an_error_status_is_told_once_asked_again_next_time(
+    status: str, tar: Path, settings: Settings
+) -> None:
+    with pytest.raises(ModelUnavailable, match=status[:3]):
+        download(settings, [whole(b"<html>", status)])
+    assert not leftovers(settings)
+    assert download(settings, [whole(tar.read_bytes())])[0].is_dir()
+
+
+def refusal(settings: Settings, weights: str) -> str:
+    with pytest.raises(ModelUnavailable) as caught:
+        fetch(settings, weights)
+    return str(caught.value)
+
+
+def test_the_secrets_of_a_url_are_not_told(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main(status: str) -> str:
+        async with serving([whole(b"", status)]) as server:
+            url = server.url.replace("http://", "http://user:hunter2@")
+            with pytest.raises(ModelUnavailable) as caught:
+                await engine_directory(settings, f"{url}/engine.tar?X-Signature=hunter2")
+            return str(caught.value)
+
+    for status in ("403 Forbidden", "404 Not Found"):
+        said = asyncio.run(main(status)) + capsys.readouterr().out
+        assert "engine.tar" in said
+        assert "hunter2" not in said
+
+
+def test_a_body_that_ends_early(tar: Path, settings: Settings) -> None:
+    answer = whole(tar.read_bytes())
+    with pytest.raises(ModelUnavailable, match=r"engine\.tar"):
+        download(settings, [answer[: len(answer) // 2], RESET])
+    assert not leftovers(settings)
+    assert download(settings, [answer])[0].is_dir()
+
+
+def test_nobody_listens(settings: Settings) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    assert f":{port}/engine.tar" in refusal(settings, f"http://127.0.0.1:{port}/engine.tar")
+
+
+def test_a_download_that_is_no_tar_is_fetched_again(tar: Path, settings: Settings) -> None:
+    """Such as the page of a login, answered with 200."""
+
+    async def main() -> Path:
+        async with serving([whole(b"<html>please log in</html>")]) as server:
+            url = f"{server.url}/engine.tar"
+            with pytest.raises(EngineCorrupt):
+                await engine_directory(settings, url)
+            server.answer_with([whole(tar.read_bytes())])
+            return await engine_directory(settings, url)
+
+    assert asyncio.run(main()).is_dir()

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -141,10 +142,12 @@ class EngineProcess:
 def run_engine(engine: StepEngine, connection: Connection) -> None:
     """The child's loop: take messages, step, send what the step brought. Ends on EOF."""
     connection.send(engine.max_batch_size)
+    poller = select.poll()  # Connection.poll makes a new one for each call
+    poller.register(connection, select.POLLIN)
     while True:
         events: list[tuple[int, TokenEvent]] = []
         busy = engine.live > 0
-        while connection.poll(0 if busy else None):
+        while poller.poll(0 if busy else None):
             busy = True
             message = connection.recv()
             if message is None:

@@ -53,11 +53,11 @@ class Stream:
             self._send(event, ended)
         if ended:
             self._model.ended(self)
+            self._model.publish()
         elif (now := time.monotonic()) >= self._next_check:
             self._next_check = now + self._model.check_period
             if self._sender.is_cancelled():
                 self._model.cancel(self)
-        self._model.publish()
 
     def _send(self, event: TokenEvent, ended: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -38,6 +37,13 @@ class Generation:
     finish_reason: Literal["stop", "length"] | None = None
     time_to_first_token: float | None = None
     duration: float = 0.0
+    cancelled: bool = False
+    hang_up: Callable[[], None] = lambda: None
+
+    def cancel(self) -> None:
+        """Stop the engine, from any thread; whoever reads the stream gets an error."""
+        self.cancelled = True
+        self.hang_up()
 
     @property
     def tokens_per_second(self) -> float:
@@ -45,7 +51,7 @@ class Generation:
         return self.output_token_count / self.duration if self.duration else 0.0
 
 
-class Generator:
+class TextGenerator:
     """Turns token ids into streamed text through one Triton server."""
 
     def __init__(
@@ -82,14 +88,14 @@ class Generator:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
         return Generation(input_ids, sampling, stops, notes)
 
-    async def stream(self, generation: Generation) -> AsyncGenerator[str, None]:
-        """Text as it is generated; fills in `generation`. Closing it stops the engine."""
+    def stream(self, generation: Generation) -> Iterator[str]:
+        """Text as it is generated; fills in `generation`. Blocks; closing it stops the engine."""
         sampling = generation.sampling
         text_stream = TextStream(self._tokenizer, generation.stops, min_tokens=sampling.min_tokens)
         started = time.perf_counter()
         try:
-            async with aclosing(self._tokens(generation)) as tokens:
-                async for ids in tokens:
+            with closing(self._tokens(generation)) as tokens:
+                for ids in tokens:
                     if generation.time_to_first_token is None:
                         generation.time_to_first_token = time.perf_counter() - started
                     if text := text_stream.feed(ids):
@@ -104,18 +110,17 @@ class Generator:
             generation.output_token_count = text_stream.token_count
             generation.duration = time.perf_counter() - started
 
-    async def probe(self) -> None:
+    def probe(self) -> None:
         """One real token through the engine; raises what stands in the way."""
         request = EngineRequest(
             input_ids=self._tokenizer.encode("a"),
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
         )
-        stream = self._client.stream(contract.to_values(request))
-        if not [token async for ids in stream for token in ids]:
+        if not list(self._client.tokens(self._client.request(contract.to_values(request)))):
             raise TritonUnknownError("the engine answered the first request without a token")
 
-    async def _tokens(self, generation: Generation) -> AsyncGenerator[list[int], None]:
+    def _tokens(self, generation: Generation) -> Generator[list[int], None, None]:
         settings, limits = self._settings, self._limits
         request = EngineRequest(
             input_ids=generation.input_ids,
@@ -124,32 +129,22 @@ class Generator:
             pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
         )
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
+        http = self._client.request(contract.to_values(request), request_id)
+        generation.hang_up = http.hang_up
+        if generation.cancelled:
+            http.hang_up()
         seen = False
         try:
-            async with aclosing(
-                self._client.stream(contract.to_values(request), request_id)
-            ) as stream:
-                async for ids in stream:
-                    seen = True
-                    yield ids
-        except (asyncio.CancelledError, GeneratorExit):
-            if not seen:
+            for ids in self._client.tokens(http):
+                seen = True
+                yield ids
+        finally:
+            if generation.cancelled and not seen:
                 # Triton notices a closed connection only when it writes to it.
-                _background(_stop(self._client, request_id))
-            raise
+                self._stop(request_id)
 
-
-async def _stop(client: TritonClient, request_id: str) -> None:
-    try:
-        await client.stop(request_id)
-    except FrameworkError as error:
-        print(f"Warning: request {request_id} could not be stopped: {error}")
-
-
-_tasks: set[asyncio.Task[None]] = set()
-
-
-def _background(coroutine: Coroutine[None, None, None]) -> None:
-    task = asyncio.get_running_loop().create_task(coroutine)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    def _stop(self, request_id: str) -> None:
+        try:
+            self._client.stop(request_id)
+        except FrameworkError as error:
+            print(f"Warning: request {request_id} could not be stopped: {error}")

@@ -4,22 +4,23 @@ coglet collects an async generator into a list and sends it at the end; a sync g
 streams, but only at concurrency 1. What does stream concurrently is an ``async def run``
 that *returns* a sync generator, which coglet then iterates on the slot's own thread. A
 cancellation reaches only the future that ``asyncio.run_coroutine_threadsafe`` gave coglet;
-by then that future is done, so it is wrapped in one that cancels the generator's task.
+by then that future is done, so it is wrapped in one that cancels the stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
+import contextvars
+import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from types import GeneratorType
 from typing import Any
 
 from cog import CancelationException
 
-_Item = str | BaseException | None
+Chunks = Generator[str, None, None]
 
 _cancellers: weakref.WeakKeyDictionary[Iterator[str], Callable[[], None]] = (
     weakref.WeakKeyDictionary()
@@ -32,54 +33,36 @@ def install() -> None:
     asyncio.run_coroutine_threadsafe = _cancellable  # type: ignore[assignment]
 
 
-def live(chunks: AsyncIterator[str]) -> Iterator[str]:
-    """A sync generator of `chunks`, which run as a task of the current event loop.
+def live(chunks: Chunks, cancel: Callable[[], None]) -> Iterator[str]:
+    """`chunks`, for coglet to iterate, in the caller's context: its print() and its metrics
+    belong to the prediction.
 
-    Chunks that arrive while the reader is busy come out joined. Closing or cancelling the
-    generator cancels the task; an error of the task is raised by the generator.
+    When the prediction is cancelled, `cancel` is called on another thread; it must make
+    `chunks` end or raise, and what it raises becomes Cog's CancelationException.
     """
-    loop = asyncio.get_running_loop()
-    arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-    task = loop.create_task(_pump(chunks, arrived))
+    cancelled = threading.Event()
 
-    def cancel() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(task.cancel)
-
-    generator = _drain(arrived, cancel)
-    _cancellers[generator] = cancel
-    # Closing a generator that was never started runs none of it.
-    weakref.finalize(generator, cancel).atexit = False
-    return generator
-
-
-async def _pump(chunks: AsyncIterator[str], arrived: queue.SimpleQueue[_Item]) -> None:
-    try:
-        async for chunk in chunks:
-            arrived.put(chunk)
-        arrived.put(None)
-    except asyncio.CancelledError:
-        arrived.put(CancelationException())
-        raise
-    except Exception as error:  # noqa: BLE001 - handed over whole, raised by the reader
-        arrived.put(error)
-
-
-def _drain(arrived: queue.SimpleQueue[_Item], cancel: Callable[[], None]) -> Iterator[str]:
-    try:
-        while True:
-            items = [arrived.get()]
-            while not arrived.empty():
-                items.append(arrived.get())
-            if text := "".join(item for item in items if isinstance(item, str)):
-                yield text
-            last = items[-1]
-            if last is None:
-                return
-            if isinstance(last, BaseException):
-                raise last
-    finally:
+    def stop() -> None:
+        cancelled.set()
         cancel()
+
+    stream = _iterate(chunks, contextvars.copy_context(), cancelled)
+    _cancellers[stream] = stop
+    return stream
+
+
+def _iterate(
+    chunks: Chunks, context: contextvars.Context, cancelled: threading.Event
+) -> Iterator[str]:
+    try:
+        while (chunk := context.run(next, chunks, None)) is not None:
+            yield chunk
+    except Exception:
+        if cancelled.is_set():
+            raise CancelationException from None
+        raise
+    finally:
+        context.run(chunks.close)
 
 
 class _CancellableFuture:

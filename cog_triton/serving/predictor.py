@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Generator
 
 from cog import BaseRunner, ConcatenateIterator, Input
 
@@ -149,20 +148,17 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             ),
         )
         generation.notes.extend(rendered.warnings)
-        return livestream.live(
-            self._report(generation, log_performance_metrics or settings.log_performance_metrics)
-        )
+        log_metrics = log_performance_metrics or settings.log_performance_metrics
+        return livestream.live(self._report(generation, log_metrics), generation.cancel)
 
-    async def _report(self, generation: Generation, log_metrics: bool) -> AsyncGenerator[str, None]:
+    def _report(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
         """The generation's text, then its metrics and log lines in the prediction's own log."""
         for note in generation.notes:
             print(f"Note: {note}")
         print(f"Random seed used: `{generation.sampling.seed}`")
         if generation.sampling.greedy:
             print("Note: Random seed will not impact output if greedy decoding is used.")
-        async with aclosing(self._runtime.generator.stream(generation)) as stream:
-            async for text in stream:
-                yield text
+        yield from self._runtime.generator.stream(generation)
         first = generation.time_to_first_token
         self.record_metric("input_token_count", len(generation.input_ids))
         self.record_metric("output_token_count", generation.output_token_count)

@@ -6,11 +6,12 @@ import os
 import shutil
 from pathlib import Path
 
+import anyio.to_thread
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.registry import open_engine
-from cog_triton.serving.generate import Generator
+from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.tokenizer import EngineTokenizer
@@ -35,7 +36,7 @@ class Runtime:
         self.tokenizer = tokenizer
         self.server = server
         self._client = TritonClient(settings.triton_url, settings.triton_timeout, family.error)
-        self.generator = Generator(settings, family.limits, tokenizer, self._client)
+        self.generator = TextGenerator(settings, family.limits, tokenizer, self._client)
 
     @classmethod
     async def start(cls, settings: Settings, weights: str | None = None) -> Self:
@@ -55,8 +56,11 @@ class Runtime:
         run_dir = _fresh_run_dir(work_dir)
         repository = render(family, config, run_dir / "model_repo")
         runtime = cls(settings, family, tokenizer, TritonServer(settings, repository, run_dir))
-        await runtime.server.start(runtime._client.is_ready, runtime.generator.probe)
+        await runtime.server.start(runtime._client.is_ready, runtime._probe)
         return runtime
+
+    async def _probe(self) -> None:
+        await anyio.to_thread.run_sync(self.generator.probe)
 
     async def stop(self) -> None:
         """Stop Triton and close every connection."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +25,7 @@ _PATH = "/v2/models/tensorrt_llm/generate_stream"
 
 
 class TritonClient:
-    """Streams from one Triton server. Closing a stream early stops the engine."""
+    """Talks to one Triton server; safe to use from many threads at once."""
 
     def __init__(self, url: str, timeout: float, to_error: Callable[[str], CogTritonError]) -> None:
         """`timeout` is in seconds between bytes; `to_error` maps the engine's error texts."""
@@ -54,27 +53,28 @@ class TritonClient:
             return False
         return response.status_code == 200
 
-    async def stream(
-        self, values: Mapping[str, Any], request_id: str | None = None
-    ) -> AsyncGenerator[list[int], None]:
+    def request(self, values: Mapping[str, Any], request_id: str | None = None) -> HTTPStream:
+        """A request for `tokens`, not sent yet; its `hang_up` stops the engine."""
+        body = json.dumps({**values, "id": request_id} if request_id else values).encode()
+        return HTTPStream(self._host, self._port, _PATH, body, self._timeout)
+
+    def tokens(self, request: HTTPStream) -> Iterator[list[int]]:
         """New token ids, one list for each network read, until the engine is done.
 
-        Raises the coded error of the engine, or E2101, E2103, E2104, E2105.
+        Raises the coded error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing
+        the iterator stops the engine.
         """
         buffer = EventBuffer()
-        body = json.dumps({**values, "id": request_id} if request_id else values).encode()
         try:
-            async with HTTPStream(self._host, self._port, _PATH, body, self._timeout) as response:
+            with request as response:
                 if response.status != 200 and not response.is_event_stream:
-                    raw = b"".join([chunk async for chunk in response.chunks()])
-                    raise self._failure(response.status, raw)
-                async with aclosing(response.chunks()) as chunks:
-                    async for chunk in chunks:
-                        ids, error = self._read(buffer.feed(chunk))
-                        if ids:
-                            yield ids
-                        if error is not None:
-                            raise error
+                    raise self._failure(response.status, b"".join(response.chunks()))
+                for chunk in response.chunks():
+                    ids, error = self._read(buffer.feed(chunk))
+                    if ids:
+                        yield ids
+                    if error is not None:
+                        raise error
                 if response.status != 200:
                     raise self._failure(response.status, buffer.rest)
         except StreamTimeout as error:
@@ -87,10 +87,10 @@ class TritonClient:
         if buffer.rest.strip():
             raise TritonMalformedEvent(f"the stream ended inside an event: {_show(buffer.rest)}")
 
-    async def stop(self, request_id: str) -> None:
+    def stop(self, request_id: str) -> None:
         """Stop a request that is queued or prefilling, where a closed connection goes unseen."""
         values = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
-        async for _ in self.stream({**values, "streaming": True}, request_id):
+        for _ in self.tokens(self.request({**values, "streaming": True}, request_id)):
             pass
 
     def _read(self, payloads: list[bytes]) -> tuple[list[int], CogTritonError | None]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import parse_headers
+from io import BufferedReader
+from threading import Condition, Event, Thread
 from typing import Any
 
+from typing_extensions import Self
+
+PATIENCE_S = 5
+"""For what should happen at once."""
 RESET = object()
 """Instead of bytes: reset the connection."""
 HANG = object()
 """Instead of bytes: send nothing more, until the client closes the connection."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
-Part = bytes | object
+Part = bytes | Event | object
+"""What is sent, or what is done instead; an event is waited for."""
+Answer = Sequence[Part] | Callable[["Request"], Sequence[Part]]
 
 
 @dataclass
@@ -26,7 +35,7 @@ class Request:
 
     path: str
     body: bytes
-    left: asyncio.Event
+    left: Event = field(default_factory=Event)
 
     @property
     def json(self) -> Any:
@@ -34,70 +43,91 @@ class Request:
 
 
 class ScriptedServer:
-    def __init__(self, answer: Callable[[Request], Sequence[Part]]) -> None:
-        self._answer = answer
+    """Serves from threads of its own, within ``with`` or ``async with``."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer_with(answer)
         self.requests: list[Request] = []
-        self.url = ""
+        self._arrival = Condition()
+        self._connections: list[tuple[socket.socket, Thread]] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._acceptor = Thread(target=self._accept)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def answer_with(self, answer: Sequence[Part]) -> None:
-        """Give this answer from now on."""
-        self._answer = lambda _: answer
+    def answer_with(self, answer: Answer) -> None:
+        """Give this answer, or the one it chooses by the request, from now on."""
+        self._answer = answer if callable(answer) else lambda _: answer
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await _head(reader):
-                lines = head.decode().split("\r\n")
-                length = next(
-                    (int(line[15:]) for line in lines if line.lower().startswith("content-length")),
-                    0,
-                )
-                body = await reader.readexactly(length)
-                request = Request(lines[0].split()[1], body, asyncio.Event())
-                self.requests.append(request)
-                await self._send(request, reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            return  # the client, or the test, is done
-        finally:
-            writer.close()
+    def request(self, number: int = 0) -> Request:
+        """A request, by the order of arrival; waits for it."""
+        with self._arrival:
+            assert self._arrival.wait_for(lambda: len(self.requests) > number, PATIENCE_S)
+        return self.requests[number]
 
-    async def _send(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __enter__(self) -> Self:
+        self._acceptor.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._listener:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._acceptor.join()
+        for connection, thread in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__(*error)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # shut down
+            while True:
+                connection, _ = self._listener.accept()
+                thread = Thread(target=self._serve, args=(connection,))
+                self._connections.append((connection, thread))
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(ConnectionError), connection, connection.makefile("rb") as reader:
+            while request := _read(reader):
+                with self._arrival:
+                    self.requests.append(request)
+                    self._arrival.notify_all()
+                self._send(request, reader, connection)
+
+    def _send(self, request: Request, reader: BufferedReader, connection: socket.socket) -> None:
         for part in self._answer(request):
             if isinstance(part, bytes):
-                writer.write(part)
-                await writer.drain()
-                await asyncio.sleep(0.002)  # a network read of its own
+                connection.sendall(part)
+                time.sleep(0.002)  # mostly a read of its own; an Event between makes it sure
+            elif isinstance(part, Event):
+                assert part.wait(PATIENCE_S)
             elif part is HANG:
-                await reader.read()
+                with suppress(ConnectionError):
+                    reader.read()
                 request.left.set()
                 raise ConnectionResetError
             else:
-                sock = writer.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-                writer.transport.abort()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
                 raise ConnectionResetError
 
 
-async def _head(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return b""
+def _read(reader: BufferedReader) -> Request | None:
+    if not (first := reader.readline()):
+        return None
+    length = int(parse_headers(reader).get("Content-Length", 0))
+    body = reader.read(length)
+    return Request(first.decode().split()[1], body) if len(body) == length else None
 
 
-@asynccontextmanager
-async def serving(
-    answer: Sequence[Part] | Callable[[Request], Sequence[Part]],
-) -> AsyncIterator[ScriptedServer]:
+def serving(answer: Answer) -> ScriptedServer:
     """A server that gives the same answer, or the one chosen by the request, every time."""
-    scripted = ScriptedServer(answer if callable(answer) else lambda _: answer)
-    server = await asyncio.start_server(scripted.handle, "127.0.0.1", 0)
-    scripted.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield scripted
-    finally:
-        server.close()
+    return ScriptedServer(answer)
 
 
 def whole(body: bytes, status: str = "200 OK", kind: str = "application/json") -> bytes:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from threading import Event
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_server import HANG, RESET, Part, ScriptedServer, event, serving, stream, whole
+from scripted_server import (
+    HANG,
+    PATIENCE_S,
+    RESET,
+    Part,
+    ScriptedServer,
+    event,
+    serving,
+    stream,
+    whole,
+)
 
 from cog_triton import errors
 from cog_triton.errors import (
@@ -26,7 +38,6 @@ from cog_triton.errors import (
 )
 from cog_triton.triton.client import TritonClient
 
-Result = TypeVar("Result")
 VALUES = {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 9, "streaming": True}
 
 
@@ -34,49 +45,52 @@ def to_error(text: str) -> CogTritonError:
     return errors.from_text(text) or TritonUnknownError(text)
 
 
-def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    async def limited() -> Result:
-        return await asyncio.wait_for(coroutine, 20)
-
-    return asyncio.run(limited())
-
-
-@asynccontextmanager
-async def connected(
-    answer: Sequence[Part], timeout: float = 10
-) -> AsyncIterator[tuple[TritonClient, ScriptedServer]]:
-    async with serving(answer) as server, TritonClient(server.url, timeout, to_error) as client:
-        yield client, server
+@contextmanager
+def connected(
+    answer: Sequence[Part], timeout: float = 2 * PATIENCE_S
+) -> Iterator[tuple[TritonClient, ScriptedServer]]:
+    with serving(answer) as server:
+        yield TritonClient(server.url, timeout, to_error), server
 
 
-def read(answer: Sequence[Part], timeout: float = 10) -> tuple[list[int], CogTritonError | None]:
+def read(
+    answer: Sequence[Part], timeout: float = 2 * PATIENCE_S
+) -> tuple[list[int], CogTritonError | None]:
     """All ids that arrive, and the error that ends the stream."""
+    ids: list[int] = []
+    with connected(answer, timeout) as (client, _):
+        try:
+            for new in client.tokens(client.request(VALUES)):
+                assert new
+                ids += new
+        except CogTritonError as error:
+            return ids, error
+    return ids, None
 
-    async def main() -> tuple[list[int], CogTritonError | None]:
-        ids: list[int] = []
-        async with connected(answer, timeout) as (client, _):
-            try:
-                async for new in client.stream(VALUES):
-                    assert new
-                    ids += new
-            except CogTritonError as error:
-                return ids, error
-        return ids, None
 
-    return run(main())
+def is_ready(url: str) -> bool:
+    async def main() -> bool:
+        async with TritonClient(url, PATIENCE_S, to_error) as client:
+            return await client.is_ready()
+
+    return asyncio.run(main())
 
 
 def test_the_request_is_what_was_asked_for() -> None:
-    async def main() -> None:
-        async with connected(stream(event(output_ids=7))) as (client, server):
-            assert [ids async for ids in client.stream(VALUES, "12-1")] == [[7]]
-            assert [ids async for ids in client.stream(VALUES)] == [[7]]
-            first, second = server.requests
-            assert first.path == "/v2/models/tensorrt_llm/generate_stream"
-            assert first.json == {**VALUES, "id": "12-1"}
-            assert second.json == VALUES
+    with connected(stream(event(output_ids=7))) as (client, server):
+        assert list(client.tokens(client.request(VALUES, "12-1"))) == [[7]]
+        assert list(client.tokens(client.request(VALUES))) == [[7]]
+    first, second = server.requests
+    assert first.path == "/v2/models/tensorrt_llm/generate_stream"
+    assert first.json == {**VALUES, "id": "12-1"}
+    assert second.json == VALUES
 
-    run(main())
+
+def test_nothing_is_sent_before_it_is_read() -> None:
+    with connected(stream(event(output_ids=7))) as (client, server):
+        client.tokens(client.request(VALUES, "never"))
+        assert list(client.tokens(client.request(VALUES, "read"))) == [[7]]
+    assert [request.json["id"] for request in server.requests] == ["read"]
 
 
 def test_scalars_and_lists_of_ids() -> None:
@@ -89,12 +103,20 @@ def test_a_stream_without_events_is_a_generation_without_tokens() -> None:
 
 
 def test_one_read_gives_one_list() -> None:
-    async def main() -> list[list[int]]:
-        answer = stream(event(output_ids=1) + event(output_ids=[2, 3]), event(output_ids=4))
-        async with connected(answer) as (client, _):
-            return [ids async for ids in client.stream(VALUES)]
+    seen = Event()
+    answer = stream(event(output_ids=1) + event(output_ids=[2, 3]), seen, event(output_ids=4))
+    with connected(answer) as (client, _):
+        tokens = client.tokens(client.request(VALUES))
+        assert next(tokens) == [1, 2, 3]
+        seen.set()
+        assert list(tokens) == [[4]]
 
-    assert run(main()) == [[1, 2, 3], [4]]
+
+def test_what_arrived_together_comes_together() -> None:
+    """A reader that is slower than the engine catches up; each event is a chunk of HTTP's."""
+    answer = b"".join(stream(event(output_ids=1), event(output_ids=[2, 3])))  # type: ignore[arg-type]
+    with connected([answer]) as (client, _):
+        assert list(client.tokens(client.request(VALUES))) == [[1, 2, 3]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -224,16 +246,11 @@ def test_silence_is_a_timeout(before: list[bytes]) -> None:
 def test_nobody_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-
-    async def main() -> None:
-        async with TritonClient(f"http://127.0.0.1:{port}", 5, to_error) as client:
-            assert not await client.is_ready()
-            with pytest.raises(TritonUnavailable):
-                async for _ in client.stream(VALUES):
-                    pass
-
-    run(main())
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    assert not is_ready(url)
+    client = TritonClient(url, PATIENCE_S, to_error)
+    with pytest.raises(TritonUnavailable):
+        next(client.tokens(client.request(VALUES)))
 
 
 def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,61 +260,115 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatc
     assert read(stream(event(output_ids=3))) == ([3], None)
 
 
-def test_closing_a_stream_closes_its_connection() -> None:
-    async def main() -> None:
-        answer = [*stream(event(output_ids=1), end=False), HANG]
-        async with connected(answer) as (client, server):
-            async with aclosing(client.stream(VALUES)) as tokens:
-                async for _ in tokens:
-                    break
-            await server.requests[0].left.wait()
-
-    run(main())
+def test_closing_the_iterator_closes_its_connection() -> None:
+    answer = [*stream(event(output_ids=1), end=False), HANG]
+    with connected(answer) as (client, server):
+        tokens = client.tokens(client.request(VALUES))
+        assert next(tokens) == [1]
+        assert not server.request().left.is_set()
+        tokens.close()  # type: ignore[attr-defined]
+        assert server.request().left.wait(PATIENCE_S)
 
 
-def test_cancelling_a_stream_closes_its_connection() -> None:
-    async def main() -> None:
-        async with connected([HANG]) as (client, server):
-            task = asyncio.ensure_future(client.stream(VALUES).__anext__())
-            while not server.requests:
-                await asyncio.sleep(0.005)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await server.requests[0].left.wait()
+@pytest.mark.parametrize("before", [[], [1], [1, 2]], ids=["head", "first token", "more tokens"])
+def test_hanging_up_ends_a_reader_that_waits(before: list[int]) -> None:
+    events = [event(output_ids=token) for token in before]
+    answer = [*stream(*events, end=False), HANG] if before else [HANG]
+    ids: list[int] = []
+    all_read = Event()
 
-    run(main())
+    def read_on() -> None:
+        for new in client.tokens(request):
+            ids.extend(new)
+            if ids == before:
+                all_read.set()
+
+    with ThreadPoolExecutor() as pool, connected(answer) as (client, server):
+        request = client.request(VALUES)
+        reader = pool.submit(read_on)
+        assert server.request().json == VALUES
+        assert not before or all_read.wait(PATIENCE_S)
+        assert not reader.done()
+        request.hang_up()
+        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
+        assert server.request().left.wait(PATIENCE_S)
+    assert ids == before
+
+
+def test_hanging_up_between_two_reads() -> None:
+    answer = [*stream(event(output_ids=1), end=False), HANG]
+    with connected(answer) as (client, server):
+        request = client.request(VALUES)
+        with closing(client.tokens(request)) as tokens:  # type: ignore[type-var]
+            assert next(tokens) == [1]
+            request.hang_up()
+            assert server.request().left.wait(PATIENCE_S)
+            with pytest.raises(TritonUnavailable):
+                next(tokens)
+
+
+def test_a_request_that_was_hung_up_is_not_sent() -> None:
+    with connected(stream(event(output_ids=1))) as (client, server):
+        request = client.request(VALUES, "hung up")
+        request.hang_up()
+        with pytest.raises(TritonUnavailable):
+            next(client.tokens(request))
+        # Connections are accepted in order, so what came before this one has been read.
+        assert list(client.tokens(client.request(VALUES, "next"))) == [[1]]
+    assert [request.json["id"] for request in server.requests] == ["next"]
+
+
+def test_hanging_up_again_or_after_the_end_does_nothing() -> None:
+    with connected(stream(event(output_ids=1))) as (client, _):
+        request = client.request(VALUES)
+        assert list(client.tokens(request)) == [[1]]
+        request.hang_up()
+        request.hang_up()
+
+
+def test_hanging_up_leaves_other_requests_alone() -> None:
+    seen = Event()
+    answer = stream(event(output_ids=1), seen, event(output_ids=2))
+    with connected(answer) as (client, _):
+        requests = [client.request(VALUES) for _ in range(3)]
+        readers = [client.tokens(request) for request in requests]
+        assert [next(tokens) for tokens in readers] == [[1]] * 3
+        requests[1].hang_up()
+        seen.set()
+        assert list(readers[0]) == list(readers[2]) == [[2]]
+        readers[1].close()  # type: ignore[attr-defined]
 
 
 def test_stop_names_the_request() -> None:
-    async def main() -> None:
-        async with connected(stream()) as (client, server):
-            await client.stop("7-1")
-            (request,) = server.requests
-            assert request.json["stop"] is True
-            assert request.json["id"] == "7-1"
+    with connected(stream()) as (client, server):
+        client.stop("7-1")
+    (request,) = server.requests
+    assert request.json["stop"] is True
+    assert request.json["id"] == "7-1"
 
-    run(main())
+
+def test_a_stop_that_fails_says_so() -> None:
+    with connected([RESET]) as (client, _), pytest.raises(TritonUnavailable):
+        client.stop("7-1")
 
 
 @pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
 def test_readiness(status: str, ready: bool) -> None:
-    async def main() -> bool:
-        async with connected([whole(b"", status)]) as (client, server):
-            result = await client.is_ready()
-            assert server.requests[0].path == "/v2/health/ready"
-            return result
-
-    assert run(main()) is ready
+    with serving([whole(b"", status)]) as server:
+        assert is_ready(server.url) is ready
+    assert server.requests[0].path == "/v2/health/ready"
 
 
-def test_more_streams_than_kept_connections() -> None:
-    async def main() -> None:
-        async with connected(stream(event(output_ids=1), event(output_ids=2))) as (client, _):
+def test_many_threads_stream_at_once() -> None:
+    count = 100
+    all_here = Event()
+    answer = stream(event(output_ids=1), all_here, event(output_ids=2))
+    with ThreadPoolExecutor(count) as pool, connected(answer) as (client, server):
 
-            async def one() -> list[int]:
-                return [i async for ids in client.stream(VALUES) for i in ids]
+        def one(_: int) -> list[int]:
+            return [token for ids in client.tokens(client.request(VALUES)) for token in ids]
 
-            assert await asyncio.gather(*(one() for _ in range(300))) == [[1, 2]] * 300
-
-    run(main())
+        results = pool.map(one, range(count))
+        server.request(count - 1)
+        all_here.set()
+        assert list(results) == [[1, 2]] * count

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_server import HANG, Part, Request, ScriptedServer, event, serving, stream
+from scripted_server import (
+    HANG,
+    PATIENCE_S,
+    RESET,
+    Answer,
+    Part,
+    Request,
+    ScriptedServer,
+    event,
+    serving,
+    stream,
+)
 from small_tokenizers import byte_level
 
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
 from cog_triton.sampling import SamplingParams
-from cog_triton.serving.generate import Generation, Generator
+from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.settings import Settings, load_settings
 from cog_triton.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
-Result = TypeVar("Result")
 TOKENIZER = EngineTokenizer(byte_level())
 IDLE = TritonClient("http://127.0.0.1:9", 1, TritonUnknownError)
 """Planning asks nobody."""
@@ -38,31 +49,23 @@ def limits(max_input_len: int = 90, max_seq_len: int = 100) -> EngineLimits:
     )
 
 
-def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    async def limited() -> Result:
-        return await asyncio.wait_for(coroutine, 20)
-
-    return asyncio.run(limited())
-
-
-@asynccontextmanager
-async def generating(
-    answer: Sequence[Part] | Callable[[Request], Sequence[Part]],
-    settings: Settings | None = None,
-    engine: EngineLimits | None = None,
-) -> AsyncIterator[tuple[Generator, ScriptedServer]]:
+@contextmanager
+def generating(
+    answer: Answer, settings: Settings | None = None
+) -> Iterator[tuple[TextGenerator, ScriptedServer]]:
     """A generator whose Triton answers as told."""
 
     def to_error(text: str) -> errors.CogTritonError:
         return errors.from_text(text) or TritonUnknownError(text)
 
-    async with serving(answer) as server, TritonClient(server.url, 10, to_error) as client:
-        yield Generator(settings or load_settings(), engine or limits(), TOKENIZER, client), server
+    with serving(answer) as server:
+        client = TritonClient(server.url, 2 * PATIENCE_S, to_error)
+        yield TextGenerator(settings or load_settings(), limits(), TOKENIZER, client), server
 
 
 def plan(engine: EngineLimits, prompt: int, sampling: SamplingParams, own: int = 0) -> Generation:
     settings = load_settings(max_sequence_length=own or None)
-    return Generator(settings, engine, TOKENIZER, IDLE).plan([1] * prompt, sampling)
+    return TextGenerator(settings, engine, TOKENIZER, IDLE).plan([1] * prompt, sampling)
 
 
 LENGTHS = st.integers(1, 64)
@@ -124,20 +127,28 @@ def text_of(
 ) -> tuple[list[str], Generation, Any]:
     """The chunks of a whole generation, what became of it, and the request Triton got."""
 
-    async def main() -> tuple[list[str], Generation, Any]:
-        async with generating(stream(*events), settings) as (generator, server):
-            generation = generator.plan(
-                [1, 2], SamplingParams(**{"max_tokens": 50, **sampling}), stops
-            )
-            chunks = [text async for text in generator.stream(generation)]
-            return chunks, generation, server.requests[0].json
-
-    return run(main())
+    with generating(stream(*events), settings) as (generator, server):
+        generation = generator.plan([1, 2], SamplingParams(**{"max_tokens": 50, **sampling}), stops)
+        chunks = list(generator.stream(generation))
+    return chunks, generation, server.requests[0].json
 
 
 def test_text_comes_as_it_is_generated() -> None:
+    texts = ["the ", "quick ", "größer"]
+    seen = [Event() for _ in texts]
+    answer = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
+    with generating(stream(*answer)) as (generator, _):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        chunks = generator.stream(generation)
+        for text, it in zip(texts, seen, strict=True):
+            assert next(chunks) == text
+            it.set()
+        assert list(chunks) == []
+
+
+def test_what_became_of_a_generation() -> None:
     chunks, generation, _ = text_of(tokens("the ", "quick ", "größer"))
-    assert chunks == ["the ", "quick ", "größer"]
+    assert "".join(chunks) == "the quick größer"
     assert generation.finish_reason == "stop"
     assert generation.output_token_count == sum(
         len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer")
@@ -210,124 +221,151 @@ def test_min_tokens_come_out_before_a_stop_string_ends_anything() -> None:
 
 
 def test_a_stop_string_stops_the_engine() -> None:
-    async def main() -> list[str]:
-        answer = [*stream(*tokens("a", "END", "b"), end=False), HANG]
-        async with generating(answer) as (generator, server):
-            generation = generator.plan([1], SamplingParams(max_tokens=50), ["END"])
-            chunks = [text async for text in generator.stream(generation)]
-            await server.requests[0].left.wait()
-            return chunks
-
-    assert run(main()) == ["a"]
+    answer = [*stream(*tokens("a", "END", "b"), end=False), HANG]
+    with generating(answer) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50), ["END"])
+        assert list(generator.stream(generation)) == ["a"]
+        assert server.request().left.wait(PATIENCE_S)
+    assert len(server.requests) == 1
+    assert generation.finish_reason == "stop"
 
 
 def test_closing_the_stream_stops_the_engine() -> None:
-    async def main() -> None:
-        answer = [*stream(*tokens("a"), end=False), HANG]
-        async with generating(answer) as (generator, server):
-            generation = generator.plan([1], SamplingParams(max_tokens=50))
-            async with aclosing(generator.stream(generation)) as chunks:
-                async for _ in chunks:
-                    break
-            await server.requests[0].left.wait()
-            assert len(server.requests) == 1
-            assert generation.duration > 0
+    answer = [*stream(*tokens("a"), end=False), HANG]
+    with generating(answer) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        texts = generator.stream(generation)
+        assert next(texts) == "a"
+        assert not server.request().left.is_set()
+        texts.close()  # type: ignore[attr-defined]
+        assert server.request().left.wait(PATIENCE_S)
+    assert len(server.requests) == 1
+    assert generation.duration > 0
+    assert generation.output_token_count == len(TOKENIZER.encode("a"))
+    assert generation.finish_reason is None
 
-    run(main())
+
+def stoppable(request: Request) -> Sequence[Part]:
+    """An engine that makes no token, and that can be told to stop."""
+    return stream() if request.json.get("stop") else [HANG]
 
 
 def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None:
     """Triton notices a closed connection only when it writes to it."""
+    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        reader = pool.submit(list, generator.stream(generation))
+        first = server.request()
+        assert not reader.done()
+        generation.cancel()
+        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
+        assert first.left.wait(PATIENCE_S)
+        (_, second) = server.requests
+    assert second.json["stop"] is True
+    assert second.json["id"] == first.json["id"]
+    assert generation.finish_reason is None
+    assert generation.duration > 0
 
+
+def test_cancelling_twice_stops_once() -> None:
+    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        reader = pool.submit(list, generator.stream(generation))
+        server.request()
+        generation.cancel()
+        generation.cancel()
+        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
+    assert [bool(request.json.get("stop")) for request in server.requests] == [False, True]
+
+
+def test_cancelling_after_tokens_only_hangs_up() -> None:
+    with (
+        ThreadPoolExecutor() as pool,
+        generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
+    ):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        texts = generator.stream(generation)
+        assert next(texts) == "a"
+        reader = pool.submit(next, texts)
+        generation.cancel()
+        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
+        assert server.request().left.wait(PATIENCE_S)
+    assert len(server.requests) == 1
+    assert generation.output_token_count == len(TOKENIZER.encode("a"))
+    assert generation.finish_reason is None
+
+
+def test_what_was_cancelled_first_does_not_run() -> None:
+    with generating(stoppable) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        generation.cancel()
+        with pytest.raises(TritonUnavailable):
+            next(generator.stream(generation))
+    assert generation.output_token_count == 0
+    stopped = {request.json["id"] for request in server.requests if request.json.get("stop")}
+    assert {request.json["id"] for request in server.requests} <= stopped
+
+
+def test_cancelling_after_the_end_does_nothing() -> None:
+    with generating(stream(*tokens("a"))) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        assert list(generator.stream(generation)) == ["a"]
+        generation.cancel()
+    assert len(server.requests) == 1
+    assert generation.finish_reason == "stop"
+
+
+def test_a_stop_that_fails_is_told_and_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def answer(request: Request) -> Sequence[Part]:
-        return stream() if request.json.get("stop") else [HANG]
+        return stream(event(error="no such request")) if request.json.get("stop") else [HANG]
 
-    async def main() -> None:
-        async with generating(answer) as (generator, server):
-            generation = generator.plan([1], SamplingParams(max_tokens=50))
-            task = asyncio.ensure_future(generator.stream(generation).__anext__())
-            while not server.requests:
-                await asyncio.sleep(0.005)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            while len(server.requests) < 2:
-                await asyncio.sleep(0.005)
-            first, second = server.requests
-            assert second.json["stop"] is True
-            assert second.json["id"] == first.json["id"]
-
-    run(main())
+    with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        reader = pool.submit(list, generator.stream(generation))
+        request_id = server.request().json["id"]
+        generation.cancel()
+        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
+    said = capsys.readouterr().out
+    assert f"Warning: request {request_id} could not be stopped" in said
+    assert "no such request" in said
 
 
-def test_a_stop_that_fails_is_not_left_unseen(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody awaits it, so what it raises must not end as 'exception was never retrieved'."""
-
-    def answer(request: Request) -> Sequence[Part]:
-        return [object()] if request.json.get("stop") else [HANG]
-
-    async def main() -> None:
-        async with generating(answer) as (generator, server):
-            generation = generator.plan([1], SamplingParams(max_tokens=50))
-            task = asyncio.ensure_future(generator.stream(generation).__anext__())
-            while not server.requests:
-                await asyncio.sleep(0.005)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            while len(server.requests) < 2:
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.1)
-
-    run(main())
-    assert "never retrieved" not in caplog.text
+def test_an_engine_that_fails_is_not_told_to_stop() -> None:
+    with generating([RESET]) as (generator, server):
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        with pytest.raises(TritonUnavailable):
+            next(generator.stream(generation))
+    assert len(server.requests) == 1
 
 
 def test_requests_have_ids_of_their_own() -> None:
-    async def main() -> set[str]:
-        async with generating(stream(*tokens("a"))) as (generator, server):
+    with ThreadPoolExecutor(20) as pool, generating(stream(*tokens("a"))) as (generator, server):
 
-            async def one() -> None:
-                generation = generator.plan([1], SamplingParams(max_tokens=50))
-                assert [text async for text in generator.stream(generation)] == ["a"]
+        def one(_: int) -> list[str]:
+            return list(generator.stream(generator.plan([1], SamplingParams(max_tokens=50))))
 
-            await asyncio.gather(*(one() for _ in range(20)))
-            return {request.json["id"] for request in server.requests}
-
-    assert len(run(main())) == 20
+        assert list(pool.map(one, range(20))) == [["a"]] * 20
+    assert len({request.json["id"] for request in server.requests}) == 20
 
 
 def test_an_error_comes_after_the_text_before_it() -> None:
-    async def main() -> list[str]:
-        events = [*tokens("a"), event(error="E2105 TritonUnavailable: the engine has gone")]
-        chunks: list[str] = []
-        async with generating(stream(*events)) as (generator, _):
-            generation = generator.plan([1], SamplingParams(max_tokens=50))
-            texts = generator.stream(generation)
-            chunks.append(await texts.__anext__())
-            with pytest.raises(TritonUnavailable, match="the engine has gone"):
-                await texts.__anext__()
-        return chunks
-
-    assert run(main()) == ["a"]
+    events = [*tokens("a"), event(error="E2105 TritonUnavailable: the engine has gone")]
+    with generating(stream(*events)) as (generator, _):
+        texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)))
+        assert next(texts) == "a"
+        with pytest.raises(TritonUnavailable, match="the engine has gone"):
+            next(texts)
 
 
 def test_the_probe_asks_for_one_real_token() -> None:
-    async def main() -> Any:
-        async with generating(stream(*tokens("a"))) as (generator, server):
-            await generator.probe()
-            return server.requests[0].json
-
-    sent = run(main())
+    with generating(stream(*tokens("a"))) as (generator, server):
+        generator.probe()
+    sent = server.requests[0].json
     assert sent["request_output_len"] == 1
     assert sent["end_id"] == -1
     assert len(sent["input_ids"]) == sent["input_lengths"] >= 1
 
 
 def test_a_probe_without_a_token_is_no_proof() -> None:
-    async def main() -> None:
-        async with generating(stream()) as (generator, _):
-            await generator.probe()
-
-    with pytest.raises(errors.FrameworkError):
-        run(main())
+    with generating(stream()) as (generator, _), pytest.raises(errors.FrameworkError):
+        generator.probe()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -88,7 +88,7 @@ class TextGenerator:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
         return Generation(input_ids, sampling, stops, notes)
 
-    def stream(self, generation: Generation) -> Iterator[str]:
+    def stream(self, generation: Generation) -> Generator[str, None, None]:
         """Text as it is generated; fills in `generation`. Blocks; closing it stops the engine."""
         sampling = generation.sampling
         text_stream = TextStream(self._tokenizer, generation.stops, min_tokens=sampling.min_tokens)

@@ -1,12 +1,12 @@
-"""Everything between an engine directory and a `Generator` that is ready to serve."""
+"""Everything between an engine directory and a `TextGenerator` that is ready to serve."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
 
-import anyio.to_thread
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily
@@ -60,7 +60,7 @@ class Runtime:
         return runtime
 
     async def _probe(self) -> None:
-        await anyio.to_thread.run_sync(self.generator.probe)
+        await asyncio.to_thread(self.generator.probe)
 
     async def stop(self) -> None:
         """Stop Triton and close every connection."""

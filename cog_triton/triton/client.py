@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from cog_triton.triton.http_stream import HTTPStream, StreamBroken, StreamTimeou
 from cog_triton.triton.sse import EventBuffer
 
 _PATH = "/v2/models/tensorrt_llm/generate_stream"
+_STOP_TIMEOUT_S = 5.0
 
 
 class TritonClient:
@@ -55,10 +56,9 @@ class TritonClient:
 
     def request(self, values: Mapping[str, Any], request_id: str | None = None) -> HTTPStream:
         """A request for `tokens`, not sent yet; its `hang_up` stops the engine."""
-        body = json.dumps({**values, "id": request_id} if request_id else values).encode()
-        return HTTPStream(self._host, self._port, _PATH, body, self._timeout)
+        return self._request(values, request_id, self._timeout)
 
-    def tokens(self, request: HTTPStream) -> Iterator[list[int]]:
+    def tokens(self, request: HTTPStream) -> Generator[list[int], None, None]:
         """New token ids, one list for each network read, until the engine is done.
 
         Raises the coded error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing
@@ -89,9 +89,21 @@ class TritonClient:
 
     def stop(self, request_id: str) -> None:
         """Stop a request that is queued or prefilling, where a closed connection goes unseen."""
-        values = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
-        for _ in self.tokens(self.request({**values, "streaming": True}, request_id)):
+        values = {
+            "input_ids": [0],
+            "input_lengths": 1,
+            "request_output_len": 1,
+            "streaming": True,
+            "stop": True,
+        }
+        for _ in self.tokens(self._request(values, request_id, _STOP_TIMEOUT_S)):
             pass
+
+    def _request(
+        self, values: Mapping[str, Any], request_id: str | None, timeout: float
+    ) -> HTTPStream:
+        body = json.dumps({**values, "id": request_id} if request_id else values).encode()
+        return HTTPStream(self._host, self._port, _PATH, body, timeout)
 
     def _read(self, payloads: list[bytes]) -> tuple[list[int], CogTritonError | None]:
         """Token ids up to the first event that is an error, and that error."""

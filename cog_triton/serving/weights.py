@@ -13,6 +13,7 @@ import httpx
 from cog_triton import engine_manifest, engine_tar
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.settings import Settings
+from cog_triton.urls import shown
 
 
 async def engine_directory(settings: Settings, weights: str | None) -> Path:
@@ -29,7 +30,7 @@ async def engine_directory(settings: Settings, weights: str | None) -> Path:
     else:
         url = _parse(weights)
         if url.scheme != "file":
-            tar = await _download(weights, _shown(url), settings.work_dir / "downloads")
+            tar = await _download(weights, shown(weights), settings.work_dir / "downloads")
             try:
                 return await anyio.to_thread.run_sync(_unpack, tar, engines)
             except EngineCorrupt:
@@ -57,11 +58,6 @@ def _parse(weights: str) -> SplitResult:
     )
 
 
-def _shown(url: SplitResult) -> str:
-    """The URL without what may be secret: user, password, query."""
-    return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
 def _unpack(tar: Path, engines: Path) -> Path:
     stat = tar.stat()
     identity = f"{tar.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
@@ -79,14 +75,14 @@ def _unpack(tar: Path, engines: Path) -> Path:
     return target
 
 
-async def _download(url: str, shown: str, downloads: Path) -> Path:
+async def _download(url: str, name: str, downloads: Path) -> Path:
     """Stream `url` to a file named after it; a finished one is not fetched again."""
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
     if target.is_file():
         return target
     downloads.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".{os.getpid()}.partial")
-    print(f"Downloading {shown}", flush=True)
+    print(f"Downloading {name}", flush=True)
     try:
         async with (
             httpx.AsyncClient(follow_redirects=True, timeout=60) as client,
@@ -99,14 +95,14 @@ async def _download(url: str, shown: str, downloads: Path) -> Path:
         expected = response.headers.get("content-length")
         if expected is not None and partial.stat().st_size != int(expected):
             raise ModelUnavailable(
-                f"COG_WEIGHTS={shown!r}: got {partial.stat().st_size} of {expected} bytes"
+                f"COG_WEIGHTS={name!r}: got {partial.stat().st_size} of {expected} bytes"
             )
         partial.replace(target)
     except httpx.HTTPStatusError as error:  # its text holds the whole URL
         status = f"{error.response.status_code} {error.response.reason_phrase}"
-        raise ModelUnavailable(f"COG_WEIGHTS={shown!r}: HTTP {status}") from None
+        raise ModelUnavailable(f"COG_WEIGHTS={name!r}: HTTP {status}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ModelUnavailable(f"COG_WEIGHTS={shown!r}: {error}") from error
+        raise ModelUnavailable(f"COG_WEIGHTS={name!r}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
     return target

@@ -1,0 +1,147 @@
+"""Configs from files and a real HTTP server, and what is said of those that cannot be had."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from small_http import reply, serving
+
+from cog_triton.build.config_source import MAX_BYTES, fetch
+from cog_triton.errors import BuildConfigInvalid
+from cog_triton.settings import free_ports
+
+TEXT = "model_id: größe\n"
+
+
+def answer(request: BaseHTTPRequestHandler) -> None:
+    match request.path.partition("?")[0]:
+        case "/c.yaml":
+            reply(request, 200, TEXT.encode())
+        case "/moved":
+            reply(request, 302, Location="/c.yaml")
+        case "/away":
+            reply(request, 302, Location="file:///etc/hostname")
+        case "/latin":
+            reply(request, 200, "größe".encode("latin-1"))
+        case "/large":
+            reply(request, 200, b"#" * (MAX_BYTES + 1))
+        case "/endless":
+            request.send_response(200)
+            request.end_headers()
+            try:
+                while True:
+                    request.wfile.write(b"#" * 65536)
+            except OSError:
+                request.close_connection = True
+        case "/torn":
+            request.send_response(200)
+            request.send_header("Content-Length", "100")
+            request.end_headers()
+            request.wfile.write(b"model_id:")
+            request.close_connection = True
+        case _:
+            reply(request, 404)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving(answer) as url:
+        yield url
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a config.yaml"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def test_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetch(str(file)) == (TEXT, str(file))
+    monkeypatch.chdir(file.parent)
+    assert fetch(file.name)[0] == TEXT
+    for host in ("", "localhost"):
+        url = f"file://{host}{quote(str(file))}"
+        assert fetch(url) == (TEXT, url)
+
+
+def test_text_and_data_urls() -> None:
+    assert fetch(TEXT) == (TEXT, "the text")
+    encoded = base64.b64encode(TEXT.encode()).decode()
+    assert fetch(f"data:application/yaml;base64,{encoded}") == (TEXT, "the data URL")
+    assert fetch(f"data:,{quote(TEXT)}")[0] == TEXT
+
+
+def test_http(server: str) -> None:
+    assert fetch(f"{server}/c.yaml?signature=secret") == (TEXT, f"{server}/c.yaml")
+    assert fetch(f"{server}/moved")[0] == TEXT
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("/nothing", "HTTP 404 Not Found"),
+        ("/latin", "is not UTF-8 text"),
+        ("/large", f"is longer than {MAX_BYTES} bytes"),
+        ("/endless", f"is longer than {MAX_BYTES} bytes"),
+        ("/torn", "peer closed connection"),
+        ("/away", "unsupported protocol"),
+    ],
+)
+def test_http_failures_are_coded_and_keep_secrets(server: str, path: str, rule: str) -> None:
+    address = server.replace("//", "//user:secret@") + path + "?key=secret"
+    with pytest.raises(BuildConfigInvalid) as caught:
+        fetch(address)
+    assert f"config='{server}{path}': " in str(caught.value)
+    assert rule in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(BuildConfigInvalid, match="refused"):
+        fetch(f"http://127.0.0.1:{free_ports(1)[0]}/c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("/no/such/file", "no such file"),
+        ("/", "no such file"),
+        ("x" * 100_000, "cannot be read"),
+        ("a\0b", "no such file|embedded null"),
+        ("ftp://host/c.yaml", "must be a path, or"),
+        ("file://elsewhere/c.yaml", "must be a path, or"),
+        ("http://[::1/c.yaml", "not a URL"),
+        ("http:///c.yaml", "config='http:///c.yaml'"),
+        ("data:nothing", "not a data URL"),
+        ("data:;base64,a", "not a data URL"),
+        ("data:,%ff%fe", "is not UTF-8"),
+        ("a\n\ud800", "is not UTF-8"),
+        ("#\n" * MAX_BYTES, "is longer than"),
+    ],
+)
+def test_addresses_that_lead_nowhere(address: str, rule: str) -> None:
+    with pytest.raises(BuildConfigInvalid, match=rule) as caught:
+        fetch(address)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BuildConfigInvalid, match="no such file"):
+        fetch(str(tmp_path / "pipe"))
+
+
+def test_a_file_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"#" * MAX_BYTES)
+    assert len(fetch(str(path))[0]) == MAX_BYTES
+    path.write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(BuildConfigInvalid, match="is longer than"):
+        fetch(str(path))

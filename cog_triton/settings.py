@@ -1,4 +1,4 @@
-"""Every environment variable of the serving side, typed, in one place."""
+"""Every environment variable, typed, in one place."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Settings(BaseSettings):
     cog_weights: str | None = Field(None, description="engine.tar to unpack and serve")
     cog_triton_config: OptionalPath = Field(None, description="serve config, YAML")
     cog_triton_work_dir: OptionalPath = Field(None, description="where run-time files are kept")
+    cog_triton_output_dir: OptionalPath = Field(None, description="where the builder writes")
 
     system_prompt: str | None = Field(None, description="default system prompt")
     prompt_template: str | None = Field(None, description="default prompt template")

@@ -53,7 +53,7 @@ def run_build(
     plan = make_plan(config, work_dir, examples)
     model = model_source.resolve(config.model_id)
     plan.work_dir.mkdir(parents=True, exist_ok=True)
-    with _cancellable(), stamps.locked(plan.work_dir):
+    with cancellable(), stamps.locked(plan.work_dir):
         echo(f"[model] {config.model_id}: {model}")
         _point_at(plan.model, model)
         before = stamps.of_source(model)
@@ -158,8 +158,8 @@ def _point_at(link: Path, model: Path) -> None:
 
 
 @contextlib.contextmanager
-def _cancellable() -> Iterator[None]:
-    """SIGTERM as KeyboardInterrupt, and both as BuildCancelled."""
+def cancellable() -> Iterator[None]:
+    """SIGTERM as KeyboardInterrupt, and both as BuildCancelled; may be nested."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

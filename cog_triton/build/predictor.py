@@ -1,0 +1,79 @@
+"""The Cog predictor of the builder: a build config in, the address of engine.tar out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cog import BaseRunner, Input, Secret
+
+from cog_triton.build import upload
+from cog_triton.build.attendant import Attendant
+from cog_triton.build.job import Job
+from cog_triton.errors import InvalidArgument
+from cog_triton.serving.lifeline import exit_with_parent
+from cog_triton.settings import Settings, load_settings
+from cog_triton.urls import shown
+
+ENGINE_NAME = "engine.tar"
+
+
+class Predictor(BaseRunner):  # type: ignore[misc]
+    """Builds one engine at a time; progress is the prediction's log.
+
+    It returns text and no `cog.Path`: Cog reads a file that it is given into memory, whole.
+    """
+
+    def setup(self) -> None:
+        """Read the settings; an exception here is /health-check's SETUP_FAILED."""
+        exit_with_parent()
+        settings = load_settings()
+        self._output = output_dir(settings) / ENGINE_NAME
+        self._builds = settings.work_dir / "builds"
+        self._attendant = Attendant()
+
+    def run(
+        self,
+        config: str = Input(
+            description="Build config, YAML: its http(s):// URL, its path or file:// URL on the"
+            " builder's machine, a data: URL that holds it, or its text of more than one line.",
+            min_length=1,
+        ),
+        hf_token: Secret | None = Input(  # noqa: B008
+            default=None,
+            description="Hugging Face token. The builder does not download from the hub yet, so"
+            " a token is refused.",
+        ),
+        upload_url: str | None = Input(
+            default=None,
+            description="Where engine.tar is sent with an HTTP PUT when it is built, for example"
+            " a presigned URL. Its query is kept out of logs and output.",
+        ),
+    ) -> str:
+        """Build, and return upload_url without its query, or else the path of engine.tar.
+
+        The path is the same for every build: the next one writes there, too.
+        """
+        if hf_token is not None and hf_token.get_secret_value():
+            raise InvalidArgument("hf_token: the hub is not supported yet; leave it out")
+        if upload_url:
+            upload.check(upload_url)
+        job = Job(
+            config=config, output=self._output, builds=self._builds, upload_url=upload_url or None
+        )
+        self._attendant.run(job, lambda line: print(line, flush=True))
+        return shown(upload_url) if upload_url else str(self._output)
+
+
+def output_dir(settings: Settings) -> Path:
+    """COG_TRITON_OUTPUT_DIR, else the working directory (``/src`` in an image).
+
+    Raises:
+        InvalidArgument: it cannot be written to, which is better known before a build than after.
+    """
+    directory = (settings.cog_triton_output_dir or Path.cwd()).resolve()
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise InvalidArgument(
+            f"COG_TRITON_OUTPUT_DIR={str(directory)!r}: must be a directory that can be written to"
+        )
+    return directory

@@ -1,0 +1,306 @@
+"""The builder as its users reach it: the real Cog, configs over HTTP, the real demo engine."""
+
+import base64
+import http.client
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from stack import REPOSITORY, Stack, processes_of, wait_until
+
+from cog_triton import engine_manifest
+from cog_triton.build.config import load_config
+from cog_triton.engine_tar import unpack
+
+pytestmark = pytest.mark.integration
+
+RUNNING = ("starting", "processing")
+DEMO = REPOSITORY / "configs" / "build" / "smollm2-135m-cpu.yaml"
+
+
+class Neighbour(SimpleHTTPRequestHandler):
+    """Serves configs/build as `python3 -m http.server` does; keeps what is PUT or POSTed to it."""
+
+    kept: list[tuple[str, bytes]] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, directory=str(DEMO.parent))
+
+    def do_PUT(self) -> None:
+        self.kept.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    do_POST = do_PUT  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    @classmethod
+    def log_of(cls, prediction: str) -> str:
+        """The log of a prediction as its webhooks have told it so far."""
+        return "".join(body.get("logs", "") for body in cls._told(prediction)[-1:])
+
+    @classmethod
+    def end_of(cls, prediction: str) -> dict[str, Any] | None:
+        ended = [body for body in cls._told(prediction) if body["status"] not in RUNNING]
+        return ended[0] if ended else None
+
+    @classmethod
+    def _told(cls, prediction: str) -> list[dict[str, Any]]:
+        return [json.loads(body) for path, body in cls.kept if path == f"/hook/{prediction}"]
+
+
+@pytest.fixture(scope="module")
+def neighbour() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Neighbour)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def start_builder(directory: Path, **environment: str) -> Stack:
+    (directory / "out").mkdir(parents=True)
+    builder = Stack(
+        directory / "work",
+        None,
+        COG_PREDICT_TYPE_STUB="predict.py:Predictor",
+        COG_TRITON_OUTPUT_DIR=str(directory / "out"),
+        **environment,
+    )
+    builder.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
+    builder.cwd = REPOSITORY / "builder"
+    builder.start()
+    return builder
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = start_builder(tmp_path_factory.mktemp("builder"))
+    try:
+        wait_until(lambda: running.health() == "READY")
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def make_builder(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    made: list[Stack] = []
+
+    def make(**environment: str) -> Stack:
+        made.append(start_builder(tmp_path, **environment))
+        return made[-1]
+
+    yield make
+    for builder in made:
+        builder.close()
+
+
+def predict(builder: Stack, **inputs: Any) -> dict[str, Any]:
+    def answered() -> httpx.Response | None:  # Cog frees its slot after it has answered
+        url = f"{builder.url}/predictions"
+        response = httpx.post(url, json={"input": inputs}, timeout=300)
+        return None if response.status_code == 409 else response
+
+    answer: dict[str, Any] = wait_until(answered, 300).json()
+    return answer
+
+
+def begin(builder: Stack, neighbour: str, prediction: str, **inputs: Any) -> None:
+    """Start a prediction that goes on after this call, and tells the neighbour about itself."""
+
+    def accepted() -> bool:
+        response = httpx.put(
+            f"{builder.url}/predictions/{prediction}",
+            json={
+                "input": inputs,
+                "webhook": f"{neighbour}/hook/{prediction}",
+                "webhook_events_filter": ["logs", "completed"],
+            },
+            headers={"Prefer": "respond-async"},
+        )
+        return response.status_code == 202
+
+    wait_until(accepted)
+
+
+def in_a_step(builder: Stack) -> bool:
+    return any("quantize.py" in line for line in processes_of(builder.work_dir).values())
+
+
+def test_a_config_over_http_becomes_an_engine(
+    builder: Stack, neighbour: str, engine_tar: Path, tmp_path: Path
+) -> None:
+    answer = predict(builder, config=f"{neighbour}/{DEMO.name}")
+    assert answer["status"] == "succeeded", answer
+    made = Path(answer["output"])
+    assert made == builder.work_dir.parent / "out" / "engine.tar"
+    assert made.read_bytes() == engine_tar.read_bytes()  # which the runner's tests serve
+    manifest = unpack(made, tmp_path / "engine").manifest
+    assert manifest is not None
+    assert manifest.engine == "openvino"
+    assert manifest.model_id == load_config(DEMO).model_id
+    engine_manifest.verify(tmp_path / "engine", manifest, checksums=True)
+    steps = [line.partition("]")[0] for line in answer["logs"].splitlines()]
+    assert list(dict.fromkeys(steps)) == [
+        f"[{name}"
+        for name in ("config", "model", "convert", "quantize", "build", "package", "done")
+    ]
+
+    # Again, and sent away: nothing is done twice.
+    answer = predict(
+        builder, config=DEMO.as_uri(), upload_url=f"{neighbour}/e.tar?signature=secret"
+    )
+    assert answer["status"] == "succeeded", answer
+    assert answer["output"] == f"{neighbour}/e.tar"
+    for step in ("convert", "quantize", "build"):
+        assert f"[{step}] already done" in answer["logs"]
+    assert "[upload] 100% of 153 MB" in answer["logs"]
+    assert "secret" not in answer["logs"]
+    ((path, body),) = [item for item in Neighbour.kept if not item[0].startswith("/hook")]
+    assert path == "/e.tar?signature=secret"
+    assert body == engine_tar.read_bytes()
+    assert "secret" not in builder.output
+
+
+def test_cancel_ends_every_process_of_the_build(builder: Stack, neighbour: str) -> None:
+    idle = processes_of(builder.work_dir)
+    text = DEMO.read_text().replace("q8_0", "q4_0")
+    begin(builder, neighbour, "cancelled", config=text)
+    wait_until(lambda: in_a_step(builder))
+    # The log is told while the build runs, and another build waits for this one's end.
+    wait_until(lambda: "[convert] " in Neighbour.log_of("cancelled"))
+    assert Neighbour.end_of("cancelled") is None
+    again = httpx.post(f"{builder.url}/predictions", json={"input": {"config": "/nowhere"}})
+    assert again.status_code == 409
+    httpx.post(f"{builder.url}/predictions/cancelled/cancel").raise_for_status()
+    end = wait_until(lambda: Neighbour.end_of("cancelled"))
+    assert end["status"] == "canceled"
+    assert end["logs"].splitlines()[-1].startswith("E2303 BuildCancelled: ")
+    assert processes_of(builder.work_dir) == idle
+    assert not list((builder.work_dir.parent / "out").glob(".*"))
+    assert "E1300" in predict(builder, config="/nowhere")["error"]
+
+
+def test_a_client_that_leaves_cancels_its_build(builder: Stack) -> None:
+    idle = processes_of(builder.work_dir)
+    config = DEMO.read_text().replace("q8_0", "q4_1")
+    body = json.dumps({"input": {"config": config}})
+
+    def started() -> bool:  # Cog frees its slot after it has answered
+        nonlocal client
+        client.close()
+        client = http.client.HTTPConnection("127.0.0.1", builder.port)
+        client.request("POST", "/predictions", body, {"Content-Type": "application/json"})
+        wait_until(lambda: in_a_step(builder) or select.select([client.sock], [], [], 0)[0])
+        return in_a_step(builder)
+
+    client = http.client.HTTPConnection("127.0.0.1", builder.port)
+    wait_until(started)
+    client.close()
+    wait_until(lambda: processes_of(builder.work_dir) == idle)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("modle_id: x\n", "E1300 BuildConfigInvalid: the text: model_id is missing"),
+        (
+            DEMO.read_text().replace("qformat", "qfromat"),
+            "E2300 BuildStepFailed: step quantize ended with exit code 2:",
+        ),
+        (
+            DEMO.read_text().replace("example_name: openvino", "example_name: openvin"),
+            "E1301 UnknownExample: example_name 'openvin'",
+        ),
+        (DEMO.read_text().replace("quantize.py", "quantise.py"), "E1302 UnknownScript"),
+        (DEMO.read_text().replace("==0.1.2", "==9"), "E1304 ModelUnavailable: package"),
+        (
+            DEMO.read_text() + "hf_token: hf_secret\n",
+            "E1300 BuildConfigInvalid: the text: hf_token",
+        ),
+        ("<!DOCTYPE html>\n<p>Sign in</p>\n", "E1300 BuildConfigInvalid: the text: "),
+        ("data:;base64," + base64.b64encode(os.urandom(4096)).decode(), "E1300"),
+        ("data:,", "E1300 BuildConfigInvalid: the data URL: must be a mapping"),
+        ("ftp://127.0.0.1/c.yaml", "E1300 BuildConfigInvalid: config='ftp://127.0.0.1/c.yaml'"),
+        ("c.yaml", "E1300 BuildConfigInvalid: config='c.yaml': no such file"),
+    ],
+)
+def test_what_cannot_be_built_is_told_with_a_code(
+    builder: Stack, config: str, message: str
+) -> None:
+    answer = predict(builder, config=config)
+    assert answer["status"] == "failed"
+    assert message in answer["error"]
+    assert "Traceback" not in answer["error"]
+    assert "hf_secret" not in json.dumps({**answer, "input": None})
+
+
+def test_a_config_that_is_not_there_is_told_with_its_status(builder: Stack, neighbour: str) -> None:
+    answer = predict(builder, config=f"{neighbour}/none.yaml?key=secret")
+    assert f"E1300 BuildConfigInvalid: config='{neighbour}/none.yaml': HTTP 404" in answer["error"]
+    assert "secret" not in answer["error"]
+
+
+def test_a_token_is_refused_by_name_until_it_can_be_used(builder: Stack) -> None:
+    answer = predict(builder, config=str(DEMO), hf_token="hf_secret")
+    assert "E1005 InvalidArgument: hf_token: " in answer["error"]
+    assert "hf_secret" not in answer["error"] + answer["logs"] + builder.output
+
+
+@pytest.mark.parametrize("inputs", [{}, {"config": ""}, {"config": 1}])
+def test_a_wrong_input_is_422(builder: Stack, inputs: dict[str, Any]) -> None:
+    response = httpx.post(f"{builder.url}/predictions", json={"input": inputs})
+    assert response.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("cog.server.http", signal.SIGKILL),
+        ("cog.server.http", signal.SIGTERM),
+        ("_run_worker", signal.SIGKILL),
+    ],
+)
+def test_no_build_outlives_its_server(
+    make_builder: Callable[..., Stack], neighbour: str, victim: str, number: int
+) -> None:
+    builder = make_builder()
+    wait_until(lambda: builder.health() == "READY")
+    begin(builder, neighbour, f"{victim}-{number}", config=str(DEMO))
+    wait_until(lambda: in_a_step(builder))
+    (pid,) = [pid for pid, line in processes_of(builder.work_dir).items() if victim in line]
+    os.kill(pid, number)
+    # Asked to stop, Cog lets a running build end; else nothing waits for anything.
+    assert builder.process is not None
+    if victim == "cog.server.http":
+        builder.process.wait(120)
+        wait_until(lambda: not processes_of(builder.work_dir))
+    wait_until(lambda: not any(".job" in line for line in processes_of(builder.work_dir).values()))
+    wait_until(lambda: not in_a_step(builder))
+
+
+def test_no_place_for_the_engine_is_told_at_the_start(
+    make_builder: Callable[..., Stack], tmp_path: Path
+) -> None:
+    builder = make_builder(XDG_CACHE_HOME="/nowhere")
+    wait_until(lambda: builder.health() == "READY")
+    builder.finish(signal.SIGTERM)
+    builder.environment["COG_TRITON_OUTPUT_DIR"] = str(tmp_path / "nowhere")
+    builder.start()
+    wait_until(lambda: builder.health() == "SETUP_FAILED")
+    health = httpx.get(f"{builder.url}/health-check").text
+    assert "E1005 InvalidArgument: COG_TRITON_OUTPUT_DIR=" in health

@@ -1,0 +1,171 @@
+"""Build jobs as real processes, and the thread that attends them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from cog import CancelationException, Secret
+from small_http import serving
+
+from cog_triton import reaper
+from cog_triton.build import stamps
+from cog_triton.build.attendant import Attendant
+from cog_triton.build.config import parse_config
+from cog_triton.build.job import Job, own_work_dir
+from cog_triton.build.predictor import Predictor, output_dir
+from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, InvalidArgument, ModelUnavailable
+from cog_triton.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+model_id: /no/such/model
+example_name: openvino
+build:
+  script: build.py
+  output_dir: {}
+"""
+
+
+def job_of(tmp_path: Path, **values: object) -> Job:
+    return Job.model_validate(
+        {"output": tmp_path / "engine.tar", "builds": tmp_path / "builds", **values}
+    )
+
+
+def run_module(file: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "cog_triton.build.job", str(file)],
+        stdout=stdout,  # type: ignore[call-overload]
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_module_takes_its_job_away_and_leaves_the_error_on_stderr(tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
+    code, said = run_module(file)
+    assert code == 1
+    assert said.startswith("E1304 ModelUnavailable: model_id '/no/such/model' does not exist")
+    assert not file.exists()
+    assert not (tmp_path / "engine.tar").exists()
+
+
+def test_a_full_disk_has_a_code(tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
+    with Path("/dev/full").open("w") as full:
+        assert "E2302 DiskFull: [Errno 28]" in run_module(file, full)[1]
+
+
+def test_only_the_last_work_directory_is_kept_and_none_that_is_in_use(tmp_path: Path) -> None:
+    builds = tmp_path / "builds"
+    one, two, three = (
+        own_work_dir(builds, parse_config(CONFIG.format(name), "test"))
+        for name in ("one", "two", "three")
+    )
+    assert len({one, two, three}) == 3
+    for directory in (one, two, three):
+        directory.mkdir()
+        (directory / "file").write_text("")
+    with stamps.locked(one):
+        assert own_work_dir(builds, parse_config(CONFIG.format("two"), "test")) == two
+    assert sorted(builds.iterdir()) == sorted([one, two])
+    assert (two / "file").exists()
+
+
+def test_an_attended_job_tells_its_lines_and_raises_its_error(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with pytest.raises(ModelUnavailable, match="'/no/such/model' does not exist"):
+        Attendant().run(job_of(tmp_path, config=CONFIG.format("e")), lines.append)
+    assert lines[:2] == ["[config] the text", "[config]   model_id: /no/such/model"]
+    # Longer than any one argument or variable of a process may be.
+    long = CONFIG.format("e") + "#" * 300_000
+    with pytest.raises(ModelUnavailable):
+        Attendant().run(job_of(tmp_path, config=long), lines.append)
+    mistakes = "".join(f"mistake_{number}: 1\n" for number in range(1000))
+    with pytest.raises(BuildConfigInvalid) as caught:
+        Attendant().run(job_of(tmp_path, config=CONFIG.format("e") + mistakes), lines.append)
+    assert "mistake_0: unknown key" in caught.value.detail
+    assert "mistake_999: unknown key" in caught.value.detail
+
+
+def test_an_error_without_a_code_gets_one(tmp_path: Path) -> None:
+    (tmp_path / "builds").write_text("a file where a directory should be")
+    with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)FileExistsError"):
+        Attendant().run(job_of(tmp_path, config=CONFIG.format("e")), lambda _: None)
+
+
+def interrupt(thread: threading.Thread) -> None:
+    """What Cog does to cancel."""
+    raising = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    raising(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(CancelationException))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, times: int) -> None:
+    asked, leave = threading.Event(), threading.Event()
+    lines: list[str] = []
+    ends: list[BaseException] = []
+    attendant = Attendant()
+
+    def never(request: BaseHTTPRequestHandler) -> None:
+        asked.set()
+        leave.wait()
+
+    def predict(url: str) -> None:
+        try:
+            attendant.run(job_of(tmp_path, config=url), lines.append)
+        except BaseException as error:  # noqa: BLE001
+            ends.append(error)
+
+    before = reaper.descendants(os.getpid())
+    with serving(never) as url:
+        thread = threading.Thread(target=predict, args=(url,))
+        thread.start()
+        assert asked.wait(30)
+        for _ in range(times):
+            interrupt(thread)
+            time.sleep(0.05)
+        thread.join(30)
+        leave.set()
+    assert [type(end) for end in ends] == [CancelationException]
+    # The next job starts only when the last one is gone.
+    with pytest.raises(BuildConfigInvalid):
+        attendant.run(job_of(tmp_path, config="/no/such/config"), lambda _: None)
+    assert reaper.descendants(os.getpid()) <= before
+    assert lines == ["E2303 BuildCancelled: the build was interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("token", "url", "named"),
+    [("hf_123", None, "hf_token"), (None, "ftp://host", "upload_url"), (None, "x", "upload_url")],
+)
+def test_inputs_that_cannot_be_honoured_are_refused(
+    token: str | None, url: str | None, named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^E1005 InvalidArgument: {named}: ") as caught:
+        Predictor().run("/no/such/config", Secret(token) if token else None, url)
+    assert "hf_123" not in str(caught.value)
+
+
+def test_the_output_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COG_TRITON_OUTPUT_DIR", raising=False)
+    assert output_dir(load_settings()) == tmp_path
+    (tmp_path / "out").mkdir()
+    monkeypatch.setenv("COG_TRITON_OUTPUT_DIR", "out")
+    assert output_dir(load_settings()) == tmp_path / "out"
+    monkeypatch.setenv("COG_TRITON_OUTPUT_DIR", "nowhere")
+    with pytest.raises(InvalidArgument, match=r"COG_TRITON_OUTPUT_DIR='.*/nowhere'"):
+        output_dir(load_settings())

@@ -144,6 +144,12 @@ class EngineCorrupt(UserError):
     code = "E1306"
 
 
+class FatbinInvalid(UserError):
+    """A file to prune holds device code that is not laid out as known; it was left untouched."""
+
+    code = "E1307"
+
+
 class TritonUnknownError(FrameworkError):
     """Triton or the engine reported an error that has no code of its own."""
 

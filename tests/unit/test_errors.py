@@ -37,6 +37,7 @@ CODES = {
     "E1304": "ModelUnavailable",
     "E1305": "EngineIncompatible",
     "E1306": "EngineCorrupt",
+    "E1307": "FatbinInvalid",
     "E2100": "TritonUnknownError",
     "E2101": "TritonTimeout",
     "E2102": "TritonTokenizerError",

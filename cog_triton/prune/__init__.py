@@ -1,0 +1,1 @@
+"""Per-SM pruning of shared objects: what `cog-triton prune` does around `cog_triton.fatbin`."""

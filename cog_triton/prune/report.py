@@ -1,0 +1,165 @@
+"""What was pruned, as a table for 80 columns and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cog_triton.prune.files import Outcome, shown
+from cog_triton.prune.run import Result
+
+_KINDS = ("sm_", "compute_", "lto_")
+
+
+def as_json(result: Result) -> str:
+    """Everything that is known, sizes in bytes."""
+    options = result.options
+    document = {
+        "sm": options.sm,
+        "dry_run": options.dry_run,
+        "files": [_row(outcome) for outcome in result.outcomes],
+        "freed": _freed(result.outcomes),
+        "files_without_device_code": result.others,
+        "links_out_of_tree": result.links_out,
+    }
+    return json.dumps(document, indent=2)
+
+
+def as_table(result: Result) -> RenderableType:
+    """A row for each file, totals, and what the numbers mean."""
+    return Group(_table(result), *(Text(note) for note in _notes(result)))
+
+
+def progress_line(console: Console, done: int, total: int) -> None:
+    """Show how far it is, on a terminal only."""
+    if console.is_terminal:
+        console.print(f"{done} of {total} files", end="\r" if done < total else "\n", style="dim")
+
+
+def architectures(sizes: Mapping[str, int]) -> str:
+    """Labels in short, oldest first: "sm_80 90 90a, compute_80"."""
+    groups = []
+    for kind in _KINDS:
+        found = [label.removeprefix(kind) for label in sizes if label.startswith(kind)]
+        found.sort(key=lambda arch: (int(re.sub(r"\D", "", arch) or 0), arch))
+        if found:
+            groups.append(kind + " ".join(found))
+    return ", ".join(groups)
+
+
+def _table(result: Result) -> Table:
+    scope = _in_scope(result.outcomes)
+    kept = sum(sum(outcome.plan.kept.values()) for outcome in scope)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=bool(result.outcomes))
+    table.add_column("file, architectures found", "total", overflow="fold", ratio=1)
+    for name, total in (("kept MB", _mb(kept)), ("freed MB", _mb(_freed(scope)))):
+        table.add_column(name, total, justify="right", no_wrap=True)
+    if result.options.measure:
+        table.add_column("gzip -1 MB", _gzip(_totals(scope)), justify="right", no_wrap=True)
+    base = _base(result.outcomes)
+    for outcome in result.outcomes:
+        name = shown(outcome.path.relative_to(base))
+        details = [architectures(outcome.plan.found), *_remarks(outcome, result)]
+        sizes = ["-", "-"]
+        if outcome in scope:
+            sizes = [_mb(sum(outcome.plan.kept.values())), _mb(outcome.plan.freed)]
+        if result.options.measure:
+            sizes.append(_gzip(outcome.gzip))
+        below = [Padding(Text(detail, style="dim"), (0, 0, 0, 2)) for detail in details if detail]
+        table.add_row(Group(Text(name, overflow="fold"), *below), *sizes)
+    return table
+
+
+def _remarks(outcome: Outcome, result: Result) -> Iterable[str]:
+    plan = outcome.plan
+    if outcome.action == "refused":
+        yield f"refused: {outcome.error.code if outcome.error else outcome.reason}"
+        return
+    if plan.unfit and outcome.action != "skipped":
+        yield f"nothing for sm_{result.options.sm} in {plan.unfit} of {plan.containers}: kept whole"
+    if plan.embedded:
+        zeroed = architectures(plan.zeroed) if plan.zeroed else ""
+        listed = ", ".join(f"{label} {_mb(size)}" for label, size in sorted(plan.embedded.items()))
+        yield f"embedded MB: {listed}; " + (f"zeroed: {zeroed}" if zeroed else "not pruned")
+    if outcome.action == "skipped":
+        yield f"skipped: {outcome.reason}"
+    elif outcome.reason:
+        yield outcome.reason
+
+
+def _notes(result: Result) -> Iterable[str]:
+    options = result.options
+    counts = dict.fromkeys(("pruned", "unchanged", "skipped", "refused"), 0)
+    for outcome in result.outcomes:
+        counts[outcome.action] += 1
+    said = [f"{number} {action}" for action, number in counts.items() if number]
+    if options.dry_run and counts["pruned"]:
+        said[0] = f"{counts['pruned']} to prune (dry run: nothing was written)"
+    said.append(f"{result.others} without device code")
+    yield f"sm_{options.sm}: {', '.join(said)}."
+    if result.links_out:
+        yield f"{result.links_out} links out of the tree were not followed."
+    if counts["skipped"]:
+        yield "--all-licences prunes what was skipped; see to it that you may."
+    if any(o.plan.embedded and not o.plan.zeroed for o in _in_scope(result.outcomes)):
+        yield "--embedded zeroes embedded cubins of other GPUs."
+    if _freed(result.outcomes):
+        yield (
+            "Freed bytes are zeros: they shrink the compressed layer (pull, push, registry), not"
+            " the unpacked files."
+        )
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    plan = outcome.plan
+    row: dict[str, Any] = {
+        "path": str(outcome.path),
+        "action": outcome.action,
+        "reason": outcome.reason,
+        "size": outcome.size,
+        "found": plan.found,
+        "kept": plan.kept,
+        "freed": plan.freed,
+        "fat_binaries": plan.containers,
+        "fat_binaries_without_code": plan.unfit,
+        "embedded": plan.embedded,
+        "embedded_zeroed": plan.zeroed,
+    }
+    if outcome.gzip:
+        row["gzip_before"], row["gzip_after"] = outcome.gzip
+    return row
+
+
+def _in_scope(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.action in ("pruned", "unchanged")]
+
+
+def _freed(outcomes: Iterable[Outcome]) -> int:
+    return sum(outcome.plan.freed for outcome in _in_scope(outcomes))
+
+
+def _totals(outcomes: list[Outcome]) -> tuple[int, int]:
+    measured = [outcome.gzip for outcome in outcomes if outcome.gzip]
+    return sum(before for before, _ in measured), sum(after for _, after in measured)
+
+
+def _base(outcomes: tuple[Outcome, ...]) -> Path:
+    return Path(os.path.commonpath([o.path.parent for o in outcomes])) if outcomes else Path("/")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f}"
+
+
+def _gzip(sizes: tuple[int, int] | None) -> str:
+    return f"{_mb(sizes[0])} -> {_mb(sizes[1])}" if sizes else "-"

@@ -1,0 +1,170 @@
+"""From a file's bytes to a plan: ELF files by hand, cubins in plain data, damage."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from fatbins import PTX, Image, container, cubin, elf, library
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.errors import FatbinInvalid, InvalidArgument
+from cog_triton.prune import edits
+from cog_triton.prune import elf as elf_
+from cog_triton.prune.plan import Plan, make
+
+FATBIN = container(Image(number=80), Image(number=90)) + container(Image(PTX, 80))
+
+
+def pruned(data: bytes, plan: Plan) -> bytes:
+    buffer = bytearray(data)
+    edits.apply(buffer, plan.edits)
+    return bytes(buffer)
+
+
+def test_sizes() -> None:
+    data = library(FATBIN)
+    plan = make(data, 90)
+    one, text = len(Image(number=90).pack()), len(Image(PTX).pack())
+    assert plan.found == {"sm_80": one, "sm_90": one, "compute_80": text}
+    assert plan.kept == {"sm_90": one, "compute_80": text}
+    assert plan.freed == one
+    assert (plan.containers, plan.unfit) == (2, 0)
+    after = pruned(data, plan)
+    assert make(after, 90).found == plan.kept
+    assert make(after, 90).edits == ()
+    fat = data.index(FATBIN)
+    assert (after[:fat], after[fat + len(FATBIN) :]) == (data[:fat], data[fat + len(FATBIN) :])
+
+
+def test_all_sections_with_device_code_count() -> None:
+    data = elf([(name, 1, 2, FATBIN) for name in (".nv_fatbin", "__nv_relfatbin", ".other")])
+    assert make(data, 90).containers == 4
+
+
+def test_a_file_pruned_for_another_gpu_is_refused() -> None:
+    data = library(container(Image(number=80), Image(number=90)))
+    after = pruned(data, make(data, 90))
+    with pytest.raises(InvalidArgument, match="SM='86': it was pruned before and has only sm_90"):
+        make(after, 86)
+    assert make(after, 90).edits == ()
+
+
+def test_a_file_without_code_for_the_gpu_is_kept() -> None:
+    plan = make(library(container(Image(number=90, variant="a"))), 86)
+    assert (plan.unfit, plan.edits) == (1, ())
+
+
+RODATA = (
+    b"strings\0\0\0"
+    + cubin(80, abi=7)
+    + b"odd"
+    + cubin(90)
+    + cubin(86, abi=7)
+    + elf([(".nv.info", 1, 2, b"host code")])
+    + cubin(100, abi=9)
+)
+
+
+def test_cubins_in_plain_data_are_reported() -> None:
+    plan = make(library(FATBIN, RODATA), 90)
+    size = len(cubin(80))
+    assert plan.embedded == {"sm_80": size, "sm_90": size, "sm_86": size, "sm_?": size}
+    assert (plan.zeroed, plan.freed) == ({}, len(Image().pack()))
+
+
+def test_cubins_of_other_gpus_become_zeros() -> None:
+    data = library(FATBIN, RODATA)
+    plan = make(data, 90, zero_embedded=True)
+    size = len(cubin(80))
+    assert plan.zeroed == {"sm_80": size, "sm_86": size}
+    expected = RODATA.replace(cubin(80, abi=7), bytes(size)).replace(cubin(86, abi=7), bytes(size))
+    after = pruned(data, plan)
+    assert after[data.index(RODATA) :][: len(RODATA)] == expected
+    assert make(after, 90, zero_embedded=True).edits == ()
+
+
+def test_an_older_minor_version_stays_for_the_library_may_pick_it() -> None:
+    data = library(FATBIN, cubin(80) + cubin(86) + cubin(90))
+    assert list(make(data, 86, zero_embedded=True).zeroed) == ["sm_90"]
+
+
+@pytest.mark.parametrize(
+    "rodata",
+    [
+        cubin(80)[:-8],
+        cubin(80)[:100],
+        elf([(".text.k", 1, 6, b"k")], machine=190, abi=8, flags=0x6005004),
+        cubin(80)[:58] + b"\x41\0" + cubin(80)[60:],
+        cubin(80)[:32] + struct.pack("<QQ", 1 << 40, 1 << 40) + cubin(80)[48:],
+    ],
+    ids=["cut", "headless", "no NVIDIA section", "entry size", "tables far away"],
+)
+def test_what_is_not_provably_a_whole_cubin_stays(rodata: bytes) -> None:
+    data = library(FATBIN, rodata)
+    plan = make(data, 90, zero_embedded=True)
+    assert not plan.zeroed
+    assert set(plan.embedded) <= {"sm_?"}
+    assert rodata in pruned(data, plan)
+
+
+def test_code_and_symbols_are_not_searched_for_cubins() -> None:
+    image = cubin(80)
+    data = elf([(".text", 1, 6, image), (".debug", 1, 0, image), (".note", 7, 2, image)])
+    assert not make(data, 90, zero_embedded=True).has_device_code
+
+
+def test_a_library_without_device_code() -> None:
+    assert not make(elf([(".text", 1, 6, b"\xc3")]), 90).has_device_code
+    assert not make(elf([(".nv_fatbin", elf_.NOBITS, 2, b"")]), 90).has_device_code
+
+
+SECTION_OFFSET, COUNT, NAMES = 40, 60, 62
+
+
+def change(data: bytes, at: int, form: str, value: int) -> bytes:
+    return data[:at] + struct.pack(form, value) + data[at + struct.calcsize(form) :]
+
+
+def table_of(data: bytes) -> int:
+    return int.from_bytes(data[SECTION_OFFSET : SECTION_OFFSET + 8], "little")
+
+
+WHOLE = library(FATBIN)
+
+
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (change(WHOLE, SECTION_OFFSET, "<Q", 1 << 60), "section table lies outside"),
+        (change(WHOLE, COUNT, "<H", 500), "500 sections does not fit"),
+        (change(WHOLE, NAMES, "<H", 77), "does not fit"),
+        (change(WHOLE, table_of(WHOLE) + 2 * 64 + 32, "<Q", 1 << 50), "the file at"),
+        (change(WHOLE, SECTION_OFFSET, "<Q", 0), "no section table"),
+        (change(WHOLE, 58, "<H", 40), "no ELF header"),
+        (elf([(".nv_fatbin", 1, 0x802, FATBIN)]), "section .nv_fatbin is compressed"),
+        (library(FATBIN + b"garbage!"), "neither a container nor zeros"),
+    ],
+)
+def test_damaged_files_are_refused(data: bytes, rule: str) -> None:
+    with pytest.raises(FatbinInvalid, match=rule):
+        make(data, 90)
+
+
+def test_counts_that_need_more_than_16_bits_are_in_the_first_section() -> None:
+    table = table_of(WHOLE)
+    count = int.from_bytes(WHOLE[COUNT : COUNT + 2], "little")
+    data = change(change(WHOLE, COUNT, "<H", 0), NAMES, "<H", 0xFFFF)
+    data = change(change(data, table + 32, "<Q", count), table + 40, "<I", count - 1)
+    assert make(data, 90).found == make(WHOLE, 90).found
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=16), st.booleans())
+def test_damage_is_refused_or_stays_within_the_file(at: int, noise: bytes, cut: bool) -> None:
+    data = WHOLE[:at] + noise + (b"" if cut else WHOLE[at + len(noise) :])
+    try:
+        plan = make(data, 90, zero_embedded=True)
+    except FatbinInvalid:
+        return
+    assert len(pruned(data, plan)) == len(data)

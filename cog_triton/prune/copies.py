@@ -59,8 +59,8 @@ def _copy(source: Path, target: Path, seen: dict[tuple[int, int], Path]) -> None
         target.symlink_to(source.readlink())
     elif source.is_dir():
         target.mkdir()
-        for entry in os.scandir(source):
-            _copy(Path(entry.path), target / entry.name, seen)
+        for entry in sorted(source.iterdir()):
+            _copy(entry, target / entry.name, seen)
     elif identity in seen:
         target.hardlink_to(seen[identity])
         return

@@ -64,7 +64,7 @@ def prune(
             size = status.st_size
             if not elf.is_loadable(file.read(elf.HEADER_SIZE)):
                 return None
-        closed = None if options.all_licences else licences.refusal(path)
+        closed = None if options.all_licences else _closed([path, *names])
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
                 plan = make(view, options.sm, options.embedded)
@@ -114,6 +114,12 @@ def keep_metadata(source: Path, copy: Path) -> None:
     if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
     shutil.copystat(source, copy, follow_symlinks=False)
+
+
+def _closed(names: Iterable[Path]) -> str | None:
+    """Why a file of these names is left alone; None if one of them is known."""
+    reasons = [licences.refusal(name) for name in names]
+    return None if None in reasons else reasons[0]
 
 
 def _replace(path: Path, names: Iterable[Path], plan: Plan) -> None:

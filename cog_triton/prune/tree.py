@@ -65,7 +65,9 @@ def _files(given: Path) -> Iterator[Path]:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+    with os.scandir(root) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
         if entry.is_dir(follow_symlinks=False):
             yield from _below(Path(entry.path))
         elif entry.is_file(follow_symlinks=False) or entry.is_symlink():

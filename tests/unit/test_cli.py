@@ -43,7 +43,7 @@ def taken() -> Iterator[int]:
 
 def test_without_a_command_it_says_what_there_is() -> None:
     _, output = run()
-    for command in ("build", "serve"):
+    for command in ("build", "serve", "prune"):
         assert f" {command} " in output
 
 

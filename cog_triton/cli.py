@@ -144,10 +144,10 @@ def serve(
 @app.command()
 def prune(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Shared objects, or directories.")
+        list[Path], typer.Argument(metavar="PATH", help="Shared objects, or directories.")
     ],
     sm: Annotated[
-        str, typer.Option(help="The GPU's compute capability: 86, sm_86 or 8.6.", metavar="SM")
+        str, typer.Option("--sm", help="The GPU's compute capability: 86, sm_86 or 8.6.")
     ],
     output: Annotated[
         Path | None,

@@ -129,7 +129,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "size": outcome.size,
         "found": plan.found,
         "kept": plan.kept,
-        "freed": plan.freed,
+        "freed": plan.freed if outcome.action == "pruned" else 0,
         "fat_binaries": plan.containers,
         "fat_binaries_without_code": plan.unfit,
         "embedded": plan.embedded,

@@ -55,40 +55,26 @@ def prune(
     """Prune the file at `path`, whose other hard links are `names`; None without device code.
 
     Nothing is raised but an interrupt: whatever a file is refused for is in the outcome, and the
-    file is then as it was.
+    file is then as it was. One that is not to be changed need not be readable.
     """
-    size = 0
+    closed = None if options.all_licences else _closed([path, *names])
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            size = status.st_size
-            if not elf.is_loadable(file.read(elf.HEADER_SIZE)):
-                return None
-        closed = None if options.all_licences else _closed([path, *names])
-        try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
-                plan = make(view, options.sm, options.embedded)
-        except CogTritonError:
-            if closed:
-                return Outcome(path, "skipped", size, reason=closed)
-            raise
-        if not plan.has_device_code:
+        size = path.stat().st_size
+        found = _plan(path, options)
+        if found is None or not found.has_device_code:
             return None
         if closed:
-            return Outcome(path, "skipped", size, plan, closed)
-        gzip = _gzip_sizes(path, plan, stop) if options.measure else None
-        if not plan.edits:
-            return Outcome(path, "unchanged", size, plan, gzip=gzip)
-        if not options.dry_run:
-            _replace(path, names, plan)
-        unseen = status.st_nlink - 1 - len(names)
-        note = f"{unseen} other hard links keep the file as it was" if unseen else ""
-        return Outcome(path, "pruned", size, plan, note, gzip)
+            return Outcome(path, "skipped", size, found, closed)
+        return _carry_out(path, names, found, options, stop)
     except CogTritonError as error:
+        if closed:
+            return Outcome(path, "skipped", size, reason=closed)
         coded = type(error)(f"{shown(path)}: {error.detail}")
     except OSError as error:
+        if closed:
+            return None
         coded = from_os(error, path)
-    return Outcome(path, "refused", size, reason=str(coded), error=coded)
+    return Outcome(path, "refused", reason=str(coded), error=coded)
 
 
 def from_os(error: OSError, path: Path) -> CogTritonError:
@@ -114,6 +100,28 @@ def keep_metadata(source: Path, copy: Path) -> None:
     if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
     shutil.copystat(source, copy, follow_symlinks=False)
+
+
+def _plan(path: Path, options: Options) -> Plan | None:
+    with path.open("rb") as file:
+        if not elf.is_loadable(file.read(elf.HEADER_SIZE)):
+            return None
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+            return make(view, options.sm, options.embedded)
+
+
+def _carry_out(
+    path: Path, names: Sequence[Path], plan: Plan, options: Options, stop: threading.Event
+) -> Outcome:
+    status = path.stat()
+    gzip = _gzip_sizes(path, plan, stop) if options.measure else None
+    if not plan.edits:
+        return Outcome(path, "unchanged", status.st_size, plan, gzip=gzip)
+    if not options.dry_run:
+        _replace(path, names, plan)
+    unseen = status.st_nlink - 1 - len(names)
+    note = f"{unseen} other hard links keep the file as it was" if unseen else ""
+    return Outcome(path, "pruned", status.st_size, plan, note, gzip)
 
 
 def _closed(names: Iterable[Path]) -> str | None:

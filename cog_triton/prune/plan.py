@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cog_triton import fatbin
 from cog_triton.errors import FatbinInvalid, InvalidArgument
@@ -63,7 +64,7 @@ def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
                 f" {', '.join(entry.label for entry in container.entries)} left at byte"
                 f" {container.start}; prune the original"
             )
-    edits = [fatbin.edit(*pair) for pair in zip(containers, choices, strict=True)]
+    changes = [fatbin.edit(*pair) for pair in zip(containers, choices, strict=True)]
     images = embedded.find(buffer, sections)
     zeroed = {
         image: edit for image in images if zero_embedded and (edit := embedded.edit(image, sm))
@@ -75,8 +76,17 @@ def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
         zeroed=_by_label(zeroed),
         containers=len(containers),
         unfit=sum(not choice.fits for choice in choices),
-        edits=(*(edit for edit in edits if edit), *zeroed.values()),
+        edits=_apart([*(edit for edit in changes if edit), *zeroed.values()]),
     )
+
+
+def _apart(edits: list[Edit]) -> tuple[Edit, ...]:
+    """`edits` in order; sections of a damaged file may lie on one another."""
+    ordered = sorted(edits, key=lambda edit: edit.start)
+    for one, other in pairwise(ordered):
+        if other.start < one.end:
+            raise FatbinInvalid(f"byte {other.start}: two sections have it")
+    return tuple(ordered)
 
 
 def _containers(buffer: Bytes, section: elf.Section) -> list[fatbin.Container]:

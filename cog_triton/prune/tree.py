@@ -31,14 +31,17 @@ def find(paths: Sequence[Path]) -> Found:
     by_identity: dict[tuple[int, int], list[Path]] = {}
     links: list[Path] = []
     for given in paths:
-        for path in _files(given):
-            if path.is_symlink():
-                links.append(path)
-                continue
-            status = path.stat()
-            names = by_identity.setdefault((status.st_dev, status.st_ino), [])
-            if path not in names:
-                names.append(path)
+        try:
+            for path in _files(given):
+                if path.is_symlink():
+                    links.append(path)
+                    continue
+                status = path.stat()
+                names = by_identity.setdefault((status.st_dev, status.st_ino), [])
+                if path not in names:
+                    names.append(path)
+        except OSError as error:
+            raise from_os(error, Path(error.filename) if given.exists() else given) from error
     out = 0
     for link in links:
         # A link that leads nowhere leads to no device code.
@@ -49,19 +52,16 @@ def find(paths: Sequence[Path]) -> Found:
 
 
 def _files(given: Path) -> Iterator[Path]:
-    try:
-        root = given.resolve(strict=True)
-        if root.is_dir():
-            yield from _below(root)
-        elif root.is_file() and is_loadable(root):
-            yield root
-        else:
-            raise InvalidArgument(
-                f"PATH='{given}': must be a directory, or a 64-bit little-endian ELF file that is"
-                " a shared object or a program"
-            )
-    except OSError as error:
-        raise from_os(error, given) from error
+    root = given.resolve(strict=True)
+    if root.is_dir():
+        yield from _below(root)
+    elif root.is_file() and is_loadable(root):
+        yield root
+    else:
+        raise InvalidArgument(
+            f"PATH='{given}': must be a directory, or a 64-bit little-endian ELF file that is a"
+            " shared object or a program"
+        )
 
 
 def _below(root: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import struct
 import subprocess
@@ -10,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NVCC = shutil.which("nvcc")
+
+def _nvcc() -> str | None:
+    """Path of an nvcc that knows sm_103a and sm_100f: CUDA 12.9 or later."""
+    found = shutil.which("nvcc")
+    if found is None:
+        return None
+    said = subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+)\.(\d+)", said)
+    return found if release and (int(release[1]), int(release[2])) >= (12, 9) else None
+
+
+NVCC = _nvcc()
 CUOBJDUMP = shutil.which("cuobjdump")
 PTX, CUBIN, LTO = 1, 2, 8
 VARIANTS = {"": 0, "a": 0x100000, "f": 0x200000}

@@ -13,7 +13,7 @@ from fatbins import CUOBJDUMP, NVCC, compiled
 from cog_triton.prune import edits
 from cog_triton.prune.plan import Plan, make
 
-pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc of CUDA 12.9")
 CODES = (
     "sm_80 sm_86 sm_90 sm_90a sm_100f sm_103a sm_120 compute_80 compute_90a compute_100f"
     " compute_120"

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from fatbins import PTX, Image, container, cubin, elf, library
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
@@ -134,6 +134,10 @@ def table_of(data: bytes) -> int:
 WHOLE = library(FATBIN)
 
 
+TWICE = elf([(".nv_fatbin", 1, 2, FATBIN), (".nv_fatbin", 1, 2, FATBIN)])
+OVERLAPPING = change(TWICE, table_of(TWICE) + 2 * 64 + 24, "<Q", 64)
+
+
 @pytest.mark.parametrize(
     ("data", "rule"),
     [
@@ -145,6 +149,7 @@ WHOLE = library(FATBIN)
         (change(WHOLE, 58, "<H", 40), "no ELF header"),
         (elf([(".nv_fatbin", 1, 0x802, FATBIN)]), "section .nv_fatbin is compressed"),
         (library(FATBIN + b"garbage!"), "neither a container nor zeros"),
+        (OVERLAPPING, "two sections have it"),
     ],
 )
 def test_damaged_files_are_refused(data: bytes, rule: str) -> None:
@@ -160,6 +165,7 @@ def test_counts_that_need_more_than_16_bits_are_in_the_first_section() -> None:
     assert make(data, 90).found == make(WHOLE, 90).found
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=16), st.booleans())
 def test_damage_is_refused_or_stays_within_the_file(at: int, noise: bytes, cut: bool) -> None:
     data = WHOLE[:at] + noise + (b"" if cut else WHOLE[at + len(noise) :])

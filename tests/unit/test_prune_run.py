@@ -336,13 +336,26 @@ def test_a_failure_leaves_the_files_as_they_were(
     assert snapshot(tmp_path) == before
 
 
+def test_a_file_that_is_not_to_be_changed_need_not_be_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "key.pem")
+    write(tmp_path / "libtorch.so")
+    monkeypatch.setattr("cog_triton.prune.files.mmap.mmap", fails(PermissionError(13, "no")))
+    result = run([tmp_path], SM90)
+    assert actions(result) == {"libtorch.so": "refused"}
+    assert result.others == 1
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do all of this")
 def test_files_that_may_not_be_read_or_replaced(tmp_path: Path) -> None:
     write(tmp_path / "a" / "libtorch_secret.so", mode=0)
     fixed = write(tmp_path / "b" / "libtorch_fixed.so")
     fixed.parent.chmod(0o555)
+    write(tmp_path / "c" / "key.pem", b"secret", mode=0)
     result = run([tmp_path], SM90)
     fixed.parent.chmod(0o755)
+    assert result.others == 1
     assert {outcome.reason.partition(":")[0] for outcome in result.outcomes} == {
         "E1005 InvalidArgument"
     }
@@ -403,7 +416,8 @@ def test_an_interrupt_ends_it_between_files(
 
 
 SLOW = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from cog_triton.prune import files, run
 real = files.edits.apply

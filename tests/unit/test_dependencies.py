@@ -37,13 +37,16 @@ def locked() -> dict[str, str]:
 
 def modules() -> dict[str, list[str]]:
     """Importable top-level names of each locked distribution."""
-    found: dict[str, list[str]] = {name: [] for name in locked()}
-    for module, names in importlib.metadata.packages_distributions().items():
-        for name in {re.sub(r"[-_.]+", "-", name).lower() for name in names}:
-            # The compiler's own helper modules are not for anyone to import by name.
-            if name in found and module.isidentifier() and "__mypyc" not in module:
-                found[name].append(module)
-    return found | OVERRIDES
+    return {
+        name: _top_level(importlib.metadata.distribution(name)) for name in locked()
+    } | OVERRIDES
+
+
+def _top_level(distribution: importlib.metadata.Distribution) -> list[str]:
+    sources = [file for file in distribution.files or [] if file.suffix in (".py", ".so")]
+    names = {file.parts[0].split(".")[0] for file in sources}
+    # The compiler's own helper modules are not for anyone to import by name.
+    return sorted(name for name in names if name.isidentifier() and "__mypyc" not in name)
 
 
 @pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.lock")), ids=lambda path: path.stem)

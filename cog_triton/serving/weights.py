@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import anyio.to_thread
 import httpx
 
 from cog_triton import engine_manifest, engine_tar
@@ -32,7 +32,7 @@ async def engine_directory(settings: Settings, weights: str | None) -> Path:
         if url.scheme != "file":
             tar = await _download(weights, shown(weights), settings.work_dir / "downloads")
             try:
-                return await anyio.to_thread.run_sync(_unpack, tar, engines)
+                return await asyncio.to_thread(_unpack, tar, engines)
             except EngineCorrupt:
                 tar.unlink(missing_ok=True)  # the next start may be answered better
                 raise
@@ -41,7 +41,7 @@ async def engine_directory(settings: Settings, weights: str | None) -> Path:
         return tar
     if not tar.is_file():
         raise ModelUnavailable(f"COG_WEIGHTS={weights!r}: no such file or directory")
-    return await anyio.to_thread.run_sync(_unpack, tar, engines)
+    return await asyncio.to_thread(_unpack, tar, engines)
 
 
 def _parse(weights: str) -> SplitResult:

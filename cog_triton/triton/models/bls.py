@@ -7,7 +7,9 @@ clients that have gone, because Triton does not hand their leaving down to the e
 from __future__ import annotations
 
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +36,28 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _ENGINE_OUTPUTS = ("output_ids", "sequence_length")
+_KEEP_S = 5.0
 _ONE_ONLY = ("beam_width", "num_return_sequences")
+
+
+class _Ended:
+    """Response iterators that have ended, kept a while.
+
+    Triton's stub (24.10) then drops its reference to them on a thread without the GIL. Were that
+    the last one, their tensors would be freed there, which crashes Python 3.12.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, Iterator[Any]]] = deque()
+
+    def keep(self, responses: Iterator[Any]) -> None:
+        """Free `responses` by `release`, and not before Triton has surely let go of them."""
+        self._kept.append((time.monotonic() + _KEEP_S, responses))
+
+    def release(self) -> None:
+        """Free what has been kept long enough."""
+        while self._kept and self._kept[0][0] < time.monotonic():
+            self._kept.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +66,7 @@ class _Options:
     add_special_tokens: bool
     accumulate_tokens: bool
     engine: str
+    ended: _Ended
 
 
 class TritonPythonModel:
@@ -56,6 +80,7 @@ class TritonPythonModel:
             parameters.flag("add_special_tokens"),
             parameters.flag("accumulate_tokens"),
             parameters.text("tensorrt_llm_model_name"),
+            _Ended(),
         )
         self._check_period = parameters.whole("cancellation_check_period_ms") / 1000
         self._calls: set[_Call] = set()
@@ -85,6 +110,7 @@ class TritonPythonModel:
         while not self._closing.wait(self._check_period):
             for call in self._calls.copy():
                 call.stop_if_abandoned()
+            self._options.ended.release()
 
 
 class _Call:
@@ -219,7 +245,10 @@ class _Call:
             requested_output_names=outputs,
         )
         responses: Iterator[Any] = request.exec(decoupled=True)
-        return responses
+        try:
+            yield from responses
+        finally:
+            self._options.ended.keep(responses)
 
     def _answer(self, last: Tensors | CogTritonError) -> None:
         """Send the last response, if there is one; the sender must not be used after it."""

@@ -1,0 +1,199 @@
+"""What nix2container's program does: layers and images as JSON, digests from the store's files.
+
+    layers.py layer ATTRS_JSON     writes OUT/layers.json
+    layers.py image ATTRS_JSON     writes OUT
+
+Like nix2container, a layer is a list of store paths with options; its tar is made when needed,
+the same every time. Refused as there: one name from two paths with different modes or types,
+sizes, or permissions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_BLOCK = 1 << 20
+
+
+def walk(path: str) -> Iterator[str]:
+    """`path` and everything below it, sorted."""
+    yield path
+    if os.path.isdir(path) and not os.path.islink(path):
+        for name in sorted(os.listdir(path)):
+            yield from walk(f"{path}/{name}")
+
+
+class Node:
+    """A name in the tar: where it comes from, and the permissions it is given."""
+
+    def __init__(self, source: str, perms: list[dict[str, Any]]) -> None:
+        self.source = source
+        self.perms = perms
+        self.info = os.lstat(source)
+
+
+def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
+    """Put a node in its place, or refuse it."""
+    there = nodes.get(name)
+    if there is not None:
+        old, new = there.info, node.info
+        if old.st_mode != new.st_mode:
+            raise SystemExit(
+                f"the file '{name}' already exists in the graph with mode"
+                f" '{stat.filemode(old.st_mode)}' from '{there.source}' while it is added again"
+                f" with mode '{stat.filemode(new.st_mode)}' by '{node.source}'"
+            )
+        if stat.S_ISREG(old.st_mode) and old.st_size != new.st_size:
+            raise SystemExit(
+                f"the file '{name}' already exists in the graph with size '{old.st_size}' from"
+                f" '{there.source}' while it is added again with size '{new.st_size}'"
+            )
+        if there.perms != node.perms:
+            raise SystemExit(
+                f"the file '{name}' already exists in the tar with perms {there.perms} but is"
+                f" overridden with perms {node.perms}"
+            )
+    parent = os.path.dirname(name)
+    while parent != "/" and parent not in nodes:
+        nodes[parent] = None
+        parent = os.path.dirname(parent)
+    nodes[name] = node
+
+
+def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
+    """Every name in a layer's tar; None is a directory that no path brought."""
+    nodes: dict[str, Node | None] = {}
+    for path in paths:
+        options = path.get("options") or {}
+        rewrite = options.get("rewrite") or {}
+        for source in walk(path["path"]):
+            name = source
+            if rewrite.get("regex"):
+                name = re.sub(rewrite["regex"], rewrite["repl"], source)
+            if name:
+                add(nodes, name, Node(source, options.get("perms") or []))
+    return nodes
+
+
+def header(name: str, node: Node | None) -> tarfile.TarInfo:
+    """A name's tar header."""
+    item = tarfile.TarInfo(name)
+    item.mtime, item.uname, item.gname = 1, "root", "root"
+    if node is None:
+        item.type, item.mode = tarfile.DIRTYPE, 0o755
+        return item
+    item.mode = stat.S_IMODE(node.info.st_mode)
+    if stat.S_ISLNK(node.info.st_mode):
+        item.type, item.mode, item.linkname = tarfile.SYMTYPE, 0o777, os.readlink(node.source)
+    elif stat.S_ISDIR(node.info.st_mode):
+        item.type = tarfile.DIRTYPE
+    else:
+        item.size = node.info.st_size
+    for perm in node.perms:
+        if re.search(perm["regex"], node.source):
+            item.uid, item.gid = perm.get("uid", 0), perm.get("gid", 0)
+            item.mode = int(perm["mode"], 8) if perm.get("mode") else item.mode
+    return item
+
+
+def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
+    """The layer's tar, parents before children."""
+    nodes = nodes_of(paths)
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name in sorted(nodes, key=lambda name: name.split("/")):
+            node, item = nodes[name], header(name, nodes[name])
+            if node is not None and item.isreg():
+                with open(node.source, "rb") as file:
+                    tar.addfile(item, file)
+            else:
+                tar.addfile(item)
+
+
+class Digest(io.RawIOBase):
+    """A file that keeps only the SHA-256 and the size of what is written."""
+
+    def __init__(self, copy: BinaryIO | None = None) -> None:
+        self.sha256, self.size, self._copy = hashlib.sha256(), 0, copy
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.size += len(data)
+        if self._copy is not None:
+            self._copy.write(data)
+        return len(data)
+
+
+def make_layer(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The layer of the closure, less what is in layers below with the same options."""
+    below = [
+        path
+        for file in attributes["parents"]
+        for layer in json.loads(Path(file).read_text())
+        for path in layer["paths"]
+    ]
+    rewrites = {item["path"]: item for item in attributes["rewrites"]}
+    paths = []
+    for store_path in sorted(item["path"] for item in attributes["graph"]):
+        options: dict[str, Any] = {}
+        perms = [item for item in attributes["perms"] if item["path"] == store_path]
+        if perms:
+            options["perms"] = [{k: v for k, v in item.items() if k != "path"} for item in perms]
+        if store_path in rewrites:
+            options["rewrite"] = {key: rewrites[store_path][key] for key in ("regex", "repl")}
+        path = {"path": store_path} | ({"options": options} if options else {})
+        if store_path != attributes["ignore"] and path not in below:
+            paths.append(path)
+    if not paths:
+        return []
+    digest = Digest()
+    write_tar(paths, digest)
+    name = f"sha256:{digest.sha256.hexdigest()}"
+    return [
+        {
+            "digest": name,
+            "diff_ids": name,
+            "size": digest.size,
+            "paths": paths,
+            "mediatype": "application/vnd.oci.image.layer.v1.tar",
+            "History": attributes["metadata"],
+        }
+    ]
+
+
+def main(verb: str, file: str) -> None:
+    """Do what one derivation asks for."""
+    attributes = json.loads(Path(file).read_text())
+    out = Path(attributes["outputs"]["out"])
+    if verb == "layer":
+        out.mkdir()
+        (out / "layers.json").write_text(json.dumps(make_layer(attributes), sort_keys=True))
+        return
+    layers: dict[str, Any] = {}
+    for name in attributes["files"]:
+        for layer in json.loads(Path(name).read_text()):
+            layers.setdefault(layer["digest"], layer)
+    image = {
+        "version": 1,
+        "image-config": attributes["config"],
+        "layers": list(layers.values()),
+        "arch": attributes["arch"],
+        "created": attributes["created"],
+    }
+    out.write_text(json.dumps(image, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -23,7 +23,10 @@ def main(site: Path, wheels: list[Path]) -> None:
     schemes |= {"purelib": str(site), "platlib": str(site)}
     for wheel in sorted(wheels):
         destination = SchemeDictionaryDestination(
-            schemes, interpreter=sys.executable, script_kind="posix", bytecode_optimization_levels=()
+            schemes,
+            interpreter=sys.executable,
+            script_kind="posix",
+            bytecode_optimization_levels=(),
         )
         with WheelFile.open(wheel) as source:
             install(source, destination, additional_metadata={"INSTALLER": b"nix\n"})

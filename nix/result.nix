@@ -5,10 +5,18 @@
   skopeo,
 }:
 image:
-pkgs.writeScript "${image.imageName}-image" ''
-  #!${python}/bin/python3 -I
-  IMAGE = "${image}"
-  REFERENCE = "${image.imageName}:${image.imageTag}"
-  SKOPEO = "${skopeo}/bin/skopeo"
-  ${builtins.readFile ./result.py}
-''
+pkgs.writeScript "${image.imageName}-image" (
+  "#!${python}/bin/python3 -I\n"
+  + builtins.replaceStrings
+    [
+      "@image@"
+      "@reference@"
+      "@skopeo@"
+    ]
+    [
+      "${image}"
+      "${image.imageName}:${image.imageTag}"
+      "${skopeo}/bin/skopeo"
+    ]
+    (builtins.readFile ./result.py)
+)

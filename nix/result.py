@@ -1,11 +1,11 @@
 """The image this file was built as.
 
-  ./result load               load it into docker (DOCKER=podman: into podman)
-  ./result | docker load      the same
-  ./result push REF [OPTION]  copy it to a registry: docker.io/me/cog-triton:tag; layers that
-                              are there are not sent; OPTIONs are skopeo copy's
-  ./result inspect            its name, configuration and layers, as JSON
-  ./result size               its layers with their sizes in bytes and what is in them
+./result load               load it into docker (DOCKER=podman: into podman)
+./result | docker load      the same
+./result push REF [OPTION]  copy it to a registry: docker.io/me/cog-triton:tag; layers that
+                            are there are not sent; OPTIONs are skopeo copy's
+./result inspect            its name, configuration and layers, as JSON
+./result size               its layers with their sizes in bytes and what is in them
 """
 
 import json
@@ -14,8 +14,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Filled in by result.nix.
+IMAGE = Path("@image@")
+REFERENCE = "@reference@"
+SKOPEO = "@skopeo@"
 
-def copy(target: str, *options: str, **pipes: int) -> "subprocess.Popen[bytes]":
+
+def copy(target: str, *options: str, **pipes: int) -> subprocess.Popen[bytes]:
     """Start copying the image; --quiet, because progress would go into the archive."""
     command = [SKOPEO, "--insecure-policy", "copy", "--quiet", *options, f"nix:{IMAGE}", target]
     return subprocess.Popen(command, **pipes)
@@ -39,7 +44,7 @@ def load() -> int:
 
 def inspect() -> int:
     """Print what the image is."""
-    image = json.loads(Path(IMAGE).read_text())
+    image = json.loads(IMAGE.read_text())
     layers = [
         {"digest": layer["digest"], "size": layer["size"], **layer["History"]}
         for layer in image["layers"]
@@ -51,7 +56,7 @@ def inspect() -> int:
 
 def size() -> int:
     """Print one line for each layer, the first at the bottom of the image."""
-    layers = json.loads(Path(IMAGE).read_text())["layers"]
+    layers = json.loads(IMAGE.read_text())["layers"]
     for layer in layers:
         history = layer["History"]
         name = history.get("created_by", "").removeprefix("cog-triton: ")

@@ -54,5 +54,5 @@ in
       '';
 
   # What is read from the Cog project when an image is described.
-  schema = cog: builtins.readFile (../. + "/${cog}/.cog/openapi_schema.json");
+  schema = cog: builtins.toJSON (lib.importJSON (../. + "/${cog}/.cog/openapi_schema.json"));
 }

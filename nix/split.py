@@ -104,7 +104,9 @@ def main(table_file: str, root: str, part: str, kind: str, sm: str | None = None
     names = [item["name"] for item in table["parts"]]
     if part not in names or kind not in ("runner", "builder"):
         raise SystemExit(f"{part} {kind}: the parts are {', '.join(names)}, of runner or builder")
-    sys.stdout.write("".join(f"{path}\0" for path in Split(table, kind, sm).paths(Path(root), part)))
+    sys.stdout.write(
+        "".join(f"{path}\0" for path in Split(table, kind, sm).paths(Path(root), part))
+    )
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import tomllib
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -36,14 +36,13 @@ def download(version: str, target: Path) -> None:
     digits = version.replace(".", "")
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS]
     platforms += ["manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-    options = [f"--platform={name}" for name in platforms]
+    options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    options += [f"--platform={name}" for name in platforms]
     options += [f"--abi={name}" for name in (f"cp{digits}", "abi3", "none")]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        + ["--only-binary=:all:", "--implementation=cp", f"--python-version={version}", *options]
-        + [f"--dest={target}", f"--requirement={ROOT}/requirements/py{digits}.lock"],
-        check=True,
-    )
+    options += ["--implementation=cp", f"--python-version={version}", f"--dest={target}"]
+    lock = ROOT / f"requirements/py{digits}.lock"
+    command = [sys.executable, "-m", "pip", "download", *options, "--requirement", str(lock)]
+    subprocess.run(command, check=True)
 
 
 def locked(version: str) -> dict[str, str]:

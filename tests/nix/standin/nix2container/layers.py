@@ -28,9 +28,9 @@ _BLOCK = 1 << 20
 def walk(path: str) -> Iterator[str]:
     """`path` and everything below it, sorted."""
     yield path
-    if os.path.isdir(path) and not os.path.islink(path):
-        for name in sorted(os.listdir(path)):
-            yield from walk(f"{path}/{name}")
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            yield from walk(entry.path)
 
 
 class Node:
@@ -63,10 +63,10 @@ def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
                 f"the file '{name}' already exists in the tar with perms {there.perms} but is"
                 f" overridden with perms {node.perms}"
             )
-    parent = os.path.dirname(name)
-    while parent != "/" and parent not in nodes:
+    parent = name.rpartition("/")[0]
+    while parent and parent not in nodes:
         nodes[parent] = None
-        parent = os.path.dirname(parent)
+        parent = parent.rpartition("/")[0]
     nodes[name] = node
 
 
@@ -94,7 +94,11 @@ def header(name: str, node: Node | None) -> tarfile.TarInfo:
         return item
     item.mode = stat.S_IMODE(node.info.st_mode)
     if stat.S_ISLNK(node.info.st_mode):
-        item.type, item.mode, item.linkname = tarfile.SYMTYPE, 0o777, os.readlink(node.source)
+        item.type, item.mode, item.linkname = (
+            tarfile.SYMTYPE,
+            0o777,
+            str(Path(node.source).readlink()),
+        )
     elif stat.S_ISDIR(node.info.st_mode):
         item.type = tarfile.DIRTYPE
     else:
@@ -113,7 +117,7 @@ def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
         for name in sorted(nodes, key=lambda name: name.split("/")):
             node, item = nodes[name], header(name, nodes[name])
             if node is not None and item.isreg():
-                with open(node.source, "rb") as file:
+                with Path(node.source).open("rb") as file:
                     tar.addfile(item, file)
             else:
                 tar.addfile(item)

@@ -1,7 +1,7 @@
 """What skopeo with nix2container's patch does: copy `nix:IMAGE` to an archive or a registry.
 
-    skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker-archive:/dev/stdout:REF
-    skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker://REF
+skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker-archive:/dev/stdout:REF
+skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker://REF
 """
 
 from __future__ import annotations

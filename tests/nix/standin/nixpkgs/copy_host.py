@@ -98,6 +98,9 @@ def copy_python(out: Path) -> None:
     shutil.copy(where if where.exists() else _found(library), out / "lib" / library)
     for path in stdlib.glob("_sysconfigdata*.py"):
         path.write_text(re.sub(r"'LIBDIR': '[^']*'", f"'LIBDIR': '{out}/lib'", path.read_text()))
+    # Without it, root would write bytecode into the store, and the layer would change.
+    options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", out]
+    subprocess.run([sys.executable, "-I", "-m", "compileall", *options, stdlib], check=True)
 
 
 def _found(library: str) -> Path:

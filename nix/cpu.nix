@@ -41,6 +41,8 @@ let
   layer = source.layer {
     python = interpreter;
     cog = "runner";
+    # OpenVINO engines are built where they run: `docker run --workdir /src/builder`.
+    beside = [ "builder" ];
   };
 in
 image {

@@ -10,15 +10,21 @@ let
     name = "cog-triton-prune";
     path = ../cog_triton;
     filter =
-      path: _: builtins.match "(__init__|__main__|cli|errors|fatbin.*|prune.*)(\\.py)?" (baseNameOf path) != null;
+      path: _:
+      let
+        inside = lib.last (lib.splitString "/cog_triton/" path);
+      in
+      builtins.match "(__init__|__main__|cli|errors|fatbin)\\.py|prune(/[^/]*\\.py)?" inside != null;
   };
 in
 # sm: the architecture to keep; tree: a part of NGC's root file system.
 sm: tree:
 pkgs.runCommand "${lib.getName tree}-sm${sm}" { } ''
+  cp -r ${tree} $out
+  chmod -R u+w $out
   mkdir $NIX_BUILD_TOP/package
   ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
   export PYTHONPATH=$NIX_BUILD_TOP/package:${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages
   export PYTHONDONTWRITEBYTECODE=1
-  ${python}/bin/python3 -m cog_triton prune --sm ${sm} --output $out ${tree}
+  ${python}/bin/python3 -m cog_triton prune --sm ${sm} $out
 ''

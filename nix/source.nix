@@ -13,7 +13,6 @@ let
     };
   package = tree "cog_triton";
   models = tree "triton_model_repo";
-  project = name: tree name;
 
   version = lib.head (
     builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ../cog_triton/__init__.py)
@@ -22,10 +21,15 @@ in
 {
   inherit version package;
 
-  # A venv's package directory and script, and `cog` ("runner" or "builder") as /src.
+  # A venv's package directory and script, and `cog` ("runner" or "builder") as /src; `beside` are
+  # other Cog projects, as directories in it.
   # python: { version, home }: the interpreter's X.Y and the directory it is found in.
   layer =
-    { python, cog }:
+    {
+      python,
+      cog,
+      beside ? [ ],
+    }:
     pkgs.runCommand "cog-triton-source-${cog}"
       {
         allowedReferences = [ ];
@@ -45,12 +49,15 @@ in
         chmod -R u+w $site/cog_triton
         mkdir $site/cog_triton/_data
         cp -r ${models} $site/cog_triton/_data/triton_model_repo
-        cp -r ${project "runner"} $site/cog_triton/_data/runner
+        for project in ${tree "runner"} ${tree "builder"}; do
+          cp -r $project $site/cog_triton/_data/''${project##*-}
+        done
         install -m 555 "$scriptPath" $venv/bin/cog-triton
 
-        cp -r ${project cog}/. $out/src/
+        cp -r ${tree cog}/. $out/src/
         chmod u+w $out/src
         cp -r ${models} $out/src/triton_model_repo
+        ${lib.concatMapStringsSep "\n" (other: "cp -r ${tree other} $out/src/${other}") beside}
       '';
 
   # What is read from the Cog project when an image is described.

@@ -26,6 +26,7 @@ rec {
     in
     short >= 0 && builtins.substring short (-1) text == suffix;
   importJSON = path: builtins.fromJSON (builtins.readFile path);
+  last = list: elemAt list (builtins.length list - 1);
   makeBinPath = concatMapStringsSep ":" (package: "${package}/bin");
   makeLibraryPath = concatMapStringsSep ":" (package: "${package}/lib");
   mapAttrs' = f: set: builtins.listToAttrs (map (name: f name set.${name}) (attrNames set));

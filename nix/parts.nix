@@ -17,7 +17,10 @@ let
     // {
       tree =
         pkgs.runCommand "ngc-${part.name}-${kind}${lib.optionalString (sm != null) "-sm${sm}"}"
-          { nativeBuildInputs = [ pkgs.gnutar ]; }
+          {
+            nativeBuildInputs = [ pkgs.gnutar ];
+            allowedReferences = [ ];
+          }
           ''
             mkdir $out
             ${python}/bin/python3 ${./split.py} ${./parts.json} ${ngc.rootfs} \

@@ -19,7 +19,7 @@ let
 in
 # sm: the architecture to keep; tree: a part of NGC's root file system.
 sm: tree:
-pkgs.runCommand "${lib.getName tree}-sm${sm}" { } ''
+pkgs.runCommand "${lib.getName tree}-sm${sm}" { allowedReferences = [ ]; } ''
   cp -r ${tree} $out
   chmod -R u+w $out
   mkdir $NIX_BUILD_TOP/package

@@ -41,17 +41,23 @@ class Factory:
         shutil.copytree(REPOSITORY, self.source, ignore=ignored, symlinks=True)
         shutil.copytree(HERE / "standin", self._standin)
         run("git", "init", "--quiet", "--initial-branch=main", str(self.source))
-        self.commit("The source under test")
+        self.revision = self.commit("The source under test")
         installer = _wheels_into_store(directory / "wheels")
         host = {"python": {"version": VERSION, "executable": _interpreter()}} | installer
         (self._standin / "nixpkgs" / "host.json").write_text(json.dumps(host))
 
     def commit(self, message: str) -> str:
-        """Commit everything in `source`; the revision."""
+        """Commit everything in `source` but a line of the change log; the revision, as seen.
+
+        With inputs overridden, Nix (2.26) hides the revision of a clean tree, not of a dirty one.
+        """
+        log = self.source / "CHANGELOG.md"
         me = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         run("git", "add", "--all", cwd=self.source)
         run("git", *me, "commit", "--quiet", "--message", message, cwd=self.source)
-        return run("git", "rev-parse", "HEAD", cwd=self.source).strip()
+        with log.open("a") as file:
+            file.write("\n")
+        return run("git", "rev-parse", "HEAD", cwd=self.source).strip() + "-dirty"
 
     def nix(self, verb: str, *arguments: str, inputs: str = "") -> str:
         """Run nix with the look-alikes in place of the inputs whose names begin with `inputs`."""

@@ -1,8 +1,8 @@
 # A small tree with the layout of NGC's Triton + TensorRT-LLM container: Ubuntu's merged /usr,
 # CUDA, TensorRT, TensorRT-LLM's venv, Triton. A look-alike: its libraries compute nothing.
-# usage: bash ngc_tree.sh OUT BASH GLIBC
+# usage: bash ngc_tree.sh OUT
 set -euo pipefail
-out=$1 bash=$2 glibc=$3
+out=$1
 site=opt/venv-tritonserver/lib/python3.12/site-packages
 
 mkdir -p "$out" && cd "$out"
@@ -14,12 +14,9 @@ for name in bin sbin lib lib64; do ln -s usr/$name $name; done
 ln -s cuda-13.1 usr/local/cuda
 ln -s TensorRT-10.14.1.48 usr/local/tensorrt
 
-cp -L "$bash/bin/bash" usr/bin/bash
-cp -L "$bash"/lib/*.so.* usr/lib/x86_64-linux-gnu/
-cp -L "$glibc"/lib/*.so.* usr/lib/x86_64-linux-gnu/
-cp -L "$glibc/lib/ld-linux-x86-64.so.2" usr/lib64/
-chmod -R u+w usr
-patchelf --set-interpreter /lib64/ld-linux-x86-64.so.2 --set-rpath /usr/lib/x86_64-linux-gnu usr/bin/bash
+cp -L /bin/bash usr/bin/bash
+ldd /bin/bash | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | xargs -I{} cp -L {} usr/lib/x86_64-linux-gnu/
+cp -L /lib64/ld-linux-x86-64.so.2 usr/lib64/
 ln -s bash usr/bin/sh
 printf 'root:x:0:0::/root:/bin/bash\ntriton-server:x:1000:1000::/home/triton-server:/bin/sh\n' >etc/passwd
 printf 'root:x:0:\ntriton-server:x:1000:\n' >etc/group

@@ -81,7 +81,11 @@ let
     withPackages =
       choose:
       let
-        packages = choose { inherit installer; };
+        packages = choose {
+          inherit installer;
+          packaging = tool "packaging";
+          pip = tool "pip";
+        };
       in
       runCommand "python3-env" { } ''
         mkdir -p $out/bin $out/site
@@ -121,7 +125,7 @@ let
 
   crane = runCommand "crane" { } ''
     mkdir -p $out/bin
-    bash ${./ngc_tree.sh} $out/rootfs ${bashInteractive} ${glibc}
+    bash ${./ngc_tree.sh} $out/rootfs
     printf '%s\n' '#!/bin/sh' \
       'test "$1 $2 $3" = "export --platform linux/amd64" -a "$5" = - || exit 64' \
       "exec tar -C $out/rootfs -cf - ." >$out/bin/crane

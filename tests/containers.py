@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
 from cog_triton.settings import free_ports
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Return once `condition()` is true; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.05)
 
 
 def docker(*arguments: str, timeout: float = 300) -> str:
@@ -31,7 +39,6 @@ class Container:
         ports |= {"TRITON_GRPC_PORT": grpc, "TRITON_METRICS_PORT": metrics}
         self.ports = (self.port, http, grpc, metrics)
         settings = [f"--env={name}={value}" for name, value in (ports | environment).items()]
-        # Nobody's shared memory but its own, so that nothing can be left in ours.
         self.id = docker("run", "--detach", "--network=host", *settings, *options, image).strip()
 
     def state(self) -> dict[str, Any]:

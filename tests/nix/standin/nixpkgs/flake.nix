@@ -3,6 +3,10 @@
 {
   outputs = _: {
     lib = import ./lib.nix;
-    legacyPackages.x86_64-linux = import ./pkgs.nix;
+    legacyPackages.x86_64-linux =
+      let
+        pkgs = import ./pkgs.nix;
+      in
+      pkgs // import ./evaluated.nix pkgs;
   };
 }

@@ -35,7 +35,6 @@ let
       {
         nativeBuildInputs = [ builder ];
         allowedReferences = [ ];
-        dontStrip = true;
       }
       ''
         ${lib.concatMapStringsSep "\n" link (lib.attrValues wheels)}

@@ -86,3 +86,12 @@ def test_the_inputs_are_two_and_pinned() -> None:
 def test_nix_files_name_no_package_registry() -> None:
     for path in [ROOT / "flake.nix", *(ROOT / "nix").iterdir()]:
         assert not re.search(r"pypi\.org|pythonhosted|debian\.org|npmjs", path.read_text()), path
+
+
+def test_every_package_that_is_used_is_listed() -> None:
+    texts = [path.read_text() for path in (ROOT / "nix").glob("*.nix")]
+    used = {name for text in texts for name in re.findall(r"\bpkgs\.([A-Za-z0-9-]+)", text)}
+    used |= {name for text in texts for name in re.findall(r"\bpackages\.(\w+)", text)}
+    used -= {"lib", "x86_64-linux"}
+    listed = set(re.findall(r"[\w-]+", (ROOT / "docs" / "nixpkgs-used.md").read_text()))
+    assert used <= listed

@@ -78,6 +78,7 @@ image {
     }
     // lib.optionalAttrs (kind == "builder") {
       COG_MAX_CONCURRENCY = "1";
+      COG_TRITON_STEP_PYTHON = "/opt/venv-tritonserver/bin/python3";
       TRTLLM_DIR = "/app";
     };
   labels = {

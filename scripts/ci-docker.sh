@@ -39,11 +39,17 @@ stop() {
   [[ -f $pid ]] || return 0
   kill "$(<"$pid")" 2>/dev/null || return 0
   for ((tries = 0; tries < 150; tries++)); do
-    [[ -f $pid ]] || return 0
+    [[ -f $pid ]] || break
     sleep 0.2
   done
-  echo "dockerd did not stop" >&2
-  exit 1
+  if [[ -f $pid ]]; then
+    echo "dockerd did not stop" >&2
+    exit 1
+  fi
+  # It leaves the network namespace of its containers mounted.
+  while read -r _ mounted _; do
+    [[ $mounted != "$directory"/* ]] || umount "$mounted"
+  done </proc/mounts
 }
 
 case $verb in

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import cog_triton
+from cog_triton import apart
 from cog_triton.errors import TritonStartFailed
 
 _IMAGE_BINARY = Path("/opt/tritonserver/bin/tritonserver")
@@ -42,32 +42,7 @@ def find(work_dir: Path, binary: Path | None = None) -> Distribution:
     if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
     backends = binary.resolve().parent.parent / "backends"
-    return Distribution(binary, backends, _environment_apart(work_dir / "python"))
-
-
-def _environment_apart(link_dir: Path) -> dict[str, str]:
-    """Our environment without our Python's directories; `link_dir` shows this package alone."""
-    link_dir.mkdir(parents=True, exist_ok=True)
-    link, package = link_dir / "cog_triton", Path(cog_triton.__file__).resolve().parent
-    link.unlink(missing_ok=True)
-    link.symlink_to(package)
-
-    def others(variable: str) -> list[str]:
-        ours = [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
-        return [
-            entry
-            for entry in os.environ.get(variable, "").split(os.pathsep)
-            if entry
-            and Path(entry) != package.parent
-            and not any(Path(entry).is_relative_to(prefix) for prefix in ours)
-        ]
-
-    environment = dict(os.environ)
-    for name in ("VIRTUAL_ENV", "PYTHONHOME"):
-        environment.pop(name, None)
-    environment["PATH"] = os.pathsep.join(others("PATH")) or os.defpath
-    environment["PYTHONPATH"] = os.pathsep.join([str(link_dir), *others("PYTHONPATH")])
-    return environment
+    return Distribution(binary, backends, apart.environment(work_dir / "python"))
 
 
 def _from_wheel(work_dir: Path) -> Distribution:

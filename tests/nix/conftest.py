@@ -35,7 +35,7 @@ def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         del os.environ["DOCKER_HOST"]
         run(script, "stop", directory)
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,9 @@ def test_an_images_environment(name: str, images: dict[str, Image]) -> None:
         # Without our own bin, the first python3 is TensorRT-LLM's.
         assert env["PATH"].split(":")[1] == "/opt/venv-tritonserver/bin"
         assert env["LD_LIBRARY_PATH"].split(":")[0] == "/usr/local/tensorrt/lib"
+    step_python = env.get("COG_TRITON_STEP_PYTHON")
+    theirs = "/opt/venv-tritonserver/bin/python3"
+    assert step_python == (theirs if name == "cog-triton-builder" else None)
 
 
 @pytest.mark.parametrize("sm", SMS)

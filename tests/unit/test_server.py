@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
 import sys
-import venv
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import cog_triton
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import load_settings
 from cog_triton.triton import distribution
@@ -251,59 +247,6 @@ def test_a_binary_that_is_named_is_used(tmp_path: Path) -> None:
     changed = {"PATH", "PYTHONPATH", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in changed}
     assert kept.items() <= found.environment.items()
-
-
-def python_environment(directory: Path, **packages: str) -> Path:
-    """A virtual environment with packages of one line; its bin directory."""
-    venv.create(directory, symlinks=True, with_pip=False)
-    (site,) = directory.glob("lib/python*/site-packages")
-    for name, line in packages.items():
-        (site / f"{name}.py").write_text(line)
-    return directory / "bin"
-
-
-def test_a_server_with_its_own_python_sees_nothing_of_ours(tmp_path: Path) -> None:
-    ours = python_environment(
-        tmp_path / "ours",
-        huggingface_hub="__version__ = 'ours'",
-        numpy="__version__ = 'ours'",
-        httpx="",
-    )
-    theirs = python_environment(
-        tmp_path / "ngc", huggingface_hub="__version__ = 'ngc'", numpy="__version__ = 'ngc'"
-    )
-    (site,) = (tmp_path / "ours").glob("lib/python*/site-packages")
-    (site / "repository.pth").write_text(str(Path(distribution.__file__).parents[2]))
-    # What a stub does: it takes its Python from the first python3 in PATH.
-    models = """
-import huggingface_hub, importlib.util, json, numpy, sys, cog_triton.errors
-seen = [sys.prefix, huggingface_hub.__version__, numpy.__version__, cog_triton.__version__]
-print(json.dumps([*seen, importlib.util.find_spec("httpx") is None]))
-"""
-    server = executable(tmp_path / "opt" / "bin" / "tritonserver", f"exec python3 -c '{models}'")
-    start = f"""
-import json, subprocess, sys
-from pathlib import Path
-from cog_triton.triton import distribution
-import huggingface_hub, numpy
-assert huggingface_hub.__version__ == numpy.__version__ == "ours"
-found = distribution.find(Path("{tmp_path}/work"), Path("{server}"))
-subprocess.run([found.binary], env=found.environment, check=True)
-"""
-    done = subprocess.run(
-        [ours / "python", "-c", start],
-        env={
-            "PATH": f"{ours}:{theirs}:/usr/bin:/bin",
-            "VIRTUAL_ENV": str(ours.parent),
-            "PYTHONPATH": f"{site}:{tmp_path}/mounted",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    prefix, hub, numbers, version, no_httpx = json.loads(done.stdout)
-    assert (prefix, hub, numbers, no_httpx) == (str(tmp_path / "ngc"), "ngc", "ngc", True)
-    assert version == cog_triton.__version__
 
 
 @pytest.mark.parametrize("kind", ["missing", "not executable", "a directory"])

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from unit import fatbins
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -45,6 +47,9 @@ class Factory:
         installer = _wheels_into_store(directory / "wheels")
         host = {"python": {"version": VERSION, "executable": _interpreter()}} | installer
         (self._standin / "nixpkgs" / "host.json").write_text(json.dumps(host))
+        images = [fatbins.Image(number=sm) for sm in (75, 80, 86, 89, 90)]
+        library = fatbins.library(fatbins.container(*images))
+        (self._standin / "nixpkgs" / "device_code.so").write_bytes(library)
 
     def commit(self, message: str) -> str:
         """Commit everything in `source` but a line of the change log; the revision, as seen.

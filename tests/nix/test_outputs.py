@@ -7,8 +7,10 @@ import os
 import pty
 import re
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from containers import docker
@@ -187,6 +189,31 @@ def test_what_is_left_out(files: Callable[[str], Files]) -> None:
         assert f"{SITE}/transformers/model.py" in found
     assert not (HEADERS | RESOURCES | {"app/examples/build.py"}) & runner
     assert HEADERS | RESOURCES | {"app/examples/build.py"} <= builder
+
+
+@pytest.mark.parametrize("sm", ["80", "90"])
+def test_a_runner_has_device_code_for_its_own_gpu_alone(
+    sm: str, images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
+) -> None:
+    libraries = ("torch/lib/libtorch_cuda.so", "tensorrt_llm/libs/libtensorrt_llm.so")
+    for name, own in ((f"cog-triton-runner-{sm}", {f"sm_{sm}"}), ("cog-triton-builder", ALL)):
+        files(name)
+        identity = docker("create", images[name].reference).strip()
+        for library in libraries:
+            docker("cp", f"{identity}:/{SITE}/{library}", str(tmp_path))
+            found = tmp_path / Path(library).name
+            assert architectures(found, sm) == own, f"{name}: {library}"
+        docker("rm", identity)
+
+
+ALL = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90"}
+
+
+def architectures(library: Path, sm: str) -> set[str]:
+    """What `cog-triton prune` finds in a library."""
+    command = [sys.executable, "-m", "cog_triton", "prune", "--sm", sm, "--dry-run", "--json"]
+    (row,) = json.loads(run(*command, str(library)))["files"]
+    return set(row["found"])
 
 
 def test_an_image_without_python_still_has_a_shell(

@@ -1,8 +1,8 @@
 # A small tree with the layout of NGC's Triton + TensorRT-LLM container: Ubuntu's merged /usr,
 # CUDA, TensorRT, TensorRT-LLM's venv, Triton. A look-alike: its libraries compute nothing.
-# usage: bash ngc_tree.sh OUT
+# usage: bash ngc_tree.sh OUT LIBRARY_WITH_DEVICE_CODE
 set -euo pipefail
-out=$1
+out=$1 device=$2
 site=opt/venv-tritonserver/lib/python3.12/site-packages
 
 mkdir -p "$out" && cd "$out"
@@ -30,20 +30,9 @@ echo text | tee usr/share/doc/libc6/changelog usr/share/man/page usr/include/x.h
   "$site/torch/include/torch.h" root/.cache/pip/x var/cache/apt/x app/examples/build.py >app/all_models/README.md
 echo model >"$site/transformers/model.py"
 
-# Device code for several architectures where nvcc is here, else empty libraries.
-source=$(mktemp --suffix=.cu)
-echo '__global__ void kernel(float *x) { x[threadIdx.x] *= 2; }' >"$source"
-library() {
-  if nvcc=$(type -P nvcc); then
-    flags=()
-    for sm in 80 86 89 90; do flags+=(-gencode "arch=compute_$sm,code=sm_$sm"); done
-    "$nvcc" -shared -Xcompiler -fPIC "${flags[@]}" -cudart none -o "$1" "$source" 2>/dev/null && return
-  fi
-  echo 'int nothing;' | gcc -shared -fPIC -x c - -o "$1"
-}
-library "$site/torch/lib/libtorch_cuda.so"
-cp "$site/torch/lib/libtorch_cuda.so" "$site/tensorrt_llm/libs/libtensorrt_llm.so"
-rm "$source"
+# The two that are pruned have hand-made device code for every architecture.
+cp "$device" "$site/torch/lib/libtorch_cuda.so"
+cp "$device" "$site/tensorrt_llm/libs/libtensorrt_llm.so"
 for path in usr/local/cuda-13.1/lib64/libcublas.so.13 usr/local/TensorRT-10.14.1.48/lib/libnvinfer.so.10 \
   usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{sm80,sm86,sm90,ptx}.so.10.14.1 \
   opt/tritonserver/backends/tensorrtllm/libtriton_tensorrtllm.so; do

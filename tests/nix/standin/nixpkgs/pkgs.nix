@@ -1,5 +1,6 @@
-# Of nixpkgs' packages: those that nix/ uses. host.json, which the tests write, says where this
-# machine's Python is; everything else is found in PATH when a derivation is built.
+# Of nixpkgs' packages: those that nix/ uses. The tests write host.json, which says where this
+# machine's Python is, and device_code.so, a library with code for several GPUs; everything else is
+# found in PATH when a derivation is built.
 let
   lib = import ./lib.nix;
   host = lib.importJSON ./host.json;
@@ -125,7 +126,7 @@ let
 
   crane = runCommand "crane" { } ''
     mkdir -p $out/bin
-    bash ${./ngc_tree.sh} $out/rootfs
+    bash ${./ngc_tree.sh} $out/rootfs ${./device_code.so}
     printf '%s\n' '#!/bin/sh' \
       'test "$1 $2 $3" = "export --platform linux/amd64" -a "$5" = - || exit 64' \
       "exec tar -C $out/rootfs -cf - ." >$out/bin/crane

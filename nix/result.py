@@ -20,10 +20,10 @@ REFERENCE = "@reference@"
 SKOPEO = "@skopeo@"
 
 
-def copy(target: str, *options: str, **pipes: int) -> subprocess.Popen[bytes]:
+def copy(target: str, *options: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
     """Start copying the image; --quiet, because progress would go into the archive."""
     command = [SKOPEO, "--insecure-policy", "copy", "--quiet", *options, f"nix:{IMAGE}", target]
-    return subprocess.Popen(command, **pipes)
+    return subprocess.Popen(command, stdout=stdout)
 
 
 def stream() -> int:
@@ -36,10 +36,10 @@ def stream() -> int:
 
 def load() -> int:
     """Load the image; the loader prints its name."""
-    source = copy(f"docker-archive:/dev/stdout:{REFERENCE}", stdout=subprocess.PIPE)
-    loader = subprocess.run([os.environ.get("DOCKER", "docker"), "load"], stdin=source.stdout)
-    source.stdout.close()
-    return source.wait() or loader.returncode
+    command = [os.environ.get("DOCKER", "docker"), "load"]
+    with copy(f"docker-archive:/dev/stdout:{REFERENCE}", stdout=subprocess.PIPE) as source:
+        loader = subprocess.run(command, stdin=source.stdout)
+    return source.returncode or loader.returncode
 
 
 def inspect() -> int:

@@ -68,7 +68,9 @@ class Split:
         def patterns(texts: Iterable[str]) -> Patterns:
             return Patterns(text.replace("{site}", table["site"]) for text in texts)
 
-        self._parts = [(part["name"], patterns(part["paths"])) for part in table["parts"]]
+        self._parts: list[tuple[str, Patterns]] = [
+            (part["name"], patterns(part["paths"])) for part in table["parts"]
+        ]
         self._dropped = patterns(table["dropped"]["always"] + table["dropped"].get(kind, []))
         self._licences = re.compile("|".join(map(fnmatch.translate, table["licences"])))
         self._sm = sm

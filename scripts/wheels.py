@@ -74,8 +74,8 @@ def requirements_of(wheel: Path) -> list[Requirement]:
 
 def closure(roots: list[Requirement], wheels: dict[str, Path], version: str) -> set[str]:
     """Every locked distribution that `roots` lead to; what is not in the lock was overridden."""
-    environment = {
-        **default_environment(),
+    environment: dict[str, str] = {
+        **{name: str(value) for name, value in default_environment().items()},
         "python_version": version,
         "python_full_version": f"{version}.0",
         "sys_platform": "linux",

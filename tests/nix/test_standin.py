@@ -12,6 +12,7 @@ from factory import HERE
 
 sys.path.insert(0, str(HERE / "standin" / "nix2container"))
 
+import gotar
 import layers
 
 
@@ -67,4 +68,18 @@ def test_permissions_are_applied(tmp_path: Path) -> None:
     buffer.seek(0)
     with tarfile.open(fileobj=buffer) as archive:
         found = {item.name: (item.mode, item.uid, item.mtime) for item in archive}
-    assert found == {"/a": (0o600, 7, 1), "/b": (0o644, 0, 1)}
+    assert found == {
+        "": (0o755, 0, 1),  # the root, as tarfile reads it
+        "/a": (0o600, 7, 1),
+        "/b": (0o644, 0, 1),
+    }
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 155, 255, 256, 300])
+def test_long_names_are_read_back(length: int, tmp_path: Path) -> None:
+    name = ("/" + "d" * 60 + "/" + "e" * 60 + "/" + "f" * 240)[:length]
+    entry = gotar.Entry(name=name, type="2", mode=0o777, linkname="t" * length)
+    data = gotar.header(entry) + gotar.END
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        (item,) = archive.getmembers()
+    assert (item.name, item.linkname, item.issym()) == (name, "t" * length, True)

@@ -17,12 +17,15 @@ import os
 import re
 import stat
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_BLOCK = 1 << 20
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gotar
+
+_CHUNK = 1 << 20
 
 
 def walk(path: str) -> Iterator[str]:
@@ -72,7 +75,7 @@ def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
 
 def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
     """Every name in a layer's tar; None is a directory that no path brought."""
-    nodes: dict[str, Node | None] = {}
+    nodes: dict[str, Node | None] = {"/": None} if paths else {}
     for path in paths:
         options = path.get("options") or {}
         rewrite = options.get("rewrite") or {}
@@ -85,42 +88,37 @@ def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
     return nodes
 
 
-def header(name: str, node: Node | None) -> tarfile.TarInfo:
-    """A name's tar header."""
-    item = tarfile.TarInfo(name)
-    item.mtime, item.uname, item.gname = 1, "root", "root"
+def entry_of(name: str, node: Node | None) -> gotar.Entry:
+    """What the tar says of a name."""
     if node is None:
-        item.type, item.mode = tarfile.DIRTYPE, 0o755
-        return item
-    item.mode = stat.S_IMODE(node.info.st_mode)
-    if stat.S_ISLNK(node.info.st_mode):
-        item.type, item.mode, item.linkname = (
-            tarfile.SYMTYPE,
-            0o777,
-            str(Path(node.source).readlink()),
-        )
-    elif stat.S_ISDIR(node.info.st_mode):
-        item.type = tarfile.DIRTYPE
+        return gotar.Entry(name=name, type="5", mode=0o755)
+    mode = node.info.st_mode
+    entry = gotar.Entry(name=name, type="0", mode=stat.S_IMODE(mode))
+    if stat.S_ISLNK(mode):
+        entry.type, entry.mode, entry.linkname = "2", 0o777, str(Path(node.source).readlink())
+    elif stat.S_ISDIR(mode):
+        entry.type = "5"
     else:
-        item.size = node.info.st_size
+        entry.size = node.info.st_size
     for perm in node.perms:
         if re.search(perm["regex"], node.source):
-            item.uid, item.gid = perm.get("uid", 0), perm.get("gid", 0)
-            item.mode = int(perm["mode"], 8) if perm.get("mode") else item.mode
-    return item
+            entry.uid, entry.gid = perm.get("uid", 0), perm.get("gid", 0)
+            entry.mode = int(perm["mode"], 8) if perm.get("mode") else entry.mode
+    return entry
 
 
 def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
     """The layer's tar, parents before children."""
     nodes = nodes_of(paths)
-    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(nodes, key=lambda name: name.split("/")):
-            node, item = nodes[name], header(name, nodes[name])
-            if node is not None and item.isreg():
-                with Path(node.source).open("rb") as file:
-                    tar.addfile(item, file)
-            else:
-                tar.addfile(item)
+    for name in sorted(nodes, key=lambda name: name.encode().split(b"/")):
+        entry, node = entry_of(name, nodes[name]), nodes[name]
+        target.write(gotar.header(entry))
+        if node is not None and entry.type == "0":
+            with Path(node.source).open("rb") as file:
+                while data := file.read(_CHUNK):
+                    target.write(data)
+            target.write(bytes(-entry.size % gotar.BLOCK))
+    target.write(gotar.END)
 
 
 class Digest(io.RawIOBase):

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test lint fmt bench lock clean
+.PHONY: help setup serve test test-images lint fmt bench lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -10,7 +10,7 @@ BIN := .venv/bin
 CONFIG := configs/build/smollm2-135m-cpu.yaml
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock (PYTHON=python3.11)
 	@scripts/setup
@@ -24,6 +24,9 @@ serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 CO
 test: lint ## lint, then unit and integration tests (TESTS="-k name" for others)
 	@$(BIN)/python -m pytest $(or $(TESTS),tests/unit tests/integration)
 
+test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
+	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)
+
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -35,6 +38,9 @@ fmt: setup ## reformat and fix what ruff can fix
 
 bench: setup engine.tar ## measure the serving path (ARGS=...)
 	@$(BIN)/python benchmarks/through_path.py engine.tar $(ARGS)
+
+wheels: setup ## write nix/wheels.json from the locks
+	@$(BIN)/python scripts/wheels.py
 
 lock: ## resolve pyproject.toml into requirements/*.lock (needs uv)
 	@scripts/lock

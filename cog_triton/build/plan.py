@@ -10,6 +10,7 @@ import cog_triton
 from cog_triton.build.arguments import command_line
 from cog_triton.build.config import BuildConfig
 from cog_triton.errors import UnknownExample, UnknownScript, nearest
+from cog_triton.settings import load_settings
 
 EXAMPLES = Path(cog_triton.__file__).parent / "examples"
 MODEL = "model"
@@ -43,6 +44,8 @@ class Plan:
 def make_plan(config: BuildConfig, work_dir: Path, examples: Path = EXAMPLES) -> Plan:
     """Find the scripts of `config` and write out their command lines.
 
+    They run in our own Python, or in COG_TRITON_STEP_PYTHON.
+
     Args:
         work_dir: where steps run, so that a config names the model ``model``.
         examples: directory of ``<family>/<script>.py``.
@@ -58,6 +61,7 @@ def make_plan(config: BuildConfig, work_dir: Path, examples: Path = EXAMPLES) ->
         )
     family = examples / config.example_name
     work_dir = work_dir.resolve()
+    python = str(load_settings().cog_triton_step_python or sys.executable)
     steps: list[Step] = []
     for name, step in config.steps():
         if step.script not in scripts_of(family):
@@ -70,7 +74,7 @@ def make_plan(config: BuildConfig, work_dir: Path, examples: Path = EXAMPLES) ->
             Step(
                 name=name,
                 script=script,
-                argv=(sys.executable, str(script), *command_line(step.args)),
+                argv=(python, str(script), *command_line(step.args)),
                 cwd=work_dir,
                 input=steps[-1].output_dir if steps else work_dir / MODEL,
                 output_dir=work_dir / step.output_dir,

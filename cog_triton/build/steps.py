@@ -9,13 +9,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import cog_triton
-from cog_triton import model_source, reaper
+from cog_triton import apart, model_source, reaper
 from cog_triton.build import package, stamps
 from cog_triton.build.config import BuildConfig
 from cog_triton.build.plan import EXAMPLES, Step, make_plan
@@ -107,7 +108,7 @@ def _run_to_end(step: Step, log: Path, last: collections.deque[str], echo: Echo)
         step.argv,
         grace=_GRACE_S,
         cwd=step.cwd,
-        env=_environment(),
+        env=_environment(step),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -141,8 +142,13 @@ def _relay(
             echo(f"[{name}] {last[-1]}")
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with this package importable from the script, and output neither held nor coloured."""
+def _environment(step: Step) -> dict[str, str]:
+    """Ours, with this package importable from the script, and output neither held nor coloured.
+
+    Another Python than ours has packages of its own, and gets this package alone.
+    """
+    if step.argv[0] != sys.executable:
+        return {**apart.environment(step.cwd / "python"), "PYTHONUNBUFFERED": "1"}
     root = str(Path(cog_triton.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cog_triton import apart
 from cog_triton.errors import TritonStartFailed
 
 _IMAGE_BINARY = Path("/opt/tritonserver/bin/tritonserver")
@@ -29,7 +30,9 @@ class Distribution:
 def find(work_dir: Path, binary: Path | None = None) -> Distribution:
     """The given binary, the image's, PATH's, or the one in the nvidia-pytriton wheel.
 
-    The wheel's Python backend is completed under `work_dir`. Raises E2106 saying what to do.
+    The wheel's server runs models in our own Python, and its Python backend is completed under
+    `work_dir`. Any other runs them in the Python that it came with, which gets this package and
+    nothing else of ours. Raises E2106 saying what to do.
     """
     if binary is None:
         found = shutil.which("tritonserver")
@@ -38,7 +41,8 @@ def find(work_dir: Path, binary: Path | None = None) -> Distribution:
         return _from_wheel(work_dir)
     if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
-    return Distribution(binary, binary.resolve().parent.parent / "backends", dict(os.environ))
+    backends = binary.resolve().parent.parent / "backends"
+    return Distribution(binary, backends, apart.environment(work_dir / "python"))
 
 
 def _from_wheel(work_dir: Path) -> Distribution:
@@ -75,9 +79,18 @@ def _from_wheel(work_dir: Path) -> Distribution:
 
 
 def _complete_backends(source: Path, stub: Path, target: Path) -> Path:
-    """The wheel keeps the stubs apart from the backend: bring the right one to its side."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
+    """The wheel keeps the stubs apart from the backend: bring the right one to its side.
+
+    An image's files may not be written, and a copy has their modes: hence the links.
+    """
     placed = target / "python" / _STUB
+    for path in source.rglob("*"):
+        copied = target / path.relative_to(source)
+        if not path.is_dir():
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.unlink(missing_ok=True)
+            copied.symlink_to(path)
+    placed.unlink(missing_ok=True)
     shutil.copy(stub, placed)
     placed.chmod(0o755)
     return target

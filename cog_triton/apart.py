@@ -1,0 +1,39 @@
+"""Children that run in a Python of their own see this package and nothing else of ours.
+
+NVIDIA's container has TensorRT-LLM in an environment that pins numpy, transformers and fastapi.
+Cog's wheels are in another, and must not be found from there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import cog_triton
+
+
+def environment(link_dir: Path) -> dict[str, str]:
+    """Our environment without our Python's directories; `link_dir` shows this package alone."""
+    package = Path(cog_triton.__file__).resolve().parent
+    link_dir.mkdir(parents=True, exist_ok=True)
+    link = link_dir / "cog_triton"
+    link.unlink(missing_ok=True)
+    link.symlink_to(package)
+
+    def others(variable: str) -> list[str]:
+        ours = [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
+        return [
+            entry
+            for entry in os.environ.get(variable, "").split(os.pathsep)
+            if entry
+            and Path(entry) != package.parent
+            and not any(Path(entry).is_relative_to(prefix) for prefix in ours)
+        ]
+
+    kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONHOME")}
+    return {
+        **kept,
+        "PATH": os.pathsep.join(others("PATH")) or os.defpath,
+        "PYTHONPATH": os.pathsep.join([str(link_dir), *others("PYTHONPATH")]),
+    }

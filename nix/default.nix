@@ -1,0 +1,85 @@
+# The flake's outputs; every concern has a file of its own.
+{
+  self,
+  nixpkgs,
+  nix2container,
+}:
+let
+  system = "x86_64-linux";
+  pkgs = nixpkgs.legacyPackages.${system};
+  inherit (pkgs) lib;
+  containers = nix2container.packages.${system};
+
+  archs = import ./archs.nix;
+  revision = self.rev or self.dirtyRev or "unknown";
+  python = pkgs.python312;
+
+  source = import ./source.nix { inherit pkgs; };
+  ngc = import ./ngc.nix { inherit pkgs; };
+  result = import ./result.nix {
+    inherit pkgs python;
+    skopeo = containers.skopeo-nix2container;
+  };
+  image = import ./image.nix {
+    inherit lib revision result;
+    inherit (containers) nix2container;
+    inherit (source) version;
+  };
+  wheelsFor = import ./wheels.nix { inherit pkgs; };
+  ngcImage = import ./ngc-image.nix {
+    inherit
+      pkgs
+      archs
+      image
+      ngc
+      source
+      ;
+    wheels = wheelsFor python;
+    pruner = import ./pruner.nix {
+      inherit pkgs python;
+      wheels = wheelsFor python;
+    };
+    parts = import ./parts.nix { inherit pkgs python ngc; };
+  };
+
+  mkRunner = import ./mkRunner.nix { inherit ngcImage; };
+  mkBuilder = import ./mkBuilder.nix { inherit ngcImage; };
+  mkModel = import ./mkModel.nix { inherit lib pkgs; };
+
+  runners = lib.mapAttrs' (sm: _: {
+    name = "cog-triton-runner-${sm}";
+    value = mkRunner { inherit sm; };
+  }) archs;
+
+  cpu = import ./cpu.nix {
+    inherit
+      pkgs
+      python
+      image
+      source
+      ;
+    wheels = wheelsFor python;
+  };
+
+  images = runners // {
+    cog-triton-builder = mkBuilder { };
+    cog-triton-runner-cpu = cpu;
+  };
+in
+{
+  packages.${system} = images // {
+    default = cpu;
+  };
+  lib.${system} = {
+    inherit
+      archs
+      mkRunner
+      mkBuilder
+      mkModel
+      ;
+  };
+  checks.${system} = import ./checks.nix { inherit self pkgs images; };
+  devShells.${system}.default = import ./shell.nix { inherit pkgs python; };
+  formatter.${system} = pkgs.nixfmt-tree;
+  apps.${system}.update-pins = import ./update-pins.nix { inherit pkgs python ngc; };
+}

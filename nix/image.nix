@@ -1,0 +1,102 @@
+# One image from a list of layers, lowest churn first, with what every image says of itself.
+{
+  lib,
+  nix2container,
+  result,
+  version,
+  revision,
+}:
+let
+  variables = lib.mapAttrsToList (name: value: "${name}=${value}");
+
+  # The store has no writable files; these directories anyone may write, like /tmp. Said of every
+  # path alike, as nix2container refuses a directory that two paths bring with different modes.
+  writable = path: {
+    path = "${path}";
+    regex = "^/nix/store/[^/]+/(tmp|var/tmp|src|opt/cog-triton/work)$";
+    mode = "1777";
+  };
+
+  # layers: [ { name; reason; copyToRoot ? [ ]; deps ? [ ]; } ]. They need not know each other:
+  # only one of an image's layers has store paths that refer to others.
+  toLayer =
+    layer:
+    nix2container.buildLayer {
+      copyToRoot = layer.copyToRoot or [ ];
+      deps = layer.deps or [ ];
+      perms = map writable (layer.copyToRoot or [ ]);
+      metadata = {
+        created_by = "cog-triton: ${layer.name}";
+        comment = layer.reason;
+      };
+    };
+
+  build =
+    {
+      name,
+      layers,
+      env,
+      labels,
+      python,
+      # The OpenAPI schema of the Cog project in /src.
+      schema,
+    }@described:
+    let
+      site = "/opt/cog-triton/lib/python${python.version}/site-packages";
+      image = nix2container.buildImage {
+        inherit name;
+        arch = "amd64";
+        layers = map toLayer layers;
+        config = {
+          Entrypoint = [
+            "/opt/cog-triton/bin/python"
+            "-S"
+            "-I"
+            "${site}/cog_triton/reaper.py"
+            "--"
+          ];
+          Cmd = [
+            "python"
+            "-m"
+            "cog.server.http"
+          ];
+          WorkingDir = "/src";
+          User = "1000:1000";
+          StopSignal = "SIGTERM";
+          ExposedPorts = {
+            "5000/tcp" = { };
+            "8000/tcp" = { };
+          };
+          Env = variables (
+            {
+              HOME = "/opt/cog-triton/work";
+              COG_TRITON_WORK_DIR = "/opt/cog-triton/work";
+              COG_PREDICT_TYPE_STUB = "predict.py:Predictor";
+              COG_MAX_CONCURRENCY = "128";
+              # coglet answers 409, with slots free, when two of its threads look for one at once.
+              TOKIO_WORKER_THREADS = "1";
+              TRITON_HOST = "0.0.0.0";
+              PYTHONUNBUFFERED = "1";
+            }
+            // env
+          );
+          Labels = {
+            "org.opencontainers.image.title" = name;
+            "org.opencontainers.image.version" = version;
+            "org.opencontainers.image.revision" = revision;
+            "org.opencontainers.image.licenses" = "Apache-2.0";
+            "run.cog.has_init" = "true";
+            "run.cog.openapi_schema" = schema;
+          }
+          // labels;
+        };
+      };
+    in
+    result image
+    // {
+      inherit image;
+      # The same image, described a little differently: what mkModel needs.
+      override = change: build (change described);
+    };
+in
+build

@@ -1,0 +1,39 @@
+# NVIDIA's container: the only supported build of Triton with its TensorRT-LLM backend.
+# Its root file system is a fixed-output derivation; `crane export` gives files alone, no config.
+{ pkgs }:
+let
+  ref = "nvcr.io/nvidia/tritonserver:26.06-trtllm-python-py3";
+in
+{
+  inherit ref;
+
+  # What the container holds, from Triton's compatibility table for 26.06.
+  versions = {
+    triton = "26.06";
+    tensorrt_llm = "1.2.1";
+    tensorrt = "10.14.1.48";
+    cuda = "13.1";
+    python = "3.12";
+    driver = "590.44";
+  };
+
+  # The Python that Ubuntu 24.04 has; TensorRT-LLM's own environment is a venv made from it.
+  python = "/usr/bin/python3.12";
+
+  rootfs =
+    pkgs.runCommand "tritonserver-26.06-trtllm-rootfs"
+      {
+        nativeBuildInputs = [
+          pkgs.crane
+          pkgs.gnutar
+          pkgs.gzip
+        ];
+        SSL_CERT_FILE = "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt";
+        outputHashMode = "recursive";
+        outputHash = "sha256-cAJ5w2+7RWmVhyDCO+LQTha/tBbjwzCXuRrz0uh5xQM=";
+      }
+      ''
+        mkdir -p $out
+        crane export --platform linux/amd64 ${ref} - | tar -xf - -C $out
+      '';
+}

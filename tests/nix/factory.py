@@ -1,0 +1,143 @@
+"""The real flake, built offline: nixpkgs and nix2container are look-alikes (standin/).
+
+What is real: every file of nix/, Nix itself, the locked wheels, this machine's Python, docker.
+What is not: nixpkgs' packages, nix2container's Go program, NVIDIA's root file system.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from unit import fatbins
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+SYSTEM = "x86_64-linux"
+_NOT_SOURCE = {".git", ".venv", ".work", "dist", "engine.tar", "result", "__pycache__"}
+_WHEEL = re.compile(r"(?P<pname>[^-]+)-(?P<version>[^-]+)-(?P<tags>[^-]+-[^-]+-[^-]+)\.whl")
+
+
+def run(*command: str, cwd: Path | None = None) -> str:
+    """What a command prints; fails with what it complains of."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+class Factory:
+    """A commit of this repository in a directory of its own, and what its flake builds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.source = directory / "source"
+        self._standin = directory / "standin"
+        ignored = shutil.ignore_patterns(*_NOT_SOURCE, "*.egg-info", ".*_cache", ".hypothesis")
+        shutil.copytree(REPOSITORY, self.source, ignore=ignored, symlinks=True)
+        shutil.copytree(HERE / "standin", self._standin)
+        run("git", "init", "--quiet", "--initial-branch=main", str(self.source))
+        self.revision = self.commit("The source under test")
+        installer = _wheels_into_store(directory / "wheels")
+        host = {"python": {"version": VERSION, "executable": _interpreter()}} | installer
+        (self._standin / "nixpkgs" / "host.json").write_text(json.dumps(host))
+        images = [fatbins.Image(number=sm) for sm in (75, 80, 86, 89, 90)]
+        library = fatbins.library(fatbins.container(*images))
+        (self._standin / "nixpkgs" / "device_code.so").write_bytes(library)
+
+    def commit(self, message: str) -> str:
+        """Commit everything in `source` but a line of the change log; the revision, as seen.
+
+        With inputs overridden, Nix (2.26) hides the revision of a clean tree, not of a dirty one.
+        """
+        log = self.source / "CHANGELOG.md"
+        me = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        run("git", "add", "--all", cwd=self.source)
+        run("git", *me, "commit", "--quiet", "--message", message, cwd=self.source)
+        with log.open("a") as file:
+            file.write("\n")
+        return run("git", "rev-parse", "HEAD", cwd=self.source).strip() + "-dirty"
+
+    def nix(self, verb: str, *arguments: str, inputs: str = "") -> str:
+        """Run nix with the look-alikes in place of the inputs whose names begin with `inputs`."""
+        overridden = [
+            word
+            for name in ("nixpkgs", "nix2container")
+            for word in ("--override-input", f"{inputs}{name}", f"path:{self._standin / name}")
+        ]
+        options = ["--offline", "--no-write-lock-file", *overridden]
+        return run("nix", *verb.split(), *arguments, *options)
+
+    def build(self, *names: str) -> list[Path]:
+        """The outputs of these packages."""
+        paths = self.nix("build --no-link --print-out-paths", *map(self.attribute, names))
+        return [Path(line) for line in paths.split()]
+
+    def attribute(self, name: str) -> str:
+        """The installable of a package."""
+        return f"git+file://{self.source}#{name}"
+
+    def image(self, name: str) -> Image:
+        """A package, built."""
+        (path,) = self.build(name)
+        return Image(path)
+
+
+class Image:
+    """An image as `nix build` leaves it: one executable file."""
+
+    def __init__(self, result: Path) -> None:
+        self.result = result
+        self.about: dict[str, Any] = json.loads(run(str(result), "inspect"))
+        self.reference: str = self.about["reference"]
+        config = self.about["config"]
+        self.env: dict[str, str] = dict(item.split("=", 1) for item in config["Env"])
+        self.labels: dict[str, str] = config["Labels"]
+        self.digests = {
+            layer["created_by"].removeprefix("cog-triton: "): layer["digest"]
+            for layer in self.about["layers"]
+        }
+
+    def load(self) -> str:
+        """Load it into docker; what that prints."""
+        return run(str(self.result), "load")
+
+
+def _interpreter() -> str:
+    name = f"python{VERSION}"
+    return os.path.realpath(Path(sys.base_prefix) / "bin" / name)
+
+
+def _wheels_into_store(cache: Path) -> dict[str, Any]:
+    """Fetch the images' wheels by hash and add them, so that `fetchPypi` finds them there."""
+    table = json.loads((REPOSITORY / "nix" / "wheels.json").read_text())[VERSION]
+    wanted = {name: wheel for members in table.values() for name, wheel in members.items()}
+    lines = []
+    for name, wheel in wanted.items():
+        version = wheel["file"].split("-")[1]
+        digest = base64.b64decode(wheel["hash"].removeprefix("sha256-")).hex()
+        lines.append(f"{name}=={version} --hash=sha256:{digest}")
+    requirements = cache.with_suffix(".txt")
+    own = (HERE / "requirements.txt").read_text()
+    requirements.write_text("\n".join(lines) + "\n" + own)
+    options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    run(*pip, *options, "--dest", str(cache), "--requirement", str(requirements))
+    files = sorted(cache.glob("*.whl"))
+    assert {path.name for path in files} >= {wheel["file"] for wheel in wanted.values()}
+    run("nix-store", "--add-fixed", "sha256", *map(str, files))
+    (installer,) = cache.glob("installer-*.whl")
+    (digest,) = re.findall(r"sha256:(\w+)", own)
+    fields = _WHEEL.fullmatch(installer.name)
+    assert fields is not None
+    python, abi, platform = fields["tags"].split("-")
+    described = {"pname": fields["pname"], "version": fields["version"], "format": "wheel"}
+    described |= {"dist": python, "python": python, "abi": abi, "platform": platform}
+    described["hash"] = "sha256-" + base64.b64encode(bytes.fromhex(digest)).decode()
+    return {"installer": described}

@@ -1,0 +1,201 @@
+"""What nix2container's program does: layers and images as JSON, digests from the store's files.
+
+    layers.py layer ATTRS_JSON     writes OUT/layers.json
+    layers.py image ATTRS_JSON     writes OUT
+
+Like nix2container, a layer is a list of store paths with options; its tar is made when needed,
+the same every time. Refused as there: one name from two paths with different modes or types,
+sizes, or permissions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gotar
+
+_CHUNK = 1 << 20
+
+
+def walk(path: str) -> Iterator[str]:
+    """`path` and everything below it, sorted."""
+    yield path
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            yield from walk(entry.path)
+
+
+class Node:
+    """A name in the tar: where it comes from, and the permissions it is given."""
+
+    def __init__(self, source: str, perms: list[dict[str, Any]]) -> None:
+        self.source = source
+        self.perms = perms
+        self.info = os.lstat(source)
+
+
+def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
+    """Put a node in its place, or refuse it."""
+    there = nodes.get(name)
+    if there is not None:
+        old, new = there.info, node.info
+        if old.st_mode != new.st_mode:
+            raise SystemExit(
+                f"the file '{name}' already exists in the graph with mode"
+                f" '{stat.filemode(old.st_mode)}' from '{there.source}' while it is added again"
+                f" with mode '{stat.filemode(new.st_mode)}' by '{node.source}'"
+            )
+        if stat.S_ISREG(old.st_mode) and old.st_size != new.st_size:
+            raise SystemExit(
+                f"the file '{name}' already exists in the graph with size '{old.st_size}' from"
+                f" '{there.source}' while it is added again with size '{new.st_size}'"
+            )
+        if there.perms != node.perms:
+            raise SystemExit(
+                f"the file '{name}' already exists in the tar with perms {there.perms} but is"
+                f" overridden with perms {node.perms}"
+            )
+    parent = name.rpartition("/")[0]
+    while parent and parent not in nodes:
+        nodes[parent] = None
+        parent = parent.rpartition("/")[0]
+    nodes[name] = node
+
+
+def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
+    """Every name in a layer's tar; None is a directory that no path brought."""
+    nodes: dict[str, Node | None] = {"/": None} if paths else {}
+    for path in paths:
+        options = path.get("options") or {}
+        rewrite = options.get("rewrite") or {}
+        for source in walk(path["path"]):
+            name = source
+            if rewrite.get("regex"):
+                name = re.sub(rewrite["regex"], rewrite["repl"], source)
+            if name:
+                add(nodes, name, Node(source, options.get("perms") or []))
+    return nodes
+
+
+def entry_of(name: str, node: Node | None) -> gotar.Entry:
+    """What the tar says of a name."""
+    if node is None:
+        return gotar.Entry(name=name, type="5", mode=0o755)
+    mode = node.info.st_mode
+    entry = gotar.Entry(name=name, type="0", mode=stat.S_IMODE(mode))
+    if stat.S_ISLNK(mode):
+        entry.type, entry.mode, entry.linkname = "2", 0o777, str(Path(node.source).readlink())
+    elif stat.S_ISDIR(mode):
+        entry.type = "5"
+    else:
+        entry.size = node.info.st_size
+    for perm in node.perms:
+        if re.search(perm["regex"], node.source):
+            entry.uid, entry.gid = perm.get("uid", 0), perm.get("gid", 0)
+            entry.mode = int(perm["mode"], 8) if perm.get("mode") else entry.mode
+    return entry
+
+
+def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
+    """The layer's tar, parents before children."""
+    nodes = nodes_of(paths)
+    for name in sorted(nodes, key=lambda name: name.encode().split(b"/")):
+        entry, node = entry_of(name, nodes[name]), nodes[name]
+        target.write(gotar.header(entry))
+        if node is not None and entry.type == "0":
+            with Path(node.source).open("rb") as file:
+                while data := file.read(_CHUNK):
+                    target.write(data)
+            target.write(bytes(-entry.size % gotar.BLOCK))
+    target.write(gotar.END)
+
+
+class Digest(io.RawIOBase):
+    """A file that keeps only the SHA-256 and the size of what is written."""
+
+    def __init__(self, copy: BinaryIO | None = None) -> None:
+        self.sha256, self.size, self._copy = hashlib.sha256(), 0, copy
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.size += len(data)
+        if self._copy is not None:
+            self._copy.write(data)
+        return len(data)
+
+
+def make_layer(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The layer of the closure, less what is in layers below with the same options."""
+    below = [
+        path
+        for file in attributes["parents"]
+        for layer in json.loads(Path(file).read_text())
+        for path in layer["paths"]
+    ]
+    rewrites = {item["path"]: item for item in attributes["rewrites"]}
+    paths = []
+    for store_path in sorted(item["path"] for item in attributes["graph"]):
+        options: dict[str, Any] = {}
+        perms = [item for item in attributes["perms"] if item["path"] == store_path]
+        if perms:
+            options["perms"] = [{k: v for k, v in item.items() if k != "path"} for item in perms]
+        if store_path in rewrites:
+            options["rewrite"] = {key: rewrites[store_path][key] for key in ("regex", "repl")}
+        path = {"path": store_path} | ({"options": options} if options else {})
+        if store_path != attributes["ignore"] and path not in below:
+            paths.append(path)
+    if not paths:
+        return []
+    digest = Digest()
+    write_tar(paths, digest)
+    name = f"sha256:{digest.sha256.hexdigest()}"
+    return [
+        {
+            "digest": name,
+            "diff_ids": name,
+            "size": digest.size,
+            "paths": paths,
+            "mediatype": "application/vnd.oci.image.layer.v1.tar",
+            "History": attributes["metadata"],
+        }
+    ]
+
+
+def main(verb: str, file: str) -> None:
+    """Do what one derivation asks for."""
+    attributes = json.loads(Path(file).read_text())
+    out = Path(attributes["outputs"]["out"])
+    if verb == "layer":
+        out.mkdir()
+        (out / "layers.json").write_text(json.dumps(make_layer(attributes), sort_keys=True))
+        return
+    layers: dict[str, Any] = {}
+    for name in attributes["files"]:
+        for layer in json.loads(Path(name).read_text()):
+            layers.setdefault(layer["digest"], layer)
+    image = {
+        "version": 1,
+        "image-config": attributes["config"],
+        "layers": list(layers.values()),
+        "arch": attributes["arch"],
+        "created": attributes["created"],
+    }
+    out.write_text(json.dumps(image, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

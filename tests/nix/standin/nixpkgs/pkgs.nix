@@ -1,0 +1,177 @@
+# Of nixpkgs' packages: those that nix/ uses. The tests write host.json, which says where this
+# machine's Python is, and device_code.so, a library with code for several GPUs; everything else is
+# found in PATH when a derivation is built.
+let
+  lib = import ./lib.nix;
+  host = lib.importJSON ./host.json;
+  system = "x86_64-linux";
+  searched = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+  runCommand =
+    name: attributes: text:
+    let
+      passed = removeAttrs attributes [
+        "nativeBuildInputs"
+        "passthru"
+        "meta"
+      ];
+      tools = attributes.nativeBuildInputs or [ ];
+      # NVIDIA's root file system is 30 GB behind a registry: its recipe runs all the same, on the
+      # look-alike that our crane exports, and so without its hash.
+      isNgc = lib.elem crane tools;
+      fixed = if isNgc then { } else { inherit (passed) outputHash outputHashMode; };
+    in
+    derivation (
+      removeAttrs passed [
+        "outputHash"
+        "outputHashMode"
+      ]
+      // lib.optionalAttrs (passed ? outputHash) fixed
+      // {
+        inherit name system;
+        builder = "/bin/bash";
+        args = [
+          "-euo"
+          "pipefail"
+          "-c"
+          ''. "$buildCommandPath"''
+        ];
+        PATH = lib.concatStringsSep ":" (map (tool: "${tool}/bin") tools ++ [ searched ]);
+        buildCommand = text;
+        passAsFile = [ "buildCommand" ] ++ passed.passAsFile or [ ];
+      }
+    )
+    // attributes.passthru or { }
+    // lib.optionalAttrs (passed ? outputHash) { inherit (passed) outputHash; };
+
+  # Programs and libraries of this machine, with the libraries they need, as nixpkgs would have
+  # them: everything found through the store.
+  copied =
+    name: arguments:
+    runCommand name { } ''
+      ${host.python.executable} -I ${./copy_host.py} $out ${glibc} ${arguments}
+    '';
+  # A program that no image holds: a link to this machine's. Fails when built and not here.
+  tool =
+    name:
+    runCommand name { } ''
+      mkdir -p $out/bin
+      ln -s "$(type -P ${name})" $out/bin/${name}
+    '';
+  write =
+    name: text:
+    runCommand name {
+      inherit text;
+      passAsFile = [ "text" ];
+    } ''install -m 755 "$textPath" $out'';
+
+  glibc = runCommand "glibc" { } ''
+    libc=$(ldd /bin/sh | sed -n 's/.*=> \(.*\/libc\.so\.6\).*/\1/p')
+    mkdir -p $out/lib
+    for name in c m dl pthread rt util resolv anl nss_files nss_dns; do
+      cp -L "$(dirname "$libc")/lib$name.so".[0-9] $out/lib/
+    done
+    cp -L /lib64/ld-linux-x86-64.so.2 $out/lib/
+  '';
+
+  interpreter = copied "python3" "--python ${host.python.executable}";
+  installer = fetchPypi host.installer;
+  python312 = interpreter // {
+    pythonVersion = host.python.version;
+    # A Python that has some packages: here, one of wheels alone.
+    withPackages =
+      choose:
+      let
+        packages = choose {
+          inherit installer;
+          packaging = tool "packaging";
+          pip = tool "pip";
+        };
+      in
+      runCommand "python3-env" { } ''
+        mkdir -p $out/bin $out/site
+        for wheel in ${toString packages}; do
+          ${interpreter}/bin/python3 -m zipfile -e $wheel $out/site
+        done
+        printf '%s\n' '#!/bin/sh' "PYTHONPATH=$out/site exec ${interpreter}/bin/python3 \"\$@\"" \
+          >$out/bin/python3
+        chmod +x $out/bin/python3
+      '';
+  };
+
+  # Wheels are in the store before anything is built: `nix-store --add-fixed sha256 FILE`.
+  fetchPypi =
+    {
+      pname,
+      version,
+      format,
+      dist ? "py2.py3",
+      python ? "py2.py3",
+      abi ? "none",
+      platform ? "any",
+      hash,
+    }:
+    assert format == "wheel" && dist == python;
+    derivation {
+      name = "${pname}-${version}-${python}-${abi}-${platform}.whl";
+      inherit system;
+      builder = "/bin/sh";
+      args = [
+        "-c"
+        ''echo "$name: not in the store; tests/nix puts the locked wheels there" >&2; exit 1''
+      ];
+      outputHash = hash;
+      outputHashMode = "flat";
+    };
+
+  crane = runCommand "crane" { } ''
+    mkdir -p $out/bin
+    bash ${./ngc_tree.sh} $out/rootfs ${./device_code.so}
+    printf '%s\n' '#!/bin/sh' \
+      'test "$1 $2 $3" = "export --platform linux/amd64" -a "$5" = - || exit 64' \
+      "exec tar -C $out/rootfs -cf - ." >$out/bin/crane
+    chmod +x $out/bin/crane
+  '';
+  bashInteractive = copied "bash-interactive" "bash";
+in
+{
+  inherit
+    lib
+    runCommand
+    fetchPypi
+    glibc
+    python312
+    crane
+    bashInteractive
+    ;
+  writeScript = write;
+  writeText =
+    name: text:
+    runCommand name {
+      inherit text;
+      passAsFile = [ "text" ];
+    } ''cp "$textPath" $out'';
+  writeShellScript = name: text: write name "#!/bin/bash\n${text}";
+  mkShell =
+    { packages }: runCommand "nix-shell" { inherit packages; } "echo $packages >$out";
+
+  coreutils = copied "coreutils" "basename cat chmod cp cut date df dirname du echo env false head id install ln ls mkdir mv pwd readlink rm seq sleep sort stat tail tee test touch tr true uname wc";
+  stdenv.cc.cc.lib = copied "gcc-lib" "--libraries libstdc++.so.6 libgcc_s.so.1 --with-libc";
+  zlib = copied "zlib" "--libraries libz.so.1";
+  cacert = runCommand "cacert" { } ''
+    mkdir -p $out/etc/ssl/certs
+    cp -L /etc/ssl/certs/ca-certificates.crt $out/etc/ssl/certs/ca-bundle.crt
+  '';
+
+  gnutar = tool "tar";
+  gzip = tool "gzip";
+  gnused = tool "sed";
+  gnumake = tool "make";
+  git = tool "git";
+  uv = tool "uv";
+  skopeo = tool "skopeo";
+  nixfmt = tool "nixfmt";
+  nixfmt-tree = tool "treefmt";
+  statix = tool "statix";
+  deadnix = tool "deadnix";
+}

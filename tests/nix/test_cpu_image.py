@@ -1,0 +1,158 @@
+"""The CPU image is run by a real docker and serves the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from containers import Container, docker, running
+from factory import Image
+
+QUESTION = {"prompt": "What is the capital of France?", "temperature": 0, "max_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def server(cpu: Image, engine: Path) -> Iterator[Container]:
+    """The image serving /src/engine.tar, with nothing writable but what it says it needs."""
+    options = [f"--volume={engine}:/src/engine.tar:ro", "--read-only", "--tmpfs=/tmp"]
+    options.append("--volume=/opt/cog-triton/work")
+    with running(cpu.reference, *options, COG_WEIGHTS="/src/engine.tar") as container:
+        container.wait_until_ready()
+        yield container
+
+
+def test_a_prediction_streams(server: Container) -> None:
+    events = list(server.stream(**QUESTION))
+    texts = [data["chunk"] for event, data, _ in events if event == "output"]
+    assert "Paris" in "".join(texts)
+    assert len(texts) > 3
+    times = [seconds for event, _, seconds in events if event == "output"]
+    assert times[0] < times[-1]
+    assert events[-1][0] == "completed"
+    assert events[-1][1]["status"] == "succeeded"
+
+
+def test_many_predictions_at_once(server: Container) -> None:
+    # With more than one Tokio thread coglet answers some of these with 409.
+    limits = httpx.Limits(max_connections=None)
+    body = {"input": {**QUESTION, "max_tokens": 2}}
+
+    async def all_at_once() -> list[int]:
+        async with httpx.AsyncClient(limits=limits, timeout=120) as client:
+            url = f"{server.url}/predictions"
+            answers = [client.post(url, json=body) for _ in range(48)]
+            return [answer.status_code for answer in await asyncio.gather(*answers)]
+
+    assert asyncio.run(all_at_once()) == [200] * 48
+
+
+def test_inputs_are_validated(server: Container) -> None:
+    body = {"input": {"prompt": "x", "max_tokens": "many"}}
+    assert httpx.post(f"{server.url}/predictions", json=body).status_code == 422
+
+
+def test_it_does_not_run_as_root(server: Container) -> None:
+    assert docker("exec", server.id, "bash", "-c", "echo $UID").strip() == "1000"
+
+
+@contextmanager
+def network_namespace() -> Iterator[tuple[str, str]]:
+    """Another network namespace, joined to ours by a cable: its name, and our address in it."""
+    name = f"ct{uuid.uuid4().hex[:8]}"
+    ours, theirs = f"{name}a", f"{name}b"
+    ip = ["ip", "-netns", name]
+    commands = [
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name],
+        ["ip", "address", "add", "198.18.77.1/30", "dev", ours],
+        ["ip", "link", "set", ours, "up"],
+        [*ip, "address", "add", "198.18.77.2/30", "dev", theirs],
+        [*ip, "link", "set", theirs, "up"],
+    ]
+    try:
+        for command in commands:
+            subprocess.run(command, check=True, capture_output=True)
+        yield name, "198.18.77.1"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+        subprocess.run(["ip", "link", "delete", ours], capture_output=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces")
+def test_it_is_reached_from_another_network(server: Container) -> None:
+    with network_namespace() as (name, address):
+        for port, path in zip(server.ports, ("health-check", "v2/health/ready"), strict=False):
+            url = f"http://{address}:{port}/{path}"
+            fetch = ["ip", "netns", "exec", name, "curl", "-sS", "-o", "/dev/null"]
+            done = subprocess.run(
+                [*fetch, "-w", "%{http_code}", "--max-time", "10", url],
+                capture_output=True,
+                text=True,
+            )
+            assert done.stdout == "200", f"{url}: {done.stderr}"
+
+
+def test_a_stop_ends_everything(cpu: Image, engine: Path) -> None:
+    mounted = f"--volume={engine}:/src/engine.tar:ro"
+    with running(cpu.reference, mounted, COG_WEIGHTS="/src/engine.tar") as container:
+        container.wait_until_ready()
+        pids = processes_of(container)
+        assert any("tritonserver" in line for line in pids.values())
+        docker("stop", "--time=20", container.id)
+        state = container.state()
+        assert (state["ExitCode"], state["OOMKilled"]) == (0, False)
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def processes_of(container: Container) -> dict[int, str]:
+    """Command line of each process of a container, by its pid out here."""
+    lines = docker("top", container.id, "-eo", "pid,args").splitlines()[1:]
+    return {int(pid): line for pid, line in (row.strip().split(maxsplit=1) for row in lines)}
+
+
+def test_a_command_of_ones_own(cpu: Image) -> None:
+    script = "cd /src && ls && cog-triton --version && python -m cog_triton --version"
+    said = docker("run", "--rm", "--network=none", cpu.reference, "bash", "-c", script)
+    assert {"predict.py", "cog.yaml", "triton_model_repo", "builder"} <= set(said.split())
+
+
+def test_the_exit_code_is_the_commands(cpu: Image) -> None:
+    command = ["docker", "run", "--rm", "--network=none", cpu.reference, "bash", "-c", "exit 7"]
+    assert subprocess.run(command).returncode == 7
+
+
+def test_an_engine_directory_can_be_mounted(cpu: Image, engine: Path, tmp_path: Path) -> None:
+    subprocess.run(["tar", "-xf", engine, "-C", tmp_path], check=True)
+    tmp_path.chmod(0o755)
+    mounted = f"--volume={tmp_path}:/src/triton_model_repo/tensorrt_llm/1/:ro"
+    with running(cpu.reference, mounted) as container:
+        container.wait_until_ready()
+        answer = container.predict(**QUESTION)
+    assert "Paris" in "".join(answer["output"])
+
+
+def test_what_is_wrong_has_a_code(cpu: Image) -> None:
+    with running(cpu.reference) as container:
+        while container.health().get("status") != "SETUP_FAILED":
+            assert container.state()["Running"]
+        assert "E1306 EngineCorrupt" in json.dumps(container.health())
+
+
+def test_an_image_of_another_gpu_refuses(cpu: Image) -> None:
+    with running(cpu.reference, COG_TRITON_SM="86") as container:
+        while container.health().get("status") != "SETUP_FAILED":
+            assert container.state()["Running"]
+        assert "E1305 EngineIncompatible: this image is for sm_86" in json.dumps(container.health())
+
+
+def test_the_library_path_is_no_trap_for_the_shell(cpu: Image) -> None:
+    said = docker("run", "--rm", "--network=none", cpu.reference, "ls", "/src/.cog")
+    assert said == "openapi_schema.json\n"

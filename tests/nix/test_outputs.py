@@ -1,0 +1,284 @@
+"""What the flake offers, what its images say of themselves, and which layers they share."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from containers import docker
+from factory import SYSTEM, VERSION, Factory, Image, run
+
+SMS = ("80", "86", "89", "90")
+RUNNERS = [f"cog-triton-runner-{sm}" for sm in SMS]
+NAMES = ["cog-triton-builder", *RUNNERS, "cog-triton-runner-cpu"]
+SHARED = {"os", "python", "cuda", "tensorrt", "triton", "wheels", "source"}
+PRUNED = {"torch", "tensorrt_llm"}
+
+
+@pytest.fixture(scope="module")
+def images(factory: Factory) -> dict[str, Image]:
+    """Every image, built."""
+    return {name: factory.image(name) for name in NAMES}
+
+
+def test_the_flake_offers_what_readme_says(factory: Factory) -> None:
+    shown = json.loads(factory.nix("flake show", "--json", f"git+file://{factory.source}"))
+    assert set(shown["packages"][SYSTEM]) == {*NAMES, "default"}
+    assert set(shown["apps"][SYSTEM]) == {"update-pins"}
+    assert set(shown["devShells"][SYSTEM]) == {"default"}
+    assert {"formatter", "checks", "lib"} <= set(shown)
+
+
+def test_the_long_form_and_the_default(factory: Factory, images: dict[str, Image]) -> None:
+    long = factory.build(f"packages.{SYSTEM}.cog-triton-builder", "default")
+    assert long == [images["cog-triton-builder"].result, images["cog-triton-runner-cpu"].result]
+
+
+def test_flake_check(factory: Factory) -> None:
+    factory.nix("flake check", "--no-build", f"git+file://{factory.source}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_how_an_image_starts(name: str, images: dict[str, Image]) -> None:
+    config = images[name].about["config"]
+    version = VERSION if name.endswith("cpu") else "3.12"
+    site = f"/opt/cog-triton/lib/python{version}/site-packages"
+    reaper = ["/opt/cog-triton/bin/python", "-S", "-I", f"{site}/cog_triton/reaper.py", "--"]
+    assert config["Entrypoint"] == reaper
+    assert config["Cmd"] == ["python", "-m", "cog.server.http"]
+    assert (config["WorkingDir"], config["User"]) == ("/src", "1000:1000")
+    assert set(config["ExposedPorts"]) == {"5000/tcp", "8000/tcp"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_images_environment(name: str, images: dict[str, Image]) -> None:
+    env = images[name].env
+    assert env["PATH"].split(":")[0] == "/opt/cog-triton/bin"
+    assert (env["TOKIO_WORKER_THREADS"], env["TRITON_HOST"]) == ("1", "0.0.0.0")
+    assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "128")
+    assert "PYTHONPATH" not in env
+    if not name.endswith("cpu"):
+        assert env["TRITONSERVER"] == "/opt/tritonserver/bin/tritonserver"
+        assert env["NVIDIA_VISIBLE_DEVICES"] == "all"
+        assert env["OPAL_PREFIX"] == "/opt/hpcx/ompi"
+        # Without our own bin, the first python3 is TensorRT-LLM's.
+        assert env["PATH"].split(":")[1] == "/opt/venv-tritonserver/bin"
+        assert env["LD_LIBRARY_PATH"].split(":")[0] == "/usr/local/tensorrt/lib"
+    step_python = env.get("COG_TRITON_STEP_PYTHON")
+    theirs = "/opt/venv-tritonserver/bin/python3"
+    assert step_python == (theirs if name == "cog-triton-builder" else None)
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_a_runners_labels(sm: str, images: dict[str, Image]) -> None:
+    image = images[f"cog-triton-runner-{sm}"]
+    assert image.env["COG_TRITON_SM"] == image.labels["cog-triton.sm"] == sm
+    assert image.labels["cog-triton.tensorrt_llm"] == "1.2.1"
+    assert image.labels["cog-triton.tensorrt"] == "10.14.1.48"
+    assert image.labels["cog-triton.cuda"] == "13.1"
+    assert image.labels["cog-triton.driver"] == ">=590.44"
+    assert image.labels["cog-triton.fp8"] == ("true" if sm in ("89", "90") else "false")
+
+
+def test_the_revision_is_in_a_label_alone(factory: Factory, images: dict[str, Image]) -> None:
+    for image in images.values():
+        assert image.labels["org.opencontainers.image.revision"] == factory.revision
+        assert factory.revision[:40] not in json.dumps([image.about["layers"], image.env])
+
+
+def test_runners_share_all_layers_but_the_pruned(images: dict[str, Image]) -> None:
+    runners = [images[name].digests for name in RUNNERS]
+    for digests in runners:
+        assert digests.keys() == SHARED | PRUNED
+    for layer in SHARED:
+        assert len({digests[layer] for digests in runners}) == 1, layer
+    for layer in PRUNED:
+        assert len({digests[layer] for digests in runners}) == len(SMS), layer
+
+
+def test_the_source_comes_last(images: dict[str, Image]) -> None:
+    for image in images.values():
+        layers = [layer["created_by"] for layer in image.about["layers"]]
+        assert layers[-2:] == ["cog-triton: wheels", "cog-triton: source"]
+        assert all(layer["comment"] for layer in image.about["layers"])
+
+
+Files = dict[str, tarfile.TarInfo]
+
+
+@pytest.fixture(scope="module")
+def files(images: dict[str, Image], docker_host: str) -> Callable[[str], Files]:
+    """What docker sees in an image, by name without a leading slash."""
+    known: dict[str, Files] = {}
+
+    def files_of(name: str) -> Files:
+        if name not in known:
+            image = images[name]
+            assert image.reference in image.load()
+            known[name] = dict(_exported(image.reference))
+        return known[name]
+
+    return files_of
+
+
+def _exported(reference: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    identity = docker("create", reference).strip()
+    with (
+        subprocess.Popen(["docker", "export", identity], stdout=subprocess.PIPE) as process,
+        tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+    ):
+        for item in archive:
+            item.mode &= 0o7777
+            yield item.name.rstrip("/"), item
+    docker("rm", identity)
+
+
+def test_ubuntus_layout_is_kept(files: Callable[[str], Files]) -> None:
+    found = files("cog-triton-runner-86")
+    for name in ("bin", "sbin", "lib", "lib64"):
+        assert found[name].issym(), name
+        assert found[name].linkname == f"usr/{name}"
+    assert found["usr/local/cuda"].linkname == "cuda-13.1"
+    made_by_docker = {".dockerenv", "dev", "proc", "sys", "etc"}
+    ngc = {"bin", "sbin", "lib", "lib64", "usr", "etc", "tmp", "var", "root", "opt", "app"}
+    assert {name.split("/")[0] for name in found} <= ngc | made_by_docker | {"src"}
+    ours = {name for name in found if name.startswith(("src/", "opt/cog-triton/"))}
+    assert {
+        "src/predict.py",
+        "src/.cog/openapi_schema.json",
+        "opt/cog-triton/bin/cog-triton",
+    } <= ours
+
+
+def test_what_may_be_written(files: Callable[[str], Files]) -> None:
+    for name in ("cog-triton-runner-86", "cog-triton-runner-cpu"):
+        found = files(name)
+        for directory in ("tmp", "var/tmp", "src", "opt/cog-triton/work"):
+            assert found[directory].mode == 0o1777, f"{name}: {directory}"
+        writable = {
+            path
+            for path, item in found.items()
+            if item.mode & 0o002 and not item.issym() and not path.startswith("dev")
+        }
+        assert writable == {"tmp", "var/tmp", "src", "opt/cog-triton/work"}
+
+
+STATIC = "usr/local/cuda-13.1/lib64/libcudart_static.a"
+SITE = "opt/venv-tritonserver/lib/python3.12/site-packages"
+HEADERS = {"usr/include/x.h", "usr/local/cuda-13.1/include/cuda.h", f"{SITE}/torch/include/torch.h"}
+RESOURCES = {
+    f"usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{which}.so.10.14.1"
+    for which in ("sm80", "sm86", "sm90", "ptx")
+}
+
+
+def test_what_is_left_out(files: Callable[[str], Files]) -> None:
+    runner, builder = files("cog-triton-runner-86").keys(), files("cog-triton-builder").keys()
+    for found in (runner, builder):
+        assert not {STATIC, "root/.cache/pip/x", "var/cache/apt/x", "usr/share/man/page"} & found
+        assert {"usr/share/doc/libc6/copyright", f"{SITE}/torch-2.10.dist-info/LICENSE"} <= found
+        assert "usr/share/doc/libc6/changelog" not in found
+        assert f"{SITE}/transformers/model.py" in found
+    assert not (HEADERS | RESOURCES | {"app/examples/build.py"}) & runner
+    assert HEADERS | RESOURCES | {"app/examples/build.py"} <= builder
+
+
+@pytest.mark.parametrize("sm", ["80", "90"])
+def test_a_runner_has_device_code_for_its_own_gpu_alone(
+    sm: str, images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
+) -> None:
+    libraries = ("torch/lib/libtorch_cuda.so", "tensorrt_llm/libs/libtensorrt_llm.so")
+    for name, own in ((f"cog-triton-runner-{sm}", {f"sm_{sm}"}), ("cog-triton-builder", ALL)):
+        files(name)
+        identity = docker("create", images[name].reference).strip()
+        for library in libraries:
+            docker("cp", f"{identity}:/{SITE}/{library}", str(tmp_path))
+            found = tmp_path / Path(library).name
+            assert architectures(found, sm) == own, f"{name}: {library}"
+        docker("rm", identity)
+
+
+ALL = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90"}
+
+
+def architectures(library: Path, sm: str) -> set[str]:
+    """What `cog-triton prune` finds in a library."""
+    command = [sys.executable, "-m", "cog_triton", "prune", "--sm", sm, "--dry-run", "--json"]
+    (row,) = json.loads(run(*command, str(library)))["files"]
+    return set(row["found"])
+
+
+def test_an_image_without_python_still_has_a_shell(
+    images: dict[str, Image], files: Callable[[str], Files]
+) -> None:
+    files("cog-triton-runner-90")
+    command = ["--entrypoint=/bin/bash", images["cog-triton-runner-90"].reference, "-c"]
+    said = docker(
+        "run", "--rm", "--network=none", *command, "echo $COG_TRITON_SM $UID; cd /; cd $HOME"
+    )
+    assert said == "90 1000\n"
+
+
+def test_a_result_refuses_a_terminal(images: dict[str, Image]) -> None:
+    leader, follower = pty.openpty()
+    done = subprocess.run(
+        [images["cog-triton-runner-90"].result], stdout=follower, stderr=subprocess.PIPE, text=True
+    )
+    os.close(follower)
+    os.close(leader)
+    assert done.returncode == 64
+    assert done.stderr == "An image is no text; try: ./result load\n"
+
+
+def test_a_result_is_one_file_with_a_help(images: dict[str, Image]) -> None:
+    result = images["cog-triton-runner-90"].result
+    assert result.is_file()
+    assert "./result push REF" in run(str(result), "--help")
+    done = subprocess.run([result, "lode"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("unknown: lode\n")
+
+
+def test_a_result_tells_its_size(images: dict[str, Image]) -> None:
+    image = images["cog-triton-runner-90"]
+    lines = run(str(image.result), "size").splitlines()
+    assert len(lines) == len(image.about["layers"]) + 1
+    sizes = [int(re.match(r" *([\d,]+)", line)[1].replace(",", "")) for line in lines]  # type: ignore[index]
+    assert sum(sizes[:-1]) == sizes[-1]
+
+
+def test_a_result_streams_into_docker(images: dict[str, Image], docker_host: str) -> None:
+    image = images["cog-triton-runner-80"]
+    with subprocess.Popen([image.result], stdout=subprocess.PIPE) as stream:
+        said = subprocess.run(
+            ["docker", "load"], stdin=stream.stdout, capture_output=True, text=True
+        )
+    assert (stream.returncode, said.stdout) == (0, f"Loaded image: {image.reference}\n")
+
+
+def test_a_failing_loader_is_told(images: dict[str, Image]) -> None:
+    environment = {**os.environ, "DOCKER": "false"}
+    result = images["cog-triton-runner-90"].result
+    assert subprocess.run([result, "load"], env=environment, stderr=subprocess.DEVNULL).returncode
+
+
+def test_docker_knows_the_layers(images: dict[str, Image], docker_host: str) -> None:
+    image = images["cog-triton-runner-cpu"]
+    image.load()
+    (about,) = json.loads(docker("image", "inspect", image.reference))
+    assert about["RootFS"]["Layers"] == [layer["digest"] for layer in image.about["layers"]]
+    assert about["Config"]["Labels"] == image.labels
+    assert about["Architecture"] == "amd64"
+
+
+def test_layers_stay_below_what_registries_take(images: dict[str, Image]) -> None:
+    for image in images.values():
+        assert all(layer["size"] < 8_000_000_000 for layer in image.about["layers"])

@@ -1,0 +1,109 @@
+"""The same source gives the same bytes, and a change of it moves one small layer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from factory import SYSTEM, Factory, Image, run
+
+OURS = re.compile(
+    r"-(cog-triton-(root|venv|wheels-\w+|source-\w+|prune)|ngc-\S+|tritonserver-\S+|layers\.json"
+    r"|config\.json|image-\S+|cog-triton-\S+-image)\.drv$"
+)
+
+
+@pytest.mark.parametrize("name", ["cog-triton-runner-cpu", "cog-triton-runner-86"])
+def test_building_again_gives_the_same_bytes(name: str, factory: Factory) -> None:
+    factory.build(name)
+    attribute = factory.attribute(f"packages.{SYSTEM}.{name}.drvPath")
+    root = json.loads(factory.nix("eval", "--json", attribute))
+    needed = run("nix-store", "--query", "--requisites", root).split()
+    ours = [path for path in needed if OURS.search(path)]
+    assert len(ours) > 15
+    # --check builds once more and fails where a byte differs.
+    run("nix-store", "--realise", "--check", *ours)
+
+
+def test_a_source_change_moves_one_layer(factory: Factory) -> None:
+    names = ["cog-triton-runner-86", "cog-triton-runner-cpu"]
+    before = [factory.image(name) for name in names]
+    module = factory.source / "cog_triton" / "stops.py"
+    module.write_text(module.read_text() + "\n# changed\n")
+    revision = factory.commit("Change a module")
+    try:
+        after = [factory.image(name) for name in names]
+    finally:
+        run("git", "reset", "--hard", "--quiet", "HEAD~1", cwd=factory.source)
+    for old, new in zip(before, after, strict=True):
+        assert new.labels["org.opencontainers.image.revision"] == revision
+        assert new.env == old.env
+        moved = {name for name in old.digests if old.digests[name] != new.digests[name]}
+        assert moved == {"source"}
+        (size,) = (
+            layer["size"]
+            for layer in new.about["layers"]
+            if layer["digest"] == new.digests["source"]
+        )
+        assert size < 1_000_000
+
+
+def test_a_model_as_an_image(factory: Factory, tmp_path: Path) -> None:
+    (tmp_path / "flake.nix").write_text(
+        """{
+  inputs.cog-triton.url = "github:replicate/cog-triton";
+  outputs = { self, cog-triton }: {
+    packages.x86_64-linux.default = cog-triton.lib.x86_64-linux.mkModel {
+      name = "mistral-7b";
+      runner = cog-triton.packages.x86_64-linux.cog-triton-runner-86;
+      weights = "https://example.com/engine.tar";
+      systemPrompt = "You are a helpful assistant.";
+      promptTemplate = "<s>[INST] {system_prompt} {prompt} [/INST]";
+      serve = ./serve.yaml;
+    };
+  };
+}"""
+    )
+    (tmp_path / "serve.yaml").write_text("tensorrt_llm: {args: {}}\n")
+    source = ["--override-input", "cog-triton", f"git+file://{factory.source}"]
+    built = factory.nix(
+        "build --no-link --print-out-paths", f"path:{tmp_path}", *source, inputs="cog-triton/"
+    )
+    model, runner = Image(Path(built.strip())), factory.image("cog-triton-runner-86")
+    assert model.reference.startswith("mistral-7b:")
+    assert model.env.items() >= runner.env.items()
+    assert model.env["COG_WEIGHTS"] == "https://example.com/engine.tar"
+    assert model.env["PROMPT_TEMPLATE"] == "<s>[INST] {system_prompt} {prompt} [/INST]"
+    assert model.env["COG_TRITON_CONFIG"] == "/opt/cog-triton/serve.yaml"
+    assert "STOP_SEQUENCES" not in model.env
+    added = {name: digest for name, digest in model.digests.items() if name not in runner.digests}
+    assert set(added) == {"model"}
+    assert runner.digests.items() <= model.digests.items()
+
+
+def test_an_unknown_architecture_is_refused(factory: Factory, tmp_path: Path) -> None:
+    (tmp_path / "flake.nix").write_text(
+        """{
+  inputs.cog-triton.url = "github:replicate/cog-triton";
+  outputs = { self, cog-triton }: {
+    packages.x86_64-linux.default = cog-triton.lib.x86_64-linux.mkRunner { sm = "75"; };
+  };
+}"""
+    )
+    source = ["--override-input", "cog-triton", f"git+file://{factory.source}"]
+    with pytest.raises(AssertionError, match=r'sm = "75": not an architecture .*80, 86, 89, 90'):
+        factory.nix("build --no-link", f"path:{tmp_path}", *source, inputs="cog-triton/")
+
+
+def test_a_wheel_that_is_not_the_locked_one_is_refused(factory: Factory) -> None:
+    table = factory.source / "nix" / "wheels.json"
+    text = table.read_text()
+    wheel = json.loads(text)["3.12"]["cog"]["cog"]["hash"]
+    table.write_text(text.replace(wheel, "sha256-" + "A" * 43 + "="))
+    try:
+        with pytest.raises(AssertionError, match=r"cog-0\.23\.1-py3-none-any\.whl: not in"):
+            factory.build("cog-triton-runner-cpu")
+    finally:
+        table.write_text(text)

@@ -1,0 +1,153 @@
+"""NGC's root file system is split by a table: each path has one place, and what goes is right."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+NIX = Path(__file__).parents[2] / "nix"
+TABLE = json.loads((NIX / "parts.json").read_text())
+VENV = "opt/venv-tritonserver/lib/python3.12/site-packages"
+DIST = "usr/local/lib/python3.12/dist-packages"
+
+
+def load(name: str) -> ModuleType:
+    """A program of nix/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"nix_{name}", NIX / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+split = load("split")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("a", ["a"]),
+        ("{a,b}/c", ["a/c", "b/c"]),
+        ("x{,_y}", ["x", "x_y"]),
+        ("{a,b{c,d}}e", ["ae", "bce", "bde"]),
+    ],
+)
+def test_alternatives(pattern: str, texts: list[str]) -> None:
+    assert sorted(split.expand(pattern)) == sorted(texts)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "belongs"),
+    [
+        ("usr/local/cuda*", "usr/local/cuda-13.1/lib64/libcublas.so", True),
+        ("usr/local/cuda*", "usr/local/lib/cuda", False),
+        ("usr/include", "usr/include", True),
+        ("usr/include", "usr/include2", False),
+        ("**/x.so", "x.so", True),
+        ("**/x.so", "a/b/x.so", True),
+        ("**/x.so", "a/b/ax.so", False),
+        ("a/*.a", "a/b/c.a", False),
+        ("a/**/*.a", "a/b/c.a", True),
+        ("lib+", "lib+", True),
+        ("lib+", "libb", False),
+    ],
+)
+def test_patterns(pattern: str, path: str, belongs: bool) -> None:
+    assert (path in split.Patterns([pattern])) == belongs
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("opt/tritonserver/bin/tritonserver", "triton"),
+        ("opt/tritonserver/backends/tensorrtllm/libtriton_tensorrtllm.so", "triton"),
+        ("usr/local/TensorRT-10.14.1.48/lib/libnvinfer.so.10", "tensorrt"),
+        (f"{VENV}/tensorrt/tensorrt.so", "tensorrt"),
+        (f"{VENV}/tensorrt_llm/libs/libtensorrt_llm.so", "tensorrt_llm"),
+        (f"{DIST}/tensorrt_llm/libs/libtensorrt_llm.so", "tensorrt_llm"),
+        (f"{VENV}/tensorrt_llm-1.2.1.dist-info/METADATA", "tensorrt_llm"),
+        ("app/all_models/README.md", "tensorrt_llm"),
+        (f"{VENV}/torch/lib/libtorch_cuda.so", "torch"),
+        (f"{VENV}/triton/_C/libtriton.so", "torch"),
+        (f"{VENV}/transformers/__init__.py", "python"),
+        ("usr/local/cuda-13.1/lib64/libcublasLt.so.13", "cuda"),
+        ("usr/lib/x86_64-linux-gnu/libcudnn.so.9", "cuda"),
+        ("usr/bin/bash", "os"),
+        ("bin", "os"),
+    ],
+)
+def test_where_a_path_goes(path: str, part: str) -> None:
+    assert split.Split(TABLE, "runner").part_of(path) == part
+
+
+RESOURCE = "usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{}.so.10.14.1"
+
+
+@pytest.mark.parametrize(
+    ("path", "runner", "builder"),
+    [
+        (RESOURCE.format("sm86"), True, False),
+        (RESOURCE.format("sm90"), True, True),
+        (RESOURCE.format("ptx"), True, False),
+        ("usr/include/stdio.h", True, False),
+        ("usr/lib/x86_64-linux-gnu/libc.a", True, True),
+        ("usr/share/doc/bash/README", True, True),
+        ("usr/share/doc/bash/copyright", False, False),
+        ("usr/local/cuda-13.1/EULA.txt", False, False),
+        (f"{VENV}/torch-2.10.dist-info/METADATA", False, False),
+        (f"{VENV}/torch/include/LICENSE", False, False),
+        (f"{VENV}/torch/lib/libtorch_cuda.so", False, False),
+        ("app/examples/models/core/llama/convert_checkpoint.py", True, False),
+        ("root/.cache/pip/x", True, True),
+    ],
+)
+def test_what_is_dropped(path: str, runner: bool, builder: bool) -> None:
+    assert split.Split(TABLE, "runner").is_dropped(path) == runner
+    assert split.Split(TABLE, "builder", "86").is_dropped(path) == builder
+
+
+def test_a_builder_for_every_architecture_keeps_its_resources() -> None:
+    everything = split.Split(TABLE, "builder")
+    assert not any(everything.is_dropped(RESOURCE.format(sm)) for sm in ("sm80", "sm90", "ptx"))
+
+
+def test_the_parts_have_every_path_once_with_its_parents(tmp_path: Path) -> None:
+    paths = ["usr/bin/bash", "opt/tritonserver/bin/t", f"{VENV}/torch/a", "usr/local/cuda-13/b"]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "srv").mkdir()
+    found: dict[str, list[str]] = {}
+    for part in TABLE["parts"]:
+        command = [sys.executable, NIX / "split.py", NIX / "parts.json", tmp_path]
+        output = subprocess.check_output([*command, part["name"], "runner"], text=True)
+        listed = output.split("\0")[:-1]
+        for path in listed:
+            parent = str(Path(path).parent)
+            assert parent == "." or listed.index(parent) < listed.index(path)
+            if not (tmp_path / path).is_dir() or (tmp_path / path).is_symlink():
+                found.setdefault(path, []).append(part["name"])
+            elif path == "srv":
+                assert part["name"] == "os"
+    assert found == {
+        "bin": ["os"],
+        "usr/bin/bash": ["os"],
+        "opt/tritonserver/bin/t": ["triton"],
+        f"{VENV}/torch/a": ["torch"],
+        "usr/local/cuda-13/b": ["cuda"],
+    }
+
+
+def test_a_part_that_does_not_exist(tmp_path: Path) -> None:
+    command = [sys.executable, NIX / "split.py", NIX / "parts.json", tmp_path, "cudo", "runner"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cudo runner: the parts are triton, tensorrt, cuda")

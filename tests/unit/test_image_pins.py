@@ -1,0 +1,97 @@
+"""nix/wheels.json, flake.lock and the tables of nix/ say what the locks and the docs say."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+ROOT = Path(__file__).parents[2]
+WHEELS: dict[str, dict[str, dict[str, dict[str, str]]]] = json.loads(
+    (ROOT / "nix" / "wheels.json").read_text()
+)
+VERSIONS = ["3.10", "3.11", "3.12"]
+# What Ubuntu 24.04 and nixpkgs run: glibc 2.39 and later, so every tag up to it.
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
+PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
+
+
+def lock(version: str) -> dict[str, tuple[str, set[str]]]:
+    """Version and SHA-256s, in hex, of each distribution of a lock."""
+    text = (ROOT / f"requirements/py{version.replace('.', '')}.lock").read_text()
+    pins = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=\S+(?: \\)?\n?)+)", text, re.MULTILINE)
+    return {name: (pin, set(re.findall(r"sha256:(\w+)", hashes))) for name, pin, hashes in pins}
+
+
+def tags(version: str) -> set[Tag]:
+    """What a wheel may be for, in an image with this Python."""
+    number = tuple(map(int, version.split(".")))
+    return {*cpython_tags(number, platforms=PLATFORMS), *compatible_tags(number, None, PLATFORMS)}
+
+
+def test_there_are_wheels_for_every_python() -> None:
+    assert sorted(WHEELS) == VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_wheel_is_the_locked_one(version: str) -> None:
+    pins, usable = lock(version), tags(version)
+    for members in WHEELS[version].values():
+        for name, wheel in members.items():
+            found, number, _, its_tags = parse_wheel_filename(wheel["file"])
+            assert found == name
+            assert str(number) == pins[name][0], name
+            digest = base64.b64decode(wheel["hash"].removeprefix("sha256-")).hex()
+            assert digest in pins[name][1], name
+            assert its_tags & usable, wheel["file"]
+            # fetchPypi makes a file name of five or six fields.
+            assert wheel["file"].count("-") in (4, 5)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_the_project_asks_for_is_there(version: str) -> None:
+    import tomllib
+
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {canonicalize_name(re.split(r"[ =<>;\[]", text)[0]) for text in requirements}
+
+    sets = {name: set(members) for name, members in WHEELS[version].items()}
+    assert names(project["dependencies"]) <= sets["cog"]
+    assert names(project["optional-dependencies"]["cpu"]) <= sets["cog"] | sets["cpu"]
+    only_dev = names(project["optional-dependencies"]["dev"])
+    assert not only_dev & (sets["cog"] | sets["cpu"])
+    assert not sets["cog"] & sets["cpu"]
+
+
+def test_the_inputs_are_two_and_pinned() -> None:
+    nodes = json.loads((ROOT / "flake.lock").read_text())["nodes"]
+    assert set(nodes) == {"root", "nixpkgs", "nix2container"}
+    assert nodes["nix2container"]["inputs"]["nixpkgs"] == ["nixpkgs"]
+    for name in ("nixpkgs", "nix2container"):
+        locked = nodes[name]["locked"]
+        assert re.fullmatch(r"[0-9a-f]{40}", locked["rev"])
+        assert len(base64.b64decode(locked["narHash"].removeprefix("sha256-"))) == 32
+
+
+def test_nix_files_name_no_package_registry() -> None:
+    for path in [ROOT / "flake.nix", *(ROOT / "nix").iterdir()]:
+        assert not re.search(r"pypi\.org|pythonhosted|debian\.org|npmjs", path.read_text()), path
+
+
+def test_every_package_that_is_used_is_listed() -> None:
+    texts = [path.read_text() for path in (ROOT / "nix").glob("*.nix")]
+    used = {name for text in texts for name in re.findall(r"\bpkgs\.([A-Za-z0-9-]+)", text)}
+    used |= {name for text in texts for name in re.findall(r"\bpackages\.(\w+)", text)}
+    used -= {"lib", "x86_64-linux"}
+    listed = set(re.findall(r"[\w-]+", (ROOT / "docs" / "nixpkgs-used.md").read_text()))
+    assert used <= listed

@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     engine_dir: EngineDir = Field(IMAGE_ENGINE_DIR, description="engine directory to serve")
     cog_weights: str | None = Field(None, description="engine.tar to unpack and serve")
     cog_triton_config: OptionalPath = Field(None, description="serve config, YAML")
+    cog_triton_sm: str | None = Field(None, description="GPU architecture an image is for")
     cog_triton_work_dir: OptionalPath = Field(None, description="where run-time files are kept")
     cog_triton_output_dir: OptionalPath = Field(None, description="where the builder writes")
 

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.registry import open_engine
+from cog_triton.preflight import require_gpu
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -44,6 +45,7 @@ class Runtime:
 
         Cheap checks come first: a bad config is told before any weights are fetched.
         """
+        require_gpu(settings.cog_triton_sm)
         config = (
             load_serve_config(settings.cog_triton_config)
             if settings.cog_triton_config

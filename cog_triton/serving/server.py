@@ -18,6 +18,7 @@ from typing import Any
 
 from cog_triton import __version__, errors, reaper
 from cog_triton.paths import data_dir
+from cog_triton.preflight import require_gpu
 from cog_triton.settings import Settings, reachable
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -47,6 +48,7 @@ class CogServer:
 
         `say` gets one line for each thing a person wants to know.
         """
+        require_gpu(self._settings.cog_triton_sm)
         self._require_free_ports()
         say(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()

@@ -67,7 +67,8 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
         entries = _extract_all(tar_path, fresh)
         manifest = engine_manifest.load(fresh)
         if manifest is not None:
-            compare(manifest, entries)
+            for difference in differences(manifest, entries):
+                raise EngineCorrupt(difference)
         fresh.chmod(0o755)
         _swap_in(fresh, target_dir)
     finally:
@@ -102,14 +103,11 @@ def _write(content: Iterator[bytes], target: Path) -> FileEntry:
     return FileEntry(size=size, sha256=digest.hexdigest())
 
 
-def compare(manifest: Manifest, entries: Mapping[str, FileEntry]) -> None:
-    """Raise EngineCorrupt, naming the file, unless the tar holds what its manifest says."""
-    for name in sorted(entries.keys() - manifest.files.keys() - {MANIFEST_NAME}):
-        raise EngineCorrupt(f"{name} is in the tar but not in its manifest")
-    for name, entry in manifest.files.items():
-        if name not in entries:
-            raise EngineCorrupt(f"{name} is in the manifest but not in the tar")
-        engine_manifest.check_entry(name, entry, entries[name].size, entries[name].sha256)
+def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
+    """Each way in which the files of a tar are not what its manifest says, naming the file."""
+    extra = engine_manifest.unnamed(manifest, held)
+    found = [f"{name} is in the tar but not in its manifest" for name in extra]
+    return found + engine_manifest.differences(manifest, held)
 
 
 def _swap_in(fresh: Path, target: Path) -> None:

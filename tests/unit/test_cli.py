@@ -61,8 +61,8 @@ def test_it_is_also_a_module() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ((), ("build", "serve", "--version")),
         (("inspect",), ("ENGINE", "--check-gpu", "--json", "E1306", "E1305", "Example:")),
+        ((), ("build", "serve", "--version")),
         (("build",), ("CONFIG", "--output", "-o", "--work-dir", "engine.tar", "Example:")),
         (
             ("serve",),

@@ -1,4 +1,4 @@
-"""The ``cog-triton`` command: build an engine, serve it, prune what it is served with."""
+"""The ``cog-triton`` command: build an engine, look at it, serve it, prune its libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from cog_triton import __version__
-from cog_triton.errors import CogTritonError
+from cog_triton.errors import CogTritonError, EngineIncompatible
 
 app = typer.Typer(
     help="From a YAML file to a served LLM.",
@@ -139,6 +139,37 @@ def serve(
         )
         server = CogServer(settings, host, port, max_concurrency, verbose=verbose)
         server.run(_out.print)
+
+
+@app.command(name="inspect")
+def inspect_engine(
+    engine: Annotated[Path, typer.Argument(help="engine.tar (.tar, .tar.gz) or a directory.")],
+    check_gpu: Annotated[
+        bool, typer.Option("--check-gpu", help="Fail unless it fits the GPUs of this machine.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell what ENGINE is and for which GPU, and check every file's checksum.
+
+    Nothing is unpacked. An engine that is damaged, incomplete or none at all ends
+    in E1306 and exit code 1, one for another GPU (--check-gpu) in E1305. A tar
+    without manifest, as older builders made, is described by its config.json.
+
+    Example: cog-triton inspect --check-gpu engine.tar
+    """
+    from cog_triton.inspection import contents, describe, gpu, report
+    from cog_triton.preflight import visible_gpus
+
+    with _coded_errors():
+        with _err.status("Reading every byte of it"):
+            found = describe.describe(contents.read(engine))
+        fit = gpu.check(found, visible_gpus()) if check_gpu else None
+        if as_json:
+            typer.echo(report.as_json(found, fit))
+        else:
+            Console(highlight=False, emoji=False).print(report.as_table(found, fit))
+        if fit and fit.problem:
+            raise EngineIncompatible(fit.problem)
 
 
 @app.command()

@@ -7,6 +7,7 @@ size and SHA-256 of every other file.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -141,6 +142,24 @@ def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> N
         raise EngineCorrupt(f"{name} has {size} bytes, the manifest says {entry.size}")
     if sha256 is not None and sha256 != entry.sha256:
         raise EngineCorrupt(f"{name} has sha256 {sha256}, the manifest says {entry.sha256}")
+
+
+def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
+    """Each file that is missing from `held` or not as `manifest` says, with what differs."""
+    found = []
+    for name, entry in manifest.files.items():
+        try:
+            if name not in held:
+                raise EngineCorrupt(f"{name} is in the manifest but missing")
+            check_entry(name, entry, held[name].size, held[name].sha256)
+        except EngineCorrupt as error:
+            found.append(error.detail)
+    return found
+
+
+def unnamed(manifest: Manifest, held: Iterable[str]) -> list[str]:
+    """The names of `held` that `manifest` does not have, its own apart, sorted."""
+    return sorted(set(held) - manifest.files.keys() - {MANIFEST_NAME})
 
 
 def files_of(directory: Path) -> dict[str, Path]:

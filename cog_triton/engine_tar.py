@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import shutil
 import tarfile
 import tempfile
-import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
-from cog_triton import engine_manifest
+from cog_triton import engine_manifest, tar_members
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
-
-_CHUNK = 1 << 20
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,8 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
         entries = _extract_all(tar_path, fresh)
         manifest = engine_manifest.load(fresh)
         if manifest is not None:
-            _compare(manifest, entries)
+            for difference in differences(manifest, entries):
+                raise EngineCorrupt(difference)
         fresh.chmod(0o755)
         _swap_in(fresh, target_dir)
     finally:
@@ -84,104 +80,34 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
 
 
 def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
-    try:
-        file = tar_path.open("rb")
-    except OSError as error:
-        raise EngineCorrupt(f"{tar_path}: cannot be read: {error.strerror}") from error
-    extraction = _Extraction(root)
-    with file:
-        packed = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
-        try:
-            plain = gzip.GzipFile(fileobj=file) if packed else file
-            with tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as tar:
-                for member in tar:
-                    extraction.add(tar, member)
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise EngineCorrupt(f"{tar_path}: not a whole, readable tar: {error}") from error
-    if not extraction.entries:
-        raise EngineCorrupt(f"{tar_path}: has no files in it")
-    return extraction.entries
-
-
-class _Member(tarfile.TarInfo):
-    """tarfile takes a broken header, or none, for the end of the tar; only zeros are."""
-
-    @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Member:
-        try:
-            return super().fromtarfile(tarfile_)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"at byte {tarfile_.offset}: {error}") from error
-
-
-class _Extraction:
-    """Members written below `root`; `entries` says what was written, by member name."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.entries: dict[str, FileEntry] = {}
-        self._links: set[str] = set()
-
-    def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        name = self._safe_name(member)
-        if name == ".":
-            return
-        target = self.root / name
-        if member.isdir():
-            target.mkdir(parents=True, exist_ok=True)
-            return
-        if os.path.lexists(target):
-            raise EngineCorrupt(f"member {member.name!r} is there twice, or is also a directory")
+    entries = {}
+    for member in tar_members.read(tar_path):
+        target = root / member.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if member.issym():
-            self._check_link(member)
-            target.symlink_to(member.linkname)
-            self._links.add(name)
-        elif member.isreg():
-            content = tar.extractfile(member)
-            assert content is not None
-            self.entries[name] = _write(content, target, member)
+        if member.content is not None:
+            entries[member.name] = _write(member.content, target)
+        elif member.link is not None:
+            target.symlink_to(member.link)
         else:
-            raise EngineCorrupt(f"member {member.name!r} is a hard link, device or pipe")
-
-    def _safe_name(self, member: tarfile.TarInfo) -> str:
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts or "\0" in member.name:
-            raise EngineCorrupt(f"member {member.name!r} leaves the engine directory")
-        for parent in path.parents:
-            if str(parent) in self._links or str(parent) in self.entries:
-                raise EngineCorrupt(f"member {member.name!r} lies behind a link or a file")
-        return str(path)
-
-    def _check_link(self, member: tarfile.TarInfo) -> None:
-        """Only links that point down: no chain of those can leave the directory."""
-        aim = PurePosixPath(member.linkname)
-        if aim.is_absolute() or ".." in aim.parts:
-            raise EngineCorrupt(f"member {member.name!r} links to {member.linkname!r}, outside")
+            target.mkdir(exist_ok=True)
+    return entries
 
 
-def _write(content: IO[bytes], target: Path, member: tarfile.TarInfo) -> FileEntry:
+def _write(content: Iterator[bytes], target: Path) -> FileEntry:
     digest, size = hashlib.sha256(), 0
     with target.open("xb") as file:
-        while chunk := content.read(_CHUNK):
+        for chunk in content:
             digest.update(chunk)
             file.write(chunk)
             size += len(chunk)
-    if size != member.size:
-        raise EngineCorrupt(f"member {member.name!r} ends after {size} of {member.size} bytes")
     return FileEntry(size=size, sha256=digest.hexdigest())
 
 
-def _compare(manifest: Manifest, entries: dict[str, FileEntry]) -> None:
-    for name in sorted(entries.keys() - manifest.files.keys() - {MANIFEST_NAME}):
-        raise EngineCorrupt(f"{name} is in the tar but not in its manifest")
-    for name, entry in manifest.files.items():
-        if name not in entries:
-            raise EngineCorrupt(f"{name} is in the manifest but not in the tar")
-        engine_manifest.check_entry(name, entry, entries[name].size, entries[name].sha256)
+def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
+    """Each way in which the files of a tar are not what its manifest says, naming the file."""
+    extra = engine_manifest.unnamed(manifest, held)
+    found = [f"{name} is in the tar but not in its manifest" for name in extra]
+    return found + engine_manifest.differences(manifest, held)
 
 
 def _swap_in(fresh: Path, target: Path) -> None:

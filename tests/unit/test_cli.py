@@ -43,7 +43,7 @@ def taken() -> Iterator[int]:
 
 def test_without_a_command_it_says_what_there_is() -> None:
     _, output = run()
-    for command in ("build", "serve", "prune"):
+    for command in ("build", "serve", "inspect", "prune"):
         assert f" {command} " in output
 
 
@@ -61,6 +61,7 @@ def test_it_is_also_a_module() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        (("inspect",), ("ENGINE", "--check-gpu", "--json", "E1306", "E1305", "Example:")),
         ((), ("build", "serve", "--version")),
         (("build",), ("CONFIG", "--output", "-o", "--work-dir", "engine.tar", "Example:")),
         (

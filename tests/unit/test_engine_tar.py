@@ -195,3 +195,47 @@ def test_a_failed_pack_leaves_the_old_tar(tmp_path: Path, monkeypatch: pytest.Mo
         pack(tmp_path / "engine", tar)
     assert tar.read_bytes() == before
     assert leftovers(tmp_path) == []
+
+
+def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x.tar", (member("a"), b"1"), (member("a", tarfile.DIRTYPE), b""))
+    with pytest.raises(EngineCorrupt, match=r"'a' is there twice"):
+        unpack(tar, tmp_path / "out")
+
+
+def test_an_endless_name_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    (tmp_path / "x.tar").write_bytes(name.tobuf(tarfile.GNU_FORMAT))
+    with pytest.raises(EngineCorrupt, match=r"x\.tar: .* a header of 1099511627776 bytes"):
+        unpack(tmp_path / "x.tar", tmp_path / "out")
+
+
+def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
+    sparse = tarfile.TarInfo("a")
+    header = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[386:482] = bytes(96)
+    header[483:495] = b"77777777777\0"
+    header[148:156] = b"        "
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "x.tar").write_bytes(bytes(header) + bytes(1024))
+    with pytest.raises(EngineCorrupt, match=r"'a' is .* sparse"):
+        unpack(tmp_path / "x.tar", tmp_path / "out")
+
+
+def test_more_members_than_an_engine_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cog_triton.tar_members.MAX_MEMBERS", 3)
+    tar = make_tar(tmp_path / "x.tar", *((member(name), b"") for name in "abc"))
+    with pytest.raises(EngineCorrupt, match=r"'c' is one too many: over 3"):
+        unpack(tar, tmp_path / "out")
+
+
+def test_gzips_own_checksum_counts(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(packed(tmp_path).read_bytes()))
+    content[-8] ^= 1
+    (tmp_path / "x.tar.gz").write_bytes(content)
+    with pytest.raises(EngineCorrupt, match=r"x\.tar\.gz: .*CRC"):
+        unpack(tmp_path / "x.tar.gz", tmp_path / "out")

@@ -1,0 +1,1 @@
+"""``cog-triton inspect``: what an engine is, for which machine, and whether it is whole."""

@@ -1,0 +1,102 @@
+"""The files of an engine, hashed where they lie; only the two that describe it are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cog_triton import engine_manifest, tar_members
+from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry
+from cog_triton.errors import EngineCorrupt, ModelUnavailable
+
+CONFIG_NAME = "config.json"
+_MAX_TEXT = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Every file by name with size (bytes) and SHA-256, and the bytes of those that describe."""
+
+    path: Path
+    kind: Literal["tar", "directory"]
+    files: dict[str, FileEntry]
+    texts: dict[str, bytes]
+
+
+def read(path: Path) -> Contents:
+    """Read a tar or an engine directory once, front to back; nothing is written.
+
+    Raises:
+        ModelUnavailable: there is nothing at `path`.
+        EngineCorrupt: it is neither a readable, safe tar nor a directory with an engine.
+    """
+    if path.is_dir():
+        return _collect(path, "directory", _directory_files(path))
+    if path.is_file():
+        return _collect(path, "tar", _tar_files(path))
+    if path.exists():
+        raise EngineCorrupt(f"{path}: must be a tar or a directory, is neither")
+    raise ModelUnavailable(f"{path}: no such file or directory")
+
+
+def _tar_files(path: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
+    for member in tar_members.read(path):
+        if member.content is not None:
+            yield member.name, member.content
+
+
+def _directory_files(path: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Only below an engine's directory: nobody wants all of a home directory hashed."""
+    try:
+        held = sorted(child.name for child in path.iterdir())
+        if not {CONFIG_NAME, MANIFEST_NAME} & set(held):
+            raise EngineCorrupt(no_engine(path, held))
+        for name, file in engine_manifest.files_of(path).items():
+            yield name, _pieces(file)
+    except OSError as error:
+        raise EngineCorrupt(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(tar_members.CHUNK):
+                yield chunk
+    except OSError as error:
+        raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def no_engine(path: Path, held: Iterable[str]) -> str:
+    """Says that `path` has nothing that describes an engine, and what it has."""
+    names = list(held)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"{path}: not an engine: neither {MANIFEST_NAME} nor {CONFIG_NAME} at its top;"
+        f" it holds {shown or 'nothing'}"
+    )
+
+
+def _collect(
+    path: Path,
+    kind: Literal["tar", "directory"],
+    found: Iterable[tuple[str, Iterable[bytes]]],
+) -> Contents:
+    files: dict[str, FileEntry] = {}
+    texts: dict[str, bytes] = {}
+    for name, pieces in found:
+        digest, size = hashlib.sha256(), 0
+        kept = bytearray() if name in (CONFIG_NAME, MANIFEST_NAME) else None
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            if kept is not None:
+                if size > _MAX_TEXT:
+                    raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
+                kept += piece
+        files[name] = FileEntry(size=size, sha256=digest.hexdigest())
+        if kept is not None:
+            texts[name] = bytes(kept)
+    return Contents(path, kind, dict(sorted(files.items())), texts)

@@ -1,0 +1,114 @@
+"""config.json of a built engine, as TensorRT-LLM's `EngineConfig.to_dict` and our builder write it.
+
+Shapes: 0.8 to 0.10 have `max_output_len`, later ones `max_seq_len`; `cp_size` came after 0.12.
+The GPU and TensorRT's version are in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from cog_triton.errors import EngineCorrupt
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Mapping(_Section):
+    """Ranks of the three kinds of parallelism; all of them together are tp x pp x cp."""
+
+    tp_size: int = Field(default=1, ge=1)
+    pp_size: int = Field(default=1, ge=1)
+    cp_size: int = Field(default=1, ge=1)
+    world_size: int | None = None
+
+    @model_validator(mode="after")
+    def _product(self) -> Self:
+        if self.world_size not in (None, self.ranks):
+            raise ValueError(
+                f"world_size must be tp_size x pp_size x cp_size,"
+                f" {self.tp_size} x {self.pp_size} x {self.cp_size} = {self.ranks}"
+            )
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes, of one GPU each."""
+        return self.tp_size * self.pp_size * self.cp_size
+
+
+class Quantization(_Section):
+    """None: as the weights are."""
+
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+
+
+class Pretrained(_Section):
+    """The model."""
+
+    architecture: str
+    dtype: str
+    mapping: Mapping = Mapping()
+    quantization: Quantization | None = None
+
+
+class Limits(_Section):
+    """Lengths in tokens, `max_batch_size` in requests."""
+
+    max_input_len: int = Field(ge=1)
+    max_seq_len: int | None = Field(default=None, ge=1)
+    max_output_len: int | None = Field(default=None, ge=1)
+    max_batch_size: int = Field(ge=1)
+    max_beam_width: int | None = None
+    max_num_tokens: int | None = None
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Self:
+        if self.max_seq_len is None and self.max_output_len is None:
+            raise ValueError("must have max_seq_len, or max_output_len")
+        return self
+
+    @property
+    def seq_len(self) -> int:
+        """Prompt and output together."""
+        return self.max_seq_len or self.max_input_len + (self.max_output_len or 0)
+
+
+class EngineConfig(_Section):
+    """The whole of config.json; without `engine` it is TensorRT-LLM's own."""
+
+    engine: str = "tensorrt_llm"
+    version: str
+    pretrained_config: Pretrained
+    build_config: Limits
+
+
+def parse(text: bytes, origin: str) -> EngineConfig:
+    """The config from the bytes of config.json; `origin` names them in errors.
+
+    Raises:
+        EngineCorrupt: names the key, its value and the rule.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineCorrupt(f"{origin}: not JSON: {error}") from error
+    if not isinstance(value, dict) or not {"pretrained_config", "build_config"} <= value.keys():
+        old = isinstance(value, dict) and "builder_config" in value
+        hint = "; TensorRT-LLM before 0.8 made it: build the engine anew" if old else ""
+        raise EngineCorrupt(
+            f"{origin}: not a built engine's: must have pretrained_config and build_config{hint}"
+        )
+    try:
+        return EngineConfig.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        value = "missing" if first["type"] == "missing" else repr(first["input"])[:80]
+        rule = first["msg"].removeprefix("Value error, ")
+        raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error

@@ -1,0 +1,354 @@
+"""`cog-triton inspect`: what it tells of real tars, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_engines import V0_9, V1, changed, directory, packed, seed_tar, small_tar, with_manifest
+from typer.testing import CliRunner
+
+from cog_triton.build import package
+from cog_triton.build.config import parse_config
+from cog_triton.cli import app
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def table(*arguments: str | Path) -> str:
+    code, output = run(*arguments)
+    assert code == 0, output
+    assert max(map(len, output.splitlines())) <= 80
+    return output
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    code, output = run("--json", *arguments)
+    assert code == 0, output
+    value: dict[str, Any] = json.loads(output)
+    return value
+
+
+def refusal(*arguments: str | Path, code: str = "E1306 EngineCorrupt") -> str:
+    status, output = run(*arguments)
+    assert status == 1
+    assert output.startswith(f"error: {code}: ")
+    return output
+
+
+def facts(output: str) -> dict[str, str]:
+    lines = output.split("\n\n")[0].splitlines()
+    pairs = (line.split("  ", 1) for line in lines if "  " in line.strip())
+    return {name.strip(): value.strip() for name, value in pairs if name.strip()}
+
+
+def test_the_table_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
+    output = table(packed(tmp_path))
+    told = facts(output)
+    assert told["engine"] == "tensorrt_llm"
+    assert told["model"] == "Qwen/Qwen3-8B"
+    assert told["architecture"] == "Qwen3ForCausalLM, bfloat16, weights FP8, KV cache FP8"
+    assert told["GPU"] == "sm_90, NVIDIA H200"
+    assert told["versions"] == "cuda 13.0, tensorrt 10.13, tensorrt_llm 1.2.1"
+    assert told["limits"].startswith("4096 input tokens, 8192 with output, 64 requests at once")
+    assert told["ranks"] == "4: tp 2 x pp 2"
+    rows = [line.split() for line in output.splitlines() if ".engine " in line]
+    assert [(row[0], row[-1]) for row in rows] == [(f"rank{n}.engine", "ok") for n in range(4)]
+    assert "All 6 files are as cog-triton.json says" in output
+
+
+def test_the_json_has_it_all(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    value = document(tar)
+    assert value["path"] == str(tar)
+    assert value["kind"] == "tar"
+    assert value["sm"] == [90]
+    assert value["mapping"] == {"tp_size": 2, "pp_size": 2, "cp_size": 1}
+    assert value["max_num_tokens"] == 8192
+    assert "gpu_check" not in value
+    rank = (tmp_path / "engine" / "rank3.engine").read_bytes()
+    assert value["files"]["rank3.engine"] == {
+        "size": 3004,
+        "sha256": hashlib.sha256(rank).hexdigest(),
+        "verified": True,
+    }
+    assert value["files"]["cog-triton.json"]["verified"] is False
+    sizes = [path.stat().st_size for path in (tmp_path / "engine").iterdir()]
+    assert value["size"] == sum(sizes)
+
+
+def test_a_directory_is_told_like_its_tar(tmp_path: Path) -> None:
+    of_tar = document(packed(tmp_path))
+    (tmp_path / "engine" / "cache").mkdir()
+    assert document(tmp_path / "engine") == {
+        **of_tar,
+        "path": str(tmp_path / "engine"),
+        "kind": "directory",
+    }
+    (tmp_path / "engine" / "cache" / "timing").write_bytes(b"x")
+    assert "Not named there: 1." in table(tmp_path / "engine")
+
+
+def test_what_our_packager_writes(tmp_path: Path) -> None:
+    config = changed(V0_9, "engine", "openvino")
+    config["build_config"]["max_seq_len"] = 1536
+    config["pretrained_config"]["mapping"] = {}
+    engine = directory(tmp_path / "engine", config, 0)
+    for suffix in ("xml", "bin"):
+        (engine / f"openvino_model.{suffix}").write_text("x")
+    text = "model_id: m\nexample_name: openvino\nbuild: {script: build.py, output_dir: e, args: {}}"
+    package.write(parse_config(text, "test"), engine, tmp_path / "staging", tmp_path / "e.tar")
+    told = facts(table(tmp_path / "e.tar", "--check-gpu"))
+    assert told["engine"] == "openvino"
+    assert told["GPU"] == "none, runs on the CPU"
+    assert told["this machine"].endswith(": fits")
+    assert document(seed_tar(tmp_path / "seed.tar", engine))["versions"] == {"cog_triton": "0.9.0"}
+    (engine / "openvino_model.bin").unlink()
+    assert "openvino_model.bin is missing" in refusal(engine)
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "expected"),
+    [
+        (V0_9, 2, {"version": "0.9.0", "max_seq_len": 1536, "batch": 8, "beams": 4}),
+        (V1, 4, {"version": "1.2.1", "max_seq_len": 8192, "batch": 64, "beams": 1}),
+    ],
+)
+def test_a_seed_made_tar_is_told_by_its_config(
+    config: dict[str, Any], ranks: int, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    tar = seed_tar(tmp_path / "seed.tar", directory(tmp_path / "engine", config, ranks))
+    value = document(tar)
+    assert {
+        "version": value["versions"]["tensorrt_llm"],
+        "max_seq_len": value["max_seq_len"],
+        "batch": value["max_batch_size"],
+        "beams": value["max_beam_width"],
+    } == expected
+    assert value["engine"] == "tensorrt_llm"
+    assert value["world_size"] == ranks
+    assert (value["manifest"], value["sm"], value["model_id"]) == (False, None, None)
+    assert not any(entry["verified"] for entry in value["files"].values())
+    output = table(tar)
+    assert facts(output)["GPU"] == "not recorded"
+    assert "No cog-triton.json" in output
+    assert document(tmp_path / "engine")["files"] == value["files"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("version", 1, "version: 1: Input should be a valid string"),
+        ("build_config", 7, "build_config: 7: "),
+        ("build_config.max_input_len", "1024", "build_config.max_input_len: '1024': "),
+        ("build_config.max_batch_size", 0, "build_config.max_batch_size: 0: "),
+        ("build_config.max_output_len", None, "must have max_seq_len, or max_output_len"),
+        ("pretrained_config.mapping.tp_size", 4, "4 x 1 x 1 = 4"),
+        ("pretrained_config.mapping", {"tp_size": 4}, "rank2.engine is missing: "),
+        ("pretrained_config.mapping", {"tp_size": 10**15}, "rank2.engine is missing: "),
+        ("pretrained_config.mapping", {"tp_size": 1}, "rank1.engine is one too many: "),
+        ("pretrained_config.dtype", None, "pretrained_config.dtype: None: "),
+        ("engine", "vllm", "engine: 'vllm': must be one of tensorrt_llm, openvino"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_key(
+    path: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    engine = directory(tmp_path / "engine", changed(V0_9, path, value), 2)
+    tar = seed_tar(tmp_path / "seed.tar", engine)
+    output = refusal(tar)
+    assert f"{tar}: " in output
+    assert said in output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "must have pretrained_config and build_config"),
+        (b'{"architectures": ["X"]}', "must have pretrained_config and build_config"),
+        (b'{"builder_config": {}}', "TensorRT-LLM before 0.8 made it"),
+        (b" " * (17 << 20), "config.json has over 16777216 bytes"),
+    ],
+)
+def test_a_foreign_config_is_refused(text: bytes, said: str, tmp_path: Path) -> None:
+    tar = small_tar(tmp_path / "x.tar", config__json=text)
+    assert said in refusal(tar)
+
+
+def test_an_empty_rank_is_refused(tmp_path: Path) -> None:
+    engine = directory(tmp_path / "engine", V0_9, 2)
+    (engine / "rank1.engine").write_bytes(b"")
+    assert "rank1.engine is empty" in refusal(engine)
+
+
+def test_every_damaged_file_is_named(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    content = tar.read_bytes()
+    for rank in (1, 3):
+        content = content.replace(b"ftrt" + bytes([rank]), b"ftrT" + bytes([rank]))
+    tar.write_bytes(content)
+    output = refusal(tar)
+    assert f"{tar}: rank1.engine has sha256 " in output
+    assert "rank3.engine has sha256 " in output
+    assert "rank2" not in output
+
+
+def test_a_directory_that_lost_files_is_refused(tmp_path: Path) -> None:
+    packed(tmp_path)
+    for path in (tmp_path / "engine").glob("rank*"):
+        path.unlink()
+    (tmp_path / "engine" / "tokenizer.json").write_text("{} ")
+    output = refusal(tmp_path / "engine")
+    assert "rank0.engine is in the manifest but missing" in output
+    assert "tokenizer.json has 3 bytes, the manifest says 2" in output
+
+
+def test_a_tar_may_hold_no_more_than_its_manifest_names(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    with tarfile.open(tar, "a") as file:
+        for number in range(9):
+            file.addfile(tarfile.TarInfo(f"extra{number}"))
+    output = refusal(tar)
+    assert "extra0 is in the tar but not in its manifest" in output
+    assert output.endswith("; and 4 more\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [("world_size", 1, 4), ("max_seq_len", 9, 8192), ("max_batch_size", 1, 64)],
+)
+def test_a_manifest_that_disagrees_with_the_config(
+    key: str, value: int, found: int, tmp_path: Path
+) -> None:
+    tar = packed(tmp_path, **{key: value})
+    assert f"{key}: cog-triton.json says {value}, config.json {found}" in refusal(tar)
+
+
+def test_a_family_without_our_config_is_told_by_its_manifest(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    (engine / "config.json").write_text('{"architectures": ["X"]}')
+    with_manifest(engine, engine="vllm", model_id="a[red]\x1b[2J")
+    told = facts(table(engine))
+    assert told["engine"] == "vllm"
+    assert told["model"] == r"a[red]\x1b[2J"
+    assert "architecture" not in told
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("packing", [bytes, gzip.compress])
+def test_a_truncated_tar_is_refused_and_nothing_is_written(
+    part: float, packing: Any, tmp_path: Path
+) -> None:
+    whole = packed(tmp_path).read_bytes().rstrip(b"\0")
+    shutil.rmtree(tmp_path / "engine")
+    content = packing(whole)
+    (tmp_path / "engine.tar").write_bytes(content[: int(len(content) * part)])
+    assert str(tmp_path / "engine.tar") in refusal(tmp_path / "engine.tar").replace("\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.tar"]
+
+
+def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x" * 2000)
+    assert "not an engine" in refusal(tmp_path)
+    assert "it holds notes.txt" in refusal(tmp_path)
+    assert "not a whole, readable tar" in refusal(tmp_path / "notes.txt")
+    assert "it holds a" in refusal(small_tar(tmp_path / "x.tar", a=b"1"))
+    os.mkfifo(tmp_path / "pipe")
+    assert "must be a tar or a directory" in refusal(tmp_path / "pipe")
+    assert "no such file" in refusal(tmp_path / "none", code="E1304 ModelUnavailable")
+
+
+def test_an_unsafe_tar_is_refused(tmp_path: Path) -> None:
+    assert "leaves the engine directory" in refusal(
+        small_tar(tmp_path / "x.tar", **{"../config__json": b"{}"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ([90, 90, 90, 90], None),
+        ([90] * 8, None),
+        ([], "was built for sm_90, there is no GPU here"),
+        ([86, 90, 90, 90], "was built for sm_90, this machine has sm_86"),
+        ([90, 90], "has 4 ranks, a GPU for each: 2 here"),
+    ],
+)
+def test_the_gpus_of_this_machine(
+    here: list[int], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's answer stands in for GPUs that a test machine does not have."""
+    monkeypatch.setattr("cog_triton.preflight.visible_gpus", lambda: here)
+    tar = packed(tmp_path)
+    code, output = run("--check-gpu", tar)
+    assert facts(output)["this machine"].endswith("does not fit" if said else ": fits")
+    assert code == (1 if said else 0)
+    if said:
+        assert "error: E1305 EngineIncompatible: " in output
+        assert said in output
+    else:
+        assert document("--check-gpu", tar)["gpu_check"] == {"here": here, "problem": None}
+
+
+def test_a_gpu_that_is_not_recorded_cannot_be_compared(tmp_path: Path) -> None:
+    engine = directory(tmp_path / "engine", V0_9, 2)
+    code, output = run("--check-gpu", engine)
+    assert code == 1
+    assert "cannot be compared" in output
+    assert "is not recorded: it has no cog-triton.json" in output
+    code, output = run("--check-gpu", with_manifest(directory(tmp_path / "e", V1, 4), sm=[]))
+    assert "is not recorded: its manifest names none" in output
+
+
+@pytest.mark.parametrize("kind", ["directory", "tar"])
+def test_memory_does_not_grow_with_the_engine(kind: str, tmp_path: Path) -> None:
+    """Within an address space that 1 GiB of engine does not fit in; the file is a hole."""
+    engine = directory(tmp_path / "engine", V1, 4)
+    if kind == "tar":
+        (engine / "rank2.engine").unlink()
+        rest = seed_tar(tmp_path / "rest.tar", engine).read_bytes()
+        large = tarfile.TarInfo("rank2.engine")
+        large.size = 1 << 30
+        engine = tmp_path / "engine.tar"
+        with engine.open("wb") as file:
+            file.write(large.tobuf())
+            file.seek(1 << 30, os.SEEK_CUR)
+            file.write(rest)
+    else:
+        os.truncate(engine / "rank2.engine", 1 << 30)
+    script = (
+        "import resource, sys; from pathlib import Path;"
+        " from cog_triton.inspection import contents, describe;"
+        " used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize();"
+        " resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2);"
+        " print(describe.describe(contents.read(Path(sys.argv[1]))).size)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(engine)], capture_output=True, check=True
+    )
+    assert int(done.stdout) > 1 << 30

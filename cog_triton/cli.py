@@ -66,18 +66,38 @@ def build(
         Path,
         typer.Option(help="Where steps run; finished steps found here are not run again."),
     ] = Path(".work/build"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Check CONFIG and its arguments, and build nothing.")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would be run, and build nothing.")
+    ] = False,
 ) -> None:
     """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
 
     Example: cog-triton build configs/build/smollm2-135m-cpu.yaml -o engine.tar
     """
+    from cog_triton.build.check import check_arguments
     from cog_triton.build.config import load_config
-    from cog_triton.build.steps import run_build
+    from cog_triton.build.plan import make_plan
+    from cog_triton.build.plan_report import as_lines
+    from cog_triton.build.steps import cancellable, run_build
+
+    def echo(line: str) -> None:
+        _out.print(line, markup=False)
 
     with _coded_errors():
-        run_build(
-            load_config(config), work_dir, output, echo=lambda line: _out.print(_escaped(line))
-        )
+        wanted = load_config(config)
+        if check or plan:
+            planned = make_plan(wanted, work_dir)
+            if check:
+                with cancellable():
+                    check_arguments(wanted, planned, echo)
+            if plan:
+                for line in as_lines(wanted, planned, output):
+                    echo(line)
+            return
+        run_build(wanted, work_dir, output, echo=echo)
         _out.print(
             f"Built {_escaped(str(output))} ({output.stat().st_size / 1e6:.0f} MB)."
             f" Serve it: cog-triton serve {_escaped(str(output))}"

@@ -121,7 +121,7 @@ class UnknownScript(UserError):
 
 
 class UnknownArgument(UserError):
-    """A build script has no such argument; names the nearest known one."""
+    """A build script refuses an argument; names the YAML path, value, rule and nearest name."""
 
     code = "E1303"
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-import cog_triton
-from cog_triton import apart, model_source, reaper
-from cog_triton.build import package, stamps
+from cog_triton import model_source, reaper
+from cog_triton.build import environment, package, stamps
+from cog_triton.build.check import check_arguments
 from cog_triton.build.config import BuildConfig
 from cog_triton.build.plan import EXAMPLES, Step, make_plan
 from cog_triton.errors import (
@@ -47,11 +45,13 @@ def run_build(
         `output`.
 
     Raises:
-        UserError: E1300-E1306, as the config, the model or a script finds.
+        UserError: E1300-E1306, as the config, its arguments, the model or a script finds.
         BuildStepFailed: a step ended with an error of its own.
         BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
     """
     plan = make_plan(config, work_dir, examples)
+    with cancellable():
+        check_arguments(config, plan, echo)
     model = model_source.resolve(config.model_id)
     plan.work_dir.mkdir(parents=True, exist_ok=True)
     with cancellable(), stamps.locked(plan.work_dir):
@@ -108,7 +108,7 @@ def _run_to_end(step: Step, log: Path, last: collections.deque[str], echo: Echo)
         step.argv,
         grace=_GRACE_S,
         cwd=step.cwd,
-        env=_environment(step),
+        env=environment.of_scripts(step.argv[0], step.cwd),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -140,18 +140,6 @@ def _relay(
             file.write(line)
             file.flush()
             echo(f"[{name}] {last[-1]}")
-
-
-def _environment(step: Step) -> dict[str, str]:
-    """Ours, with this package importable from the script, and output neither held nor coloured.
-
-    Another Python than ours has packages of its own, and gets this package alone.
-    """
-    if step.argv[0] != sys.executable:
-        return {**apart.environment(step.cwd / "python"), "PYTHONUNBUFFERED": "1"}
-    root = str(Path(cog_triton.__file__).resolve().parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def _point_at(link: Path, model: Path) -> None:

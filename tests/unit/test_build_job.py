@@ -21,7 +21,13 @@ from cog_triton.build.attendant import Attendant
 from cog_triton.build.config import parse_config
 from cog_triton.build.job import Job, own_work_dir
 from cog_triton.build.predictor import Predictor, output_dir
-from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, InvalidArgument, ModelUnavailable
+from cog_triton.errors import (
+    BuildConfigInvalid,
+    BuildStepFailed,
+    InvalidArgument,
+    ModelUnavailable,
+    UnknownArgument,
+)
 from cog_triton.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +37,7 @@ example_name: openvino
 build:
   script: build.py
   output_dir: {}
+  args: {{checkpoint_dir: model, output_dir: engine}}
 """
 
 
@@ -98,6 +105,13 @@ def test_an_attended_job_tells_its_lines_and_raises_its_error(tmp_path: Path) ->
         Attendant().run(job_of(tmp_path, config=CONFIG.format("e") + mistakes), lines.append)
     assert "mistake_0: unknown key" in caught.value.detail
     assert "mistake_999: unknown key" in caught.value.detail
+
+
+def test_arguments_are_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    wrong = CONFIG.format("e").replace("output_dir: engine", "ouptut_dir: engine")
+    with pytest.raises(UnknownArgument, match="has no --ouptut_dir; did you mean") as e:
+        Attendant().run(job_of(tmp_path, config=wrong), lambda _: None)
+    assert e.value.detail.endswith("\nbuild.args.output_dir is missing: build.py requires it")
 
 
 def test_an_error_without_a_code_gets_one(tmp_path: Path) -> None:

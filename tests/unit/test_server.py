@@ -77,7 +77,16 @@ def pids(directory: Path) -> list[int]:
 
 
 def living(directory: Path) -> list[int]:
-    return [pid for pid in pids(directory) if Path("/proc", str(pid)).exists()]
+    return [pid for pid in pids(directory) if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    """Whether `pid` is there and no zombie that the machine's init has yet to reap."""
+    try:
+        state = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
 
 
 def test_it_starts_is_probed_and_stops_with_all_it_started(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ if [[ $(printf '%s\n2.20\n' "${candidate:-0}" | sort -V | head -n 1) == 2.20 ]];
   apt_install nix-bin
 else
   apt_install mmdebstrap debian-archive-keyring
-  mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources 2>/dev/null |
+  # Debian has the one file or the other.
+  mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources 2>/dev/null || true; } |
     sed -n 's/^URIs: *//p; s/^deb  *\(\[[^]]*\] \)\?\(http[^ ]*\).*/\2/p' | head -n 1)
   rm -rf "$destination"
   mmdebstrap --quiet --variant=extract --architectures=amd64 --components=main \

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import cog_triton
 from cog_triton import reaper
+from cog_triton.build import environment
 from cog_triton.build.job import GRACE_S, Job
 from cog_triton.errors import BuildCancelled, BuildStepFailed, CogTritonError, from_text
 
@@ -57,7 +56,10 @@ def _attend(job: Job, echo: Callable[[str], None], leave: threading.Event) -> No
         process = reaper.spawn(
             [sys.executable, "-m", "cog_triton.build.job", str(file)],
             grace=GRACE_S,
-            env=_environment(),
+            env={
+                **environment.of_scripts(sys.executable, Path(scratch)),
+                "PYTHONIOENCODING": "utf-8",
+            },
             stdout=subprocess.PIPE,
             stderr=errors,
         )
@@ -93,13 +95,3 @@ def _relay(source: IO[bytes] | None, echo: Callable[[str], None]) -> None:
     with io.TextIOWrapper(source, "utf-8", errors="replace") as lines:
         for line in lines:
             echo(line.rstrip("\n"))
-
-
-def _environment() -> dict[str, str]:
-    root = str(Path(cog_triton.__file__).resolve().parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONIOENCODING": "utf-8",
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+class Schema(str, enum.Enum):
+    """Files that have a JSON schema."""
+
+    BUILD = "build"
+
+
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -58,13 +67,15 @@ def main(
 
 @app.command()
 def build(
-    config: Annotated[Path, typer.Argument(help="Build config, YAML; see configs/build/.")],
+    config: Annotated[
+        Path | None, typer.Argument(help="Build config, YAML; see configs/build/.")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The engine.tar to write.")] = Path(
         "engine.tar"
     ),
     work_dir: Annotated[
         Path,
-        typer.Option(help="Where steps run; finished steps found here are not run again."),
+        typer.Option(help="Where steps run and models are kept; what is found here is used."),
     ] = Path(".work/build"),
     check: Annotated[
         bool, typer.Option("--check", help="Check CONFIG and its arguments, and build nothing.")
@@ -72,36 +83,61 @@ def build(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print what would be run, and build nothing.")
     ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run every step, finished ones too.")
+    ] = False,
+    clean: Annotated[
+        bool,
+        typer.Option(
+            "--clean",
+            help="Remove what builds of CONFIG left in the work directory; without CONFIG, what"
+            " all builds left, and downloaded models. Build nothing.",
+        ),
+    ] = False,
 ) -> None:
     """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
 
+    Arguments are checked against the options of the scripts before anything runs.
+    What is finished is not done again, after a kill either: builds resume. --check
+    ends with exit code 2 if the options of a script are not known here.
+
     Example: cog-triton build configs/build/smollm2-135m-cpu.yaml -o engine.tar
     """
-    from cog_triton.build.check import check_arguments
-    from cog_triton.build.config import load_config
-    from cog_triton.build.plan import make_plan
-    from cog_triton.build.plan_report import as_lines
-    from cog_triton.build.steps import cancellable, run_build
+    from cog_triton.build import command
 
     def echo(line: str) -> None:
         _out.print(line, markup=False)
 
     with _coded_errors():
-        wanted = load_config(config)
-        if check or plan:
-            planned = make_plan(wanted, work_dir)
-            if check:
-                with cancellable():
-                    check_arguments(wanted, planned, echo)
-            if plan:
-                for line in as_lines(wanted, planned, output):
-                    echo(line)
+        if clean:
+            command.clean(config, work_dir, echo)
             return
-        run_build(wanted, work_dir, output, echo=echo)
+        if config is None:
+            raise typer.BadParameter(
+                "name a build config, as in configs/build/", param_hint="CONFIG"
+            )
+        if check or plan:
+            if not command.look(config, work_dir, output, echo, check=check, plan=plan):
+                raise typer.Exit(2)
+            return
+        command.build(config, work_dir, output, echo, cache=not no_cache)
         _out.print(
             f"Built {_escaped(str(output))} ({output.stat().st_size / 1e6:.0f} MB)."
             f" Serve it: cog-triton serve {_escaped(str(output))}"
         )
+
+
+@app.command()
+def schema(
+    what: Annotated[Schema, typer.Argument(help="Which file's schema.")],
+) -> None:
+    """Print a JSON schema, for editors to check and complete YAML files.
+
+    Example: cog-triton schema build > build.schema.json
+    """
+    from cog_triton.build.config_schema import as_json
+
+    typer.echo(as_json())
 
 
 @app.command()

@@ -39,6 +39,9 @@ class Settings(BaseSettings):
     cog_triton_step_python: OptionalPath = Field(
         None, description="Python that build steps run in, with packages of its own"
     )
+    trtllm_dir: OptionalPath = Field(
+        None, description="directory of TensorRT-LLM's sources, which holds its examples"
+    )
     cog_triton_output_dir: OptionalPath = Field(None, description="where the builder writes")
 
     system_prompt: str | None = Field(None, description="default system prompt")

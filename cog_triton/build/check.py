@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from cog_triton.build.arguments import ArgumentValue, command_line
-from cog_triton.build.config import BuildConfig
+from cog_triton.build.families import Script
+from cog_triton.build.known_options import known_options
 from cog_triton.build.options import Option, Options, Unreadable
 from cog_triton.build.plan import Plan
 from cog_triton.build.script_options import LIMIT_S, reading
@@ -30,42 +33,86 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def check_arguments(
-    config: BuildConfig, plan: Plan, echo: Callable[[str], None], limit_s: float = LIMIT_S
-) -> None:
-    """Check the arguments of all steps of `plan`, which is `config`'s.
+    plan: Plan,
+    echo: Callable[[str], None],
+    names: Collection[str] | None = None,
+    limit_s: float = LIMIT_S,
+) -> bool:
+    """Check the arguments of the steps of `plan`, or of those of them that are in `names`.
 
     `echo` gets a line for each step, which says so if its arguments could not be checked.
+
+    Returns:
+        Whether all could be checked.
 
     Raises:
         UnknownArgument: one line for each mistake of each step: YAML path, value and rule.
     """
     lines: list[str] = []
+    everything = True
+    steps = [step for step in plan.steps if names is None or step.name in names]
     with contextlib.ExitStack() as stack:
         # All at once: most of the time goes into the scripts' imports.
-        waits = [
-            stack.enter_context(reading(step.argv[0], step.script, limit_s)) for step in plan.steps
-        ]
-        for (name, step), wait in zip(config.steps(), waits, strict=True):
+        waits = [stack.enter_context(_reading(step.script, limit_s)) for step in steps]
+        for step, wait in zip(steps, waits, strict=True):
             found = wait()
+            label = PurePosixPath(step.script.name).name
             if isinstance(found, Unreadable):
-                echo(f"[check] {name}: ARGUMENTS NOT CHECKED: {step.script}: {found.reason}")
+                everything = False
+                echo(f"[check] {step.name}: ARGUMENTS NOT CHECKED: {label}: {found.reason}")
                 continue
-            mistakes = list(mistakes_of(step.args, found, step.script))
-            lines += [f"{name}.args{mistake}" for mistake in mistakes]
-            if not mistakes:
-                echo(f"[check] {name}: {_verdict(step.args, found, step.script)}")
+            mistakes = list(mistakes_of(step.args, found.options, label))
+            lines += [f"{step.name}.args{mistake}" for mistake in mistakes]
+            open_ones = [] if found.options.complete else _unlisted(step.args, found.options)
+            if open_ones:
+                everything = False
+                echo(
+                    f"[check] {step.name}: ARGUMENTS NOT CHECKED: {', '.join(open_ones)}: {label}"
+                    " also takes options that it does not list"
+                )
+            elif not mistakes:
+                echo(
+                    f"[check] {step.name}: OK: the arguments are what {label} accepts{found.source}"
+                )
     if lines:
         raise UnknownArgument("\n".join(lines))
+    return everything
 
 
-def _verdict(args: Mapping[str, ArgumentValue], options: Options, script: str) -> str:
-    unknown = [key for key in args if not _named(key, options)]
-    if not unknown:
-        return f"OK: the arguments are what {script} accepts"
-    return (
-        f"ARGUMENTS NOT CHECKED: {', '.join(unknown)}: {script} also takes options that it does"
-        " not list"
-    )
+@dataclass(frozen=True)
+class _Found:
+    """Options, and in brackets where they were read if it was not in the script itself."""
+
+    options: Options
+    source: str = ""
+
+
+@contextlib.contextmanager
+def _reading(script: Script, limit_s: float) -> Iterator[Callable[[], _Found | Unreadable]]:
+    """The options of `script` from itself, or as they are recorded; the result waits for them."""
+    if not script.here:
+        yield lambda: _recorded(script, Unreadable(script.problem or ""))
+    else:
+        with reading(script.python, script.path, limit_s) as wait:
+
+            def found() -> _Found | Unreadable:
+                options = wait()
+                if isinstance(options, Unreadable):
+                    return _recorded(script, options)
+                return _Found(options)
+
+            yield found
+
+
+def _recorded(script: Script, otherwise: Unreadable) -> _Found | Unreadable:
+    known = known_options(script.name)
+    if known is None:
+        return otherwise
+    return _Found(known.options, f" (as recorded from {known.source})")
+
+
+def _unlisted(args: Mapping[str, ArgumentValue], options: Options) -> list[str]:
+    return [key for key in args if not _named(key, options)]
 
 
 def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str) -> Iterator[str]:

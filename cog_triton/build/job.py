@@ -8,19 +8,18 @@ stdout; stderr is empty, or ends in the error that ended the build.
 from __future__ import annotations
 
 import errno
-import hashlib
-import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from cog_triton.build import config_source, stamps, upload
-from cog_triton.build.config import BuildConfig, parse_config
-from cog_triton.build.steps import cancellable, run_build
-from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
+from cog_triton.build import config_source, upload
+from cog_triton.build.config import parse_config
+from cog_triton.build.run import run_build
+from cog_triton.build.steps import cancellable
+from cog_triton.build.workspace import Workspace
+from cog_triton.errors import CogTritonError, DiskFull
 
 # While an interrupted step has its own grace, the job must not be killed.
 GRACE_S = 15.0
@@ -35,8 +34,8 @@ class Job(BaseModel):
     """Address of the build config, see `config_source.fetch`."""
     output: Path
     """The engine.tar to write."""
-    builds: Path
-    """Directory of work directories, one a config; only the last config's is kept."""
+    workspace: Path
+    """Where it is built, see `Workspace`; only what the last build made is kept."""
     upload_url: str | None = None
     """Where engine.tar is PUT when it is done."""
 
@@ -47,21 +46,10 @@ class Job(BaseModel):
         echo(f"[config] {name}")
         for line in config.to_yaml().splitlines():
             echo(f"[config]   {line}")
-        run_build(config, own_work_dir(self.builds, config), self.output, echo=echo)
+        run_build(config, Workspace(self.workspace), self.output, echo=echo, alone=True)
         echo(f"[done] {self.output}: {self.output.stat().st_size / 1e6:.0f} MB")
         if self.upload_url is not None:
             upload.put(self.output, self.upload_url, echo)
-
-
-def own_work_dir(builds: Path, config: BuildConfig) -> Path:
-    """The work directory of `config` below `builds`; those of others go, unless one is in use."""
-    own = builds / hashlib.sha256(config.to_yaml().encode()).hexdigest()[:16]
-    builds.mkdir(parents=True, exist_ok=True)
-    for other in builds.iterdir():
-        if other != own and other.is_dir():
-            with suppress(InvalidArgument), stamps.locked(other):
-                shutil.rmtree(other)
-    return own
 
 
 def main(file: Path) -> int:

@@ -2,87 +2,109 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cog_triton
-from cog_triton.build.arguments import command_line
-from cog_triton.build.config import BuildConfig
-from cog_triton.errors import UnknownExample, UnknownScript, nearest
-from cog_triton.settings import load_settings
+from cog_triton.build.arguments import ArgumentValue, command_line
+from cog_triton.build.config import BuildConfig, StepConfig
+from cog_triton.build.families import OWN, Families, Script
+from cog_triton.build.old_paths import relative, resolved
 
-EXAMPLES = Path(cog_triton.__file__).parent / "examples"
 MODEL = "model"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One subprocess: run `argv` in `cwd`; it reads `input` and writes `output_dir`."""
+    """One subprocess: run `argv` in `cwd`; it reads `input` and writes `output_dir`.
+
+    `args` are the arguments that end `argv`, `env` is what it gets beside our environment, and
+    `timeout` is in seconds.
+    """
 
     name: str
-    script: Path
-    argv: tuple[str, ...]
+    script: Script
+    args: dict[str, ArgumentValue]
     cwd: Path
     input: Path
     output_dir: Path
+    env: dict[str, str]
+    timeout: float | None = None
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line."""
+        return (*self.script.argv, *command_line(self.args))
+
+    def in_directory(self, cwd: Path) -> Step:
+        """This step as the plan of another work directory has it."""
+        return replace(
+            self,
+            cwd=cwd,
+            input=cwd / self.input.relative_to(self.cwd),
+            output_dir=cwd / self.output_dir.relative_to(self.cwd),
+        )
+
+    def reading(self, declared: Path, written: Path) -> Step:
+        """This step where `written` is the true output directory of an earlier one.
+
+        Arguments that name `declared`, or a directory between the two, name `written` instead.
+        """
+        between = {declared, *(path for path in written.parents if path.is_relative_to(declared))}
+
+        def moved(value: ArgumentValue) -> ArgumentValue:
+            if isinstance(value, str) and value and self.cwd / value in between:
+                return str(written.relative_to(self.cwd))
+            return value
+
+        args = {key: moved(value) for key, value in self.args.items()}
+        return replace(self, args=args, input=written if self.input == declared else self.input)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a build in order; the last one's output is the engine directory."""
+    """The steps of `config` in order; the last one's output is the engine directory."""
 
+    config: BuildConfig
     work_dir: Path
     model: Path
     steps: tuple[Step, ...]
 
-    @property
-    def engine_dir(self) -> Path:
-        return self.steps[-1].output_dir
 
-
-def make_plan(config: BuildConfig, work_dir: Path, examples: Path = EXAMPLES) -> Plan:
+def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan:
     """Find the scripts of `config` and write out their command lines.
 
     They run in our own Python, or in COG_TRITON_STEP_PYTHON.
 
     Args:
         work_dir: where steps run, so that a config names the model ``model``.
-        examples: directory of ``<family>/<script>.py``.
+        examples: directory of ``<family>/<script>.py``, beside those of TRTLLM_DIR.
 
     Raises:
         UnknownExample, UnknownScript: list what there is.
     """
-    families = sorted(p.name for p in examples.iterdir() if p.is_dir() and scripts_of(p))
-    if config.example_name not in families:
-        raise UnknownExample(
-            f"example_name {config.example_name!r}: there is {', '.join(families)}"
-            f"{nearest(config.example_name, families)}"
-        )
-    family = examples / config.example_name
+    families = Families(examples)
+    family = families.find(config.example_name)
     work_dir = work_dir.resolve()
-    python = str(load_settings().cog_triton_step_python or sys.executable)
     steps: list[Step] = []
     for name, step in config.steps():
-        if step.script not in scripts_of(family):
-            raise UnknownScript(
-                f"{name}.script {step.script!r}: {config.example_name} has "
-                f"{', '.join(scripts_of(family))}{nearest(step.script, scripts_of(family))}"
-            )
-        script = family / step.script
+        env = {key: str(value) for key, value in {**config.env, **step.env}.items()}
         steps.append(
             Step(
                 name=name,
-                script=script,
-                argv=(python, str(script), *command_line(step.args)),
+                script=families.script(family, step, name),
+                args=_paths_resolved(step, config.model_id),
                 cwd=work_dir,
                 input=steps[-1].output_dir if steps else work_dir / MODEL,
-                output_dir=work_dir / step.output_dir,
+                output_dir=work_dir / relative(step.output_dir),
+                env=env,
+                timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(work_dir, work_dir / MODEL, tuple(steps))
+    return Plan(config, work_dir, work_dir / MODEL, tuple(steps))
 
 
-def scripts_of(family: Path) -> list[str]:
-    """The scripts a family offers; names with an underscore before them are its own helpers."""
-    return sorted(path.name for path in family.glob("*.py") if not path.name.startswith("_"))
+def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:
+    return {
+        key: resolved(value, model_id, MODEL) if isinstance(value, str) else value
+        for key, value in step.args.items()
+    }

@@ -29,7 +29,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         exit_with_parent()
         settings = load_settings()
         self._output = output_dir(settings) / ENGINE_NAME
-        self._builds = settings.work_dir / "builds"
+        self._workspace = settings.work_dir / "build"
         self._attendant = Attendant()
 
     def run(
@@ -59,7 +59,10 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         if upload_url:
             upload.check(upload_url)
         job = Job(
-            config=config, output=self._output, builds=self._builds, upload_url=upload_url or None
+            config=config,
+            output=self._output,
+            workspace=self._workspace,
+            upload_url=upload_url or None,
         )
         self._attendant.run(job, lambda line: print(line, flush=True))
         return shown(upload_url) if upload_url else str(self._output)

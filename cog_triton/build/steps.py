@@ -1,26 +1,27 @@
-"""Run a build: each step a subprocess that leaves nothing behind, finished steps not redone."""
+"""Run one step: a subprocess that leaves nothing behind, whose output is seen while it runs."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import io
+import os
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from cog_triton import model_source, reaper
-from cog_triton.build import environment, package, stamps
-from cog_triton.build.check import check_arguments
-from cog_triton.build.config import BuildConfig
-from cog_triton.build.plan import EXAMPLES, Step, make_plan
+from cog_triton import reaper
+from cog_triton.build import environment, outputs
+from cog_triton.build.plan import Step
 from cog_triton.errors import (
     BuildCancelled,
     BuildStepFailed,
+    BuildStepTimeout,
     InvalidArgument,
     from_text,
 )
@@ -28,57 +29,21 @@ from cog_triton.errors import (
 Echo = Callable[[str], None]
 LAST_LINES = 40
 _GRACE_S = 5.0
+_SILENCE_S = 60.0
+_REDRAW_S = 5.0
 
 
-def run_build(
-    config: BuildConfig, work_dir: Path, output: Path, *, echo: Echo, examples: Path = EXAMPLES
-) -> Path:
-    """Build `config` in `work_dir` and write the engine to `output`.
-
-    Args:
-        work_dir: made if missing; a later run with the same config skips finished steps.
-        output: the engine.tar to write; it appears complete or not at all.
-        echo: gets every line of progress, without newline.
-        examples: directory of ``<family>/<script>.py``.
-
-    Returns:
-        `output`.
-
-    Raises:
-        UserError: E1300-E1306, as the config, its arguments, the model or a script finds.
-        BuildStepFailed: a step ended with an error of its own.
-        BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
-    """
-    plan = make_plan(config, work_dir, examples)
-    with cancellable():
-        check_arguments(config, plan, echo)
-    model = model_source.resolve(config.model_id)
-    plan.work_dir.mkdir(parents=True, exist_ok=True)
-    with cancellable(), stamps.locked(plan.work_dir):
-        echo(f"[model] {config.model_id}: {model}")
-        _point_at(plan.model, model)
-        before = stamps.of_source(model)
-        for step in plan.steps:
-            wanted = stamps.of_step(step, before)
-            if stamps.is_finished(step, wanted):
-                echo(f"[{step.name}] already done")
-            else:
-                stamps.forget(step)
-                run_step(step, plan.work_dir / "logs", echo)
-                stamps.remember(step, wanted)
-            before = wanted
-        echo(f"[package] {output}")
-        package.write(config, plan.engine_dir, plan.work_dir / "package", output)
-    return output
-
-
-def run_step(step: Step, log_dir: Path, echo: Echo) -> None:
+def run_step(step: Step, log_dir: Path, echo: Echo) -> Path:
     """Run one step to its end, apart from our terminal and tied to our life (`reaper`).
 
     Its output goes to `echo` line by line, prefixed, and to ``<log_dir>/<step>.log``.
 
+    Returns:
+        The directory that it wrote: `output_dir`, or where `outputs.written` finds it.
+
     Raises:
         UserError: the script refused its input with a coded error.
+        BuildStepTimeout: it ran longer than `timeout`; its processes are gone.
         BuildStepFailed: any other failure, with exit code and last lines.
         BuildCancelled: the build was interrupted; the step's processes are gone.
     """
@@ -87,68 +52,117 @@ def run_step(step: Step, log_dir: Path, echo: Echo) -> None:
     if step.output_dir.exists():
         shutil.rmtree(step.output_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-    status = _run_to_end(step, log_dir / f"{step.name}.log", last, echo)
-    text = "\n".join(last)
+    relay = _Relay(step.name, log_dir / f"{step.name}.log", echo)
+    began, since_ns = time.monotonic(), _clock_of(log_dir)
+    status = _run_to_end(step, relay)
     if status != 0:
-        refused = from_text(last[-1]) if last else None
+        refused = from_text(relay.last[-1]) if relay.last else None
         if refused is not None:
             raise type(refused)(f"[{step.name}] {refused.detail}")
-        raise BuildStepFailed(f"step {step.name} ended with exit code {status}:\n{text}")
-    if not step.output_dir.is_dir():
-        raise BuildStepFailed(
-            f"step {step.name} ended well but wrote no {step.output_dir}; "
-            f"does output_dir say where the script writes?\n{text}"
-        )
+        raise BuildStepFailed(f"step {step.name} ended with exit code {status}:\n{relay.text}")
+    try:
+        written = outputs.written(step, since_ns)
+    except BuildStepFailed as error:
+        raise BuildStepFailed(f"{error.detail}\n{relay.text}") from None
+    echo(f"[{step.name}] done in {_duration(time.monotonic() - began)}")
+    return written
 
 
-def _run_to_end(step: Step, log: Path, last: collections.deque[str], echo: Echo) -> int:
+class _Relay:
+    """Passes a step's output on; `last` are its last lines."""
+
+    def __init__(self, name: str, log: Path, echo: Echo) -> None:
+        self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self.heard = time.monotonic()
+        self._name, self._log, self._echo = name, log, echo
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.last)
+
+    def run(self, source: io.TextIOWrapper) -> None:
+        """Until `source` ends. Of a line that is redrawn, as bars are, few states are told."""
+        redrawn, told = False, 0.0
+        with self._log.open("w", encoding="utf-8") as file, source:
+            for line in source:
+                file.write(line)
+                file.flush()
+                self.heard = time.monotonic()
+                if redrawn and self.last:
+                    self.last.pop()
+                redrawn = line.endswith("\r")
+                self.last.append(line.rstrip("\r\n"))
+                if not redrawn or self.heard - told >= _REDRAW_S:
+                    told = self.heard
+                    self.tell(self.last[-1])
+
+    def tell(self, line: str) -> None:
+        self._echo(f"[{self._name}] {line}")
+
+
+def _run_to_end(step: Step, relay: _Relay) -> int:
     """The exit code (128 + n for signal n); no process of the step is left, whatever happens."""
-    step_process = reaper.spawn(
+    process = reaper.spawn(
         step.argv,
         grace=_GRACE_S,
         cwd=step.cwd,
-        env=environment.of_scripts(step.argv[0], step.cwd),
+        env={**environment.of_scripts(step.argv[0], step.cwd), **step.env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    relay = threading.Thread(
-        target=_relay, args=(step_process, step.name, log, last, echo), daemon=True
-    )
+    assert process.process.stdout is not None
+    lines = io.TextIOWrapper(process.process.stdout, "utf-8", errors="replace", newline="")
+    thread = threading.Thread(target=relay.run, args=(lines,), daemon=True)
     try:
-        relay.start()
-        return step_process.wait()
+        thread.start()
+        return _wait(step, process, relay)
     except KeyboardInterrupt:
         raise BuildCancelled(f"stopped during step {step.name}") from None
     finally:
-        if step_process.poll() is None:
-            step_process.terminate()
+        if process.poll() is None:
+            process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                step_process.wait(_GRACE_S)
-            step_process.kill()
-        relay.join()
+                process.wait(_GRACE_S)
+            process.kill()
+        thread.join()
 
 
-def _relay(
-    source: reaper.Reaped, name: str, log: Path, last: collections.deque[str], echo: Echo
-) -> None:
-    assert source.process.stdout is not None
-    lines = io.TextIOWrapper(source.process.stdout, "utf-8", errors="replace")
-    with log.open("w", encoding="utf-8") as file, lines:
-        for line in lines:
-            last.append(line.rstrip("\n"))
-            file.write(line)
-            file.flush()
-            echo(f"[{name}] {last[-1]}")
+def _wait(step: Step, process: reaper.Reaped, relay: _Relay) -> int:
+    began = time.monotonic()
+    while True:
+        passed = time.monotonic() - began
+        left = float("inf") if step.timeout is None else step.timeout - passed
+        if left <= 0:
+            raise BuildStepTimeout(
+                f"step {step.name} ran longer than its timeout of {step.timeout:g} s and was"
+                f" stopped:\n{relay.text}"
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(_SILENCE_S, left))
+        silence = time.monotonic() - relay.heard
+        if silence >= _SILENCE_S:
+            relay.tell(
+                f"... running for {_duration(time.monotonic() - began)}, silent for"
+                f" {_duration(silence)}"
+            )
 
 
-def _point_at(link: Path, model: Path) -> None:
-    """Make `link` name the model; nothing is copied."""
-    if link.is_symlink():
-        link.unlink()
-    elif link.exists():
-        raise InvalidArgument(f"work_dir: {link} is there and is not this build's link")
-    link.symlink_to(model)
+def _clock_of(directory: Path) -> int:
+    """Now, in ns, as files made here from now on have it; file systems are a little behind."""
+    probe = directory / ".now"
+    probe.touch()
+    try:
+        os.utime(probe)
+        return probe.stat().st_mtime_ns
+    finally:
+        probe.unlink()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
+    return " ".join(f"{n} {unit}" for n, unit in parts if n) or f"{seconds:.1f} s"
 
 
 @contextlib.contextmanager

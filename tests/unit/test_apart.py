@@ -82,7 +82,7 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     script.parent.mkdir(parents=True)
     script.write_text(
         "import huggingface_hub, importlib.util, numpy, os, sys, cog_triton.errors\n"
-        "os.mkdir('engine')\n"
+        "os.mkdir('engine'); open('engine/x', 'w').close()\n"
         "print(sys.prefix, huggingface_hub.__version__, numpy.__version__)\n"
         "print([name for name in ('httpx', 'pydantic') if importlib.util.find_spec(name)])\n"
     )
@@ -93,7 +93,7 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     (step,) = make_plan(parse_config(config, "test"), work, tmp_path / "examples").steps
     said: list[str] = []
     run_step(step, work / "logs", said.append)
-    assert said == [f"[build] {tmp_path / 'ngc'} ngc ngc", "[build] []"]
+    assert said[:2] == [f"[build] {tmp_path / 'ngc'} ngc ngc", "[build] []"]
 
 
 def test_what_others_put_into_the_path_is_kept(

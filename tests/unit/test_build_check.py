@@ -10,8 +10,9 @@ import yaml
 from cog_triton.build.check import check_arguments, mistakes_of
 from cog_triton.build.config import BuildConfig, load_config, parse_config
 from cog_triton.build.options import Option, Options
-from cog_triton.build.plan import EXAMPLES, make_plan
-from cog_triton.build.steps import run_build
+from cog_triton.build.plan import make_plan
+from cog_triton.build.run import run_build
+from cog_triton.build.workspace import Workspace
 from cog_triton.errors import ModelUnavailable, UnknownArgument
 
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
@@ -122,7 +123,7 @@ parser.{}()
 def test_the_demo_config_is_good(tmp_path: Path) -> None:
     lines: list[str] = []
     config = load_config(DEMO)
-    check_arguments(config, make_plan(config, tmp_path), lines.append)
+    assert check_arguments(make_plan(config, tmp_path), lines.append)
     assert lines == [
         "[check] convert: OK: the arguments are what convert_checkpoint.py accepts",
         "[check] quantize: OK: the arguments are what quantize.py accepts",
@@ -142,8 +143,9 @@ def test_a_build_tells_all_mistakes_before_it_looks_for_the_model(tmp_path: Path
         assert good in text
         text = text.replace(good, bad)
     work = tmp_path / "work"
+    config, output = parse_config(text, "x"), tmp_path / "engine.tar"
     with pytest.raises(UnknownArgument) as caught:
-        run_build(parse_config(text, "x"), work, tmp_path / "engine.tar", echo=lambda _: None)
+        run_build(config, Workspace(work), output, echo=lambda _: None)
     assert caught.value.detail.splitlines() == [
         "convert.args.dtype: 'int8': must be one of auto, float16, float32",
         "quantize.args.qfromat: 'q8_0': quantize.py has no --qfromat; did you mean 'qformat'?",
@@ -163,7 +165,13 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
     )
     lines: list[str] = []
     with pytest.raises(ModelUnavailable):  # it goes on
-        run_build(config, tmp_path / "w", tmp_path / "e.tar", echo=lines.append, examples=examples)
+        run_build(
+            config,
+            Workspace(tmp_path / "w"),
+            tmp_path / "e.tar",
+            echo=lines.append,
+            examples=examples,
+        )
     assert lines == [
         "[check] convert: ARGUMENTS NOT CHECKED: convert.py: it ended with exit code 1 before it "
         "read them: ModuleNotFoundError: No module named 'no_such_module'",
@@ -178,7 +186,7 @@ def test_an_open_parser_still_refuses_what_it_knows_to_be_wrong(tmp_path: Path) 
         tmp_path, build={"text": PARSER.format("parse_known_args"), "args": {"other": 1}}
     )
     with pytest.raises(UnknownArgument, match=r"build\.args\.size is missing"):
-        check_arguments(config, make_plan(config, tmp_path, examples), lambda _: None)
+        check_arguments(make_plan(config, tmp_path, examples), lambda _: None)
 
 
 def test_every_shipped_config_is_good(tmp_path: Path) -> None:
@@ -187,5 +195,5 @@ def test_every_shipped_config_is_good(tmp_path: Path) -> None:
     for path in configs:
         lines: list[str] = []
         config = load_config(path)
-        check_arguments(config, make_plan(config, tmp_path, EXAMPLES), lines.append)
+        check_arguments(make_plan(config, tmp_path), lines.append)
         assert all(": OK: " in line for line in lines), path

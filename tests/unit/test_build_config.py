@@ -34,7 +34,7 @@ build:
 
 def test_the_seeds_config_is_understood() -> None:
     config = parse_config(GOOD, "x.yaml")
-    assert [name for name, _ in config.steps()] == ["convert", "build"]
+    assert [name for name, _ in config.steps()] == ["convert_to_ft", "build"]
     assert config.build.args == {"use_gpt_attention_plugin": None, "remove_input_padding": False}
 
 
@@ -79,7 +79,7 @@ def test_written_config_reads_back_equal() -> None:
         ("./engine_outputs/", "model/x", "build.output_dir 'model/x' overlaps 'model' of the bui"),
         ("use_gpt_attention_plugin:", 'x: "\\0"', "NUL"),
         ("build:", "build: 3\nquantize:", "build: 3"),
-        ("build:", "convert:", "convert_to_ft and convert are one step"),
+        ("build:", "convert: {script: a.py, output_dir: a}\nbuild:", "convert are one step"),
         ("build:", "biuld:", "biuld: unknown key; did you mean 'build'?"),
         ("storage-type: float16", "tensor-parallelism: 2", "is there twice"),
         ("args:", "args: [", "not valid YAML"),

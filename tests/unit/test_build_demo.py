@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 
 import cog_triton
 from cog_triton.build.config import load_config
-from cog_triton.build.plan import EXAMPLES
-from cog_triton.build.steps import run_build
+from cog_triton.build.families import OWN
+from cog_triton.build.run import run_build
+from cog_triton.build.workspace import Workspace
 from cog_triton.engine_tar import unpack
 
 pytestmark = pytest.mark.integration
@@ -29,7 +30,8 @@ def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
     tmp_path: Path,
 ) -> None:
     lines: list[str] = []
-    one = run_build(load_config(DEMO), tmp_path / "w", tmp_path / "engine.tar", echo=lines.append)
+    config, output = load_config(DEMO), tmp_path / "engine.tar"
+    one = run_build(config, Workspace(tmp_path / "w"), output, echo=lines.append)
     assert any(line.startswith("[quantize] q8_0: ") for line in lines)
 
     result = unpack(one, tmp_path / "engine")
@@ -40,19 +42,19 @@ def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
     ids = engine_greedy(tmp_path / "engine", tokenizer.encode(PROMPT).ids, 8)
     assert "The capital of France is Paris." in tokenizer.decode(ids)
 
-    work = tmp_path / "killed"
+    killed = Workspace(tmp_path / "killed")
     interrupted = subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(work), str(DEMO), str(EXAMPLES)],
+        [sys.executable, "-c", BUILDER, str(killed.root), str(DEMO), str(OWN)],
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path(cog_triton.__file__).parents[1])},
     )
-    while not (work / "quantized").exists():
+    while not (killed.of(config) / "quantized").exists():
         assert interrupted.poll() is None
         time.sleep(0.02)
     interrupted.send_signal(signal.SIGKILL)
     interrupted.wait()
     lines.clear()
-    two = run_build(load_config(DEMO), work, tmp_path / "again.tar", echo=lines.append)
+    two = run_build(config, killed, tmp_path / "again.tar", echo=lines.append)
     assert "[convert] already done" in lines
     assert "[quantize] already done" not in lines
     assert two.read_bytes() == one.read_bytes()

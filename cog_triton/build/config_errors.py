@@ -43,8 +43,8 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             choices = _choices(found.get("ctx", {}).get("expected", ""))
             near = nearest(str(found["input"]), choices)
             line = f"{where}: {value[:_SHOWN_LENGTH]}: must be one of {', '.join(choices)}{near}"
-        elif loc[-1:] == ["hf_token"]:
-            line = f"{where}: {rule}"  # whatever it is, it is not shown
+        elif loc[-1:] in (["hf_token"], ["env"]):
+            line = f"{where}: {rule}"  # what may be secret is not shown
         elif not where:
             line = rule
         elif isinstance(found["input"], Mapping) and kind == "value_error" and not mapping:

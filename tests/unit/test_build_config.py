@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from cog_triton.build.arguments import command_line
 from cog_triton.build.config import BuildConfig, load_config, parse_config
+from cog_triton.build.old_paths import resolved
+from cog_triton.build.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "build").glob("*.yaml"))
@@ -143,3 +145,98 @@ def test_any_arguments_survive_yaml(args: dict[str, object]) -> None:
     assert isinstance(config, BuildConfig)
     assert command_line(config.build.args) == command_line(args)
     assert parse_config(config.to_yaml(), "again") == config
+
+
+def config_with(**changes: object) -> BuildConfig:
+    value = {**yaml.safe_load(GOOD), **changes}
+    return parse_config(yaml.safe_dump(value, sort_keys=False), "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"world_size": 0}, "world_size: 0: "),
+        ({"world_size": 1.5}, "world_size: 1.5: "),
+        ({"timeout": 0}, "timeout: 0: "),
+        ({"timeout": "1h"}, "timeout: '1h': "),
+        ({"files": []}, "files: []: "),
+        ({"files": "*.json"}, "files: '*.json': "),
+        (
+            {"weight_format": "safetensor"},
+            "weight_format: 'safetensor': must be one of safetensors, bin, pt; did you mean "
+            "'safetensors'?",
+        ),
+        ({"model_tar_sha256": "a" * 64}, "model_tar_sha256 is given without model_tar_url"),
+        ({"model_tar_url": "file:///m.tar", "revision": "main"}, "revision is for the hub"),
+        ({"model_tar_url": "m.tar"}, "model_tar_url: 'm.tar': must be an http(s):// or file://"),
+        ({"env": {"HF_TOKEN": "hf_123"}}, "HF_TOKEN may be secret"),
+        ({"env": {"PYTHONPATH": "x"}}, "PYTHONPATH is the builder's own"),
+        ({"env": {"A B": "x"}}, "'A B' is no name of an environment variable"),
+        ({"env": {"A": ["x"]}}, "env.A: ['x']: must be a text or a number"),
+        ({"hf_token": 7}, "hf_token: Input should be a valid string"),
+        (
+            {"build": {"output_dir": "e", "executable": "trtllm-biuld"}},
+            "build.executable: 'trtllm-biuld': must be one of python, trtllm-build, trtllm-refit, "
+            "trtllm-prune; did you mean 'trtllm-build'?",
+        ),
+        (
+            {"build": {"output_dir": "e", "executable": "trtllm-build", "script": "build.py"}},
+            "build.script 'build.py': executable trtllm-build takes none",
+        ),
+        (
+            {
+                "world_size": 2,
+                "convert_to_ft": {
+                    "script": "convert_checkpoint.py",
+                    "output_dir": "c",
+                    "args": {"tp_size": 2, "pp_size": 2},
+                },
+            },
+            "world_size 2: convert_to_ft.args has tp_size 2, pp_size 2",
+        ),
+    ],
+)
+def test_newer_keys_have_rules_too(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(BuildConfigInvalid) as caught:
+        config_with(**changes)
+    assert says in str(caught.value)
+    assert "hf_123" not in str(caught.value)
+
+
+def test_a_token_is_kept_out_of_what_is_written_and_shown() -> None:
+    config = config_with(hf_token="hf_secret")
+    assert config.hf_token is not None
+    assert config.hf_token.get_secret_value() == "hf_secret"
+    assert "hf_secret" not in config.to_yaml() + repr(config)
+    # Nor does another mistake show it.
+    with pytest.raises(BuildConfigInvalid) as caught:
+        config_with(hf_token="hf_secret", model_tar_sha256="a" * 64)
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_time_limits_do_not_make_another_build_of_it(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert workspace.of(config_with(timeout=3)) == workspace.of(config_with())
+    assert workspace.of(config_with(revision="v2")) != workspace.of(config_with())
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("/src/models/some/model", "model"),
+        ("/src/c-model/x", "c-model/x"),
+        ("/src", "/src"),
+        ("/srcs/x", "/srcs/x"),
+        ("model", "model"),
+        ("float16", "float16"),
+    ],
+)
+def test_paths_of_the_older_image(text: str, becomes: str) -> None:
+    assert resolved(text, "some/model", "model") == becomes
+
+
+def test_its_output_directory_may_be_absolute() -> None:
+    step = {"script": "build.py", "output_dir": "/src/engine_outputs/"}
+    assert config_with(build=step).build.output_dir == "/src/engine_outputs/"
+    with pytest.raises(BuildConfigInvalid, match="overlaps 'model' of the builder"):
+        config_with(build={**step, "output_dir": "/src/model"})

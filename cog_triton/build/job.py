@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from cog_triton.build import config_source, upload
 from cog_triton.build.config import parse_config
@@ -36,6 +36,8 @@ class Job(BaseModel):
     """The engine.tar to write."""
     workspace: Path
     """Where it is built, see `Workspace`; only what the last build made is kept."""
+    hf_token: str | None = None
+    """Takes the place of the config's own."""
     upload_url: str | None = None
     """Where engine.tar is PUT when it is done."""
 
@@ -43,6 +45,8 @@ class Job(BaseModel):
         """Do it; `echo` gets every line of progress. Raises the coded error that ended it."""
         text, name = config_source.fetch(self.config)
         config = parse_config(text, name)
+        if self.hf_token is not None:
+            config = config.model_copy(update={"hf_token": SecretStr(self.hf_token)})
         echo(f"[config] {name}")
         for line in config.to_yaml().splitlines():
             echo(f"[config]   {line}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import cog
 from cog import BaseRunner, Input, Secret
 
 from cog_triton.build import upload
@@ -21,7 +22,8 @@ ENGINE_NAME = "engine.tar"
 class Predictor(BaseRunner):  # type: ignore[misc]
     """Builds one engine at a time; progress is the prediction's log.
 
-    It returns text and no `cog.Path`: Cog reads a file that it is given into memory, whole.
+    It returns text and no `cog.Path` unless Cog uploads files: it would make base64 of the whole
+    file, in memory.
     """
 
     def setup(self) -> None:
@@ -41,31 +43,42 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         ),
         hf_token: Secret | None = Input(  # noqa: B008
             default=None,
-            description="Hugging Face token. The builder does not download from the hub yet, so"
-            " a token is refused.",
+            description="Hugging Face token, for gated and private models. It takes the place of"
+            " the config's and is kept out of logs, errors and engine.tar.",
         ),
         upload_url: str | None = Input(
             default=None,
             description="Where engine.tar is sent with an HTTP PUT when it is built, for example"
             " a presigned URL. Its query is kept out of logs and output.",
         ),
-    ) -> str:
+    ) -> str:  # or a cog.Path, which is text as well once Cog has uploaded it
         """Build, and return upload_url without its query, or else the path of engine.tar.
 
-        The path is the same for every build: the next one writes there, too.
+        The path is the same for every build: the next one writes there, too. A Cog that uploads
+        files itself gets the file, and returns its URL.
         """
-        if hf_token is not None and hf_token.get_secret_value():
-            raise InvalidArgument("hf_token: the hub is not supported yet; leave it out")
         if upload_url:
             upload.check(upload_url)
         job = Job(
             config=config,
             output=self._output,
             workspace=self._workspace,
+            hf_token=(hf_token.get_secret_value() or None) if hf_token else None,
             upload_url=upload_url or None,
         )
         self._attendant.run(job, lambda line: print(line, flush=True))
-        return shown(upload_url) if upload_url else str(self._output)
+        if upload_url:
+            return shown(upload_url)
+        return cog.Path(self._output) if uploads_files(os.getppid()) else str(self._output)
+
+
+def uploads_files(server: int) -> bool:
+    """Whether the Cog server with the process id `server` was started with an upload URL.
+
+    It tells its predictors in no other way.
+    """
+    words = Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")
+    return any(word.split(b"=")[0] == b"--upload-url" for word in words)
 
 
 def output_dir(settings: Settings) -> Path:

@@ -95,6 +95,9 @@ def _run_steps(
 ) -> tuple[Path, str]:
     """The engine directory, and the fingerprint of the step that wrote it."""
     moved: dict[Path, Path] = {}
+    # Calibration downloads its data sets itself, as gated as models are.
+    token = plan.config.hf_token
+    secrets = {} if token is None else {"HF_TOKEN": token.get_secret_value()}
     written, wanted = plan.model, ""
     for step, wanted in zip(plan.steps, stamps.of_steps(plan, model), strict=True):
         done = stamps.finished(step, wanted) if cache else None
@@ -102,18 +105,25 @@ def _run_steps(
             echo(f"[{step.name}] already done")
         elif cache and (done := stamps.adopt(step, wanted, others)) is not None:
             echo(f"[{step.name}] already done by another build")
-        written = done or _run(step, wanted, moved, plan.work_dir / "logs", echo)
+        written = done or _run(step, wanted, moved, plan.work_dir / "logs", echo, secrets)
         if written != step.output_dir:
             echo(f"[{step.name}] wrote {written.relative_to(plan.work_dir)}")
             moved[step.output_dir] = written
     return written, wanted
 
 
-def _run(step: Step, wanted: str, moved: dict[Path, Path], log_dir: Path, echo: Echo) -> Path:
+def _run(
+    step: Step,
+    wanted: str,
+    moved: dict[Path, Path],
+    log_dir: Path,
+    echo: Echo,
+    secrets: dict[str, str],
+) -> Path:
     stamps.forget(step)
     for declared, written in moved.items():
         step = step.reading(declared, written)
-    done = run_step(step, log_dir, echo)
+    done = run_step(step, log_dir, echo, secrets)
     stamps.remember(step, wanted, done)
     return done
 

@@ -11,9 +11,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 from cog_triton import reaper
 from cog_triton.build import environment, outputs
@@ -31,12 +31,19 @@ LAST_LINES = 40
 _GRACE_S = 5.0
 _SILENCE_S = 60.0
 _REDRAW_S = 5.0
+_BLOT = "***"
 
 
-def run_step(step: Step, log_dir: Path, echo: Echo) -> Path:
+def run_step(
+    step: Step, log_dir: Path, echo: Echo, secrets: Mapping[str, str] = MappingProxyType({})
+) -> Path:
     """Run one step to its end, apart from our terminal and tied to our life (`reaper`).
 
     Its output goes to `echo` line by line, prefixed, and to ``<log_dir>/<step>.log``.
+
+    Args:
+        secrets: further variables of its environment, whose values are blotted out wherever
+            its output shows them.
 
     Returns:
         The directory that it wrote: `output_dir`, or where `outputs.written` finds it.
@@ -52,9 +59,9 @@ def run_step(step: Step, log_dir: Path, echo: Echo) -> Path:
     if step.output_dir.exists():
         shutil.rmtree(step.output_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    relay = _Relay(step.name, log_dir / f"{step.name}.log", echo)
+    relay = _Relay(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
     began, since_ns = time.monotonic(), _clock_of(log_dir)
-    status = _run_to_end(step, relay)
+    status = _run_to_end(step, relay, secrets)
     if status != 0:
         refused = from_text(relay.last[-1]) if relay.last else None
         if refused is not None:
@@ -71,10 +78,11 @@ def run_step(step: Step, log_dir: Path, echo: Echo) -> Path:
 class _Relay:
     """Passes a step's output on; `last` are its last lines."""
 
-    def __init__(self, name: str, log: Path, echo: Echo) -> None:
+    def __init__(self, name: str, log: Path, echo: Echo, secrets: Sequence[str]) -> None:
         self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self.heard = time.monotonic()
         self._name, self._log, self._echo = name, log, echo
+        self._secrets = [secret for secret in secrets if secret]
 
     @property
     def text(self) -> str:
@@ -85,6 +93,8 @@ class _Relay:
         redrawn, told = False, 0.0
         with self._log.open("w", encoding="utf-8") as file, source:
             for line in source:
+                for secret in self._secrets:
+                    line = line.replace(secret, _BLOT)
                 file.write(line)
                 file.flush()
                 self.heard = time.monotonic()
@@ -100,13 +110,13 @@ class _Relay:
         self._echo(f"[{self._name}] {line}")
 
 
-def _run_to_end(step: Step, relay: _Relay) -> int:
+def _run_to_end(step: Step, relay: _Relay, secrets: Mapping[str, str]) -> int:
     """The exit code (128 + n for signal n); no process of the step is left, whatever happens."""
     process = reaper.spawn(
         step.argv,
         grace=_GRACE_S,
         cwd=step.cwd,
-        env={**environment.of_scripts(step.argv[0], step.cwd), **step.env},
+        env={**environment.of_scripts(step.script.python, step.cwd), **step.env, **secrets},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

@@ -162,7 +162,7 @@ def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, t
 
 @pytest.mark.parametrize(
     ("token", "url", "named"),
-    [("hf_123", None, "hf_token"), (None, "ftp://host", "upload_url"), (None, "x", "upload_url")],
+    [("hf_123", "ftp://host", "upload_url"), (None, "x", "upload_url")],
 )
 def test_inputs_that_cannot_be_honoured_are_refused(
     token: str | None, url: str | None, named: str

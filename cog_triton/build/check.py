@@ -157,6 +157,8 @@ def _broken_rule(value: ArgumentValue, option: Option) -> str | None:
         return None
     words = command_line({"": value})[1:]
     rule = _count_rule(len(words), option.nargs)
+    if rule is not None and option.choices:
+        return f"{rule}: one of {', '.join(option.choices)}"
     if rule is None and option.nargs != "...":
         for word in words:
             rule = rule or _word_rule(word, option)

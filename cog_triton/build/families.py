@@ -104,7 +104,7 @@ class Families:
         name = next((name for name in names if name in there), None)
         if name is None:
             offered = sorted(
-                path.removeprefix(f"{family}/")
+                PurePosixPath(path).name
                 for path in there
                 if str(PurePosixPath(path).parent) in places
             )
@@ -139,7 +139,15 @@ class Families:
             places = ["*", *(f"{group}/*" for group in _GROUPS)]
             yield from _scripts_below(self._root / "examples", places)
         else:
-            yield from (name for name in known_scripts() if name.startswith((*_GROUPS, _SHARED)))
+            yield from _recorded()
+
+
+def _recorded() -> Iterator[str]:
+    """TensorRT-LLM's scripts as they are recorded, without what an older layout had elsewhere."""
+    families = {name: str(PurePosixPath(name).parent) for name in known_scripts() if "/" in name}
+    for name, family in families.items():
+        if not any(f"{group}/{family}" in families.values() for group in _GROUPS):
+            yield name
 
 
 def _absent(name: str) -> str:

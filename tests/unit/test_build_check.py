@@ -69,7 +69,7 @@ def test_what_the_script_would_take(args: str) -> None:
         ("{any: [1, b]}", ".any: [1, 'b']: must be a whole number"),
         ("{alpha: half}", ".alpha: 'half': must be a number"),
         ("{flag: 1}", ".flag: 1: takes no value: leave it empty, or give true or false"),
-        ("{dtype: }", ".dtype: no value: takes one value, not none"),
+        ("{dtype: }", ".dtype: no value: takes one value, not none: one of float16, float32"),
         ("{size: true}", ".size: true: takes one value, not none"),
         ("{size: [1, 2]}", ".size: [1, 2]: takes one value, not 2"),
         ("{pair: a}", ".pair: 'a': takes 2 values, not 1"),
@@ -187,13 +187,3 @@ def test_an_open_parser_still_refuses_what_it_knows_to_be_wrong(tmp_path: Path) 
     )
     with pytest.raises(UnknownArgument, match=r"build\.args\.size is missing"):
         check_arguments(make_plan(config, tmp_path, examples), lambda _: None)
-
-
-def test_every_shipped_config_is_good(tmp_path: Path) -> None:
-    configs = sorted(DEMO.parent.glob("*.yaml"))
-    assert configs
-    for path in configs:
-        lines: list[str] = []
-        config = load_config(path)
-        check_arguments(make_plan(config, tmp_path), lines.append)
-        assert all(": OK: " in line for line in lines), path

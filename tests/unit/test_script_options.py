@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cog_triton.build.families import OWN
 from cog_triton.build.help_text import options_of
 from cog_triton.build.options import Option, Options, Unreadable
-from cog_triton.build.plan import EXAMPLES
 from cog_triton.build.script_options import reading
 
 LIMIT_S = 60.0
@@ -42,7 +42,7 @@ def reason(found: Options | Unreadable) -> str:
 
 
 def test_the_examples_tell_their_options() -> None:
-    build = by_name(read(EXAMPLES / "openvino" / "build.py"))
+    build = by_name(read(OWN / "openvino" / "build.py"))
     assert list(build) == [
         "checkpoint_dir",
         "output_dir",
@@ -54,10 +54,10 @@ def test_the_examples_tell_their_options() -> None:
     assert build["checkpoint_dir"].type == "Path()"
     assert (build["max_batch_size"].type, build["max_batch_size"].default) == ("int", "16")
     assert not build["max_batch_size"].required
-    quantize = by_name(read(EXAMPLES / "openvino" / "quantize.py"))
+    quantize = by_name(read(OWN / "openvino" / "quantize.py"))
     assert quantize["qformat"].choices == ("q8_0", "q4_0", "q4_1", "f16")
     assert quantize["qformat"].type is None
-    convert = by_name(read(EXAMPLES / "openvino" / "convert_checkpoint.py"))
+    convert = by_name(read(OWN / "openvino" / "convert_checkpoint.py"))
     assert set(convert) == {"model_dir", "output_dir", "dtype"}
 
 

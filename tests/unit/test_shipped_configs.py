@@ -1,0 +1,86 @@
+"""Every config of the repository, and what each of many mistakes in one is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from cog_triton.build import config_schema
+from cog_triton.build.check import check_arguments
+from cog_triton.build.config import load_config, parse_config
+from cog_triton.build.plan import make_plan
+from cog_triton.errors import CogTritonError
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs" / "build").glob("*.yaml"))
+SCHEMA = jsonschema_rs.validator_for(json.loads(config_schema.as_json()))
+
+
+@pytest.fixture(autouse=True)
+def _without_tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRTLLM_DIR", "COG_TRITON_STEP_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def check(text: str, work_dir: Path) -> list[str]:
+    lines: list[str] = []
+    check_arguments(make_plan(parse_config(text, "c.yaml"), work_dir), lines.append)
+    return lines
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_is_good(path: Path, tmp_path: Path) -> None:
+    text = path.read_text("utf-8")
+    lines = check(text, tmp_path)
+    assert lines
+    assert all(": OK: " in line for line in lines), lines
+    SCHEMA.validate(yaml.safe_load(text))
+    assert f"configs/build/{path.name}" in text, "says how it is built"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_says_for_which_machine_it_is(path: Path) -> None:
+    head = path.read_text("utf-8").partition("\nmodel_id:")[0]
+    config = load_config(path)
+    if config.example_name == "openvino":
+        assert "CPU" in head
+        return
+    named = re.search(r"(\d)gpu", path.stem)
+    ranks = int(named[1]) if named else 1
+    assert f"; {ranks} GPU" in head
+    assert re.search(r"\bSM (80|86|89|90)\b", head)
+    assert (config.world_size or 1) == ranks
+    quantized_to_fp8 = "qformat: fp8" in path.read_text("utf-8")
+    assert not (quantized_to_fp8 and re.search(r"\bSM 8[06]\b", head)), "it has no FP8"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_each_step_of_a_shipped_config_reads_what_the_one_before_wrote(path: Path) -> None:
+    before = "model"
+    for name, step in load_config(path).steps():
+        assert before in step.args.values(), name
+        assert step.output_dir in step.args.values(), name
+        before = step.output_dir
+
+
+def test_the_schema_in_the_repository_is_current() -> None:
+    written = (ROOT / "configs" / "build.schema.json").read_text("utf-8")
+    assert written == config_schema.as_json() + "\n"
+
+
+BROKEN = yaml.safe_load((Path(__file__).parent / "broken_configs.yaml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: f"{case['code']} {case['new'].strip()}")
+def test_a_broken_config_is_told_what_and_where(case: dict[str, str], tmp_path: Path) -> None:
+    text = (ROOT / "configs" / "build" / f"{case['config']}.yaml").read_text("utf-8")
+    assert case["old"] in text
+    with pytest.raises(CogTritonError) as caught:
+        check(text.replace(case["old"], case["new"], 1), tmp_path)
+    assert caught.value.code == case["code"]
+    assert case["says"] in str(caught.value)

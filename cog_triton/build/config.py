@@ -140,7 +140,8 @@ class BuildConfig(BaseModel):
     files: list[Text] | None = Field(default=None, min_length=1)
     """Patterns of the hub's files to download, instead of what a build usually needs."""
     weight_format: Literal["safetensors", "bin", "pt"] | None = None
-    """Which of the hub's weights to download; safetensors if there are any."""
+    """Which of the hub's weights to download; safetensors if there are any. The tar of
+    model_tar_url is taken as it is."""
     hf_token: SecretStr | None = None
     """Hugging Face token. It is kept out of logs, errors and engine.tar."""
     model_tar_url: Annotated[Text, AfterValidator(_fetchable)] | None = None
@@ -176,7 +177,7 @@ class BuildConfig(BaseModel):
             raise ValueError("convert_to_ft and convert are one step; give one")
         if self.model_tar_sha256 is not None and self.model_tar_url is None:
             raise ValueError("model_tar_sha256 is given without model_tar_url")
-        for key in ("revision", "files", "weight_format"):
+        for key in ("revision", "files"):
             if self.model_tar_url is not None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
         self._outputs_apart()

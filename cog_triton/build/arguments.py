@@ -7,6 +7,8 @@ from collections.abc import Mapping
 Scalar = int | float | str
 ArgumentValue = bool | Scalar | list[Scalar] | None
 
+_SHOWN_LENGTH = 120
+
 
 def command_line(args: Mapping[str, ArgumentValue]) -> list[str]:
     """The words that `args` stand for, in the order given.
@@ -24,3 +26,10 @@ def command_line(args: Mapping[str, ArgumentValue]) -> list[str]:
         elif value is not None and value is not True:
             words.append(str(value))
     return words
+
+
+def shown(value: ArgumentValue) -> str:
+    """`value` as a message has it: on one line, and not endless."""
+    if value is None or isinstance(value, bool):
+        return {None: "no value", True: "true", False: "false"}[value]
+    return repr(value)[:_SHOWN_LENGTH]

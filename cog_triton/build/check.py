@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from cog_triton.build.arguments import ArgumentValue, command_line
+from cog_triton.build.arguments import ArgumentValue, command_line, shown
 from cog_triton.build.families import Script
 from cog_triton.build.known_options import known_options
 from cog_triton.build.options import Option, Options, Unreadable
@@ -16,7 +16,6 @@ from cog_triton.build.plan import Plan
 from cog_triton.build.script_options import LIMIT_S, reading
 from cog_triton.errors import UnknownArgument, nearest
 
-_SHOWN_LENGTH = 120
 _TYPES: dict[str, tuple[Callable[[str], object], str]] = {
     "int": (int, "must be a whole number"),
     "float": (float, "must be a number"),
@@ -132,7 +131,7 @@ def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str
         else:
             rule = None
         if rule is not None:
-            yield f".{key}: {_shown(value)}: {rule}"
+            yield f".{key}: {shown(value)}: {rule}"
     for option in options.options:
         if option.required and option not in given:
             if option.names:
@@ -190,9 +189,3 @@ def _word_rule(word: str, option: Option) -> str | None:
         choices = list(option.choices or ())
         return f"must be one of {', '.join(choices)}{nearest(word, choices)}"
     return None
-
-
-def _shown(value: ArgumentValue) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "no value", True: "true", False: "false"}[value]
-    return repr(value)[:_SHOWN_LENGTH]

@@ -10,6 +10,7 @@ from cog_triton.build.plan import make_plan
 from cog_triton.build.plan_report import as_lines
 from cog_triton.build.run import run_build
 from cog_triton.build.steps import Echo, cancellable
+from cog_triton.build.translate import translation_lines
 from cog_triton.build.workspace import Workspace
 
 
@@ -28,6 +29,8 @@ def look(
     """
     workspace, wanted = Workspace(work_dir), load_config(config)
     planned = make_plan(wanted, workspace.of(wanted))
+    for line in translation_lines(planned.config, planned.notes):
+        echo(line)
     with cancellable():
         checked = check_arguments(planned, echo) if check else True
     if plan:

@@ -89,6 +89,10 @@ class Families:
             f"{nearest(name, known)}{self._hint()}"
         )
 
+    def offers(self, family: str, script: str) -> bool:
+        """Whether `family` has `script`, on this machine or as recorded."""
+        return f"{family}/{script}" in self._paths()
+
     def script(self, family: str, step: StepConfig, where: str) -> Script:
         """What `step`, which the config calls `where`, runs; `family` as `find` has it.
 

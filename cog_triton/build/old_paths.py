@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+MODEL = "model"
+"""The model in the work directory, whatever the config builds."""
 # Its working directory, and where it put models.
 _ROOT = PurePosixPath("/src")
 _MODELS = _ROOT / "models"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cog_triton.build.arguments import ArgumentValue, command_line
 from cog_triton.build.config import BuildConfig, StepConfig
 from cog_triton.build.families import OWN, Families, Script
-from cog_triton.build.old_paths import relative, resolved
-
-MODEL = "model"
+from cog_triton.build.inputs import check_inputs
+from cog_triton.build.old_paths import MODEL, relative, resolved
+from cog_triton.build.translate import translate
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of `config` in order; the last one's output is the engine directory."""
+    """The steps of `config` in order; the last one's output is the engine directory.
+
+    `config` is in the words of the scripts that run, and `notes` say what was translated.
+    """
 
     config: BuildConfig
     work_dir: Path
     model: Path
     steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
 
 
 def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan:
@@ -81,9 +86,14 @@ def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan
 
     Raises:
         UnknownExample, UnknownScript: list what there is.
+        UnknownArgument: an older builder's argument means nothing today, or no step writes what
+            an argument wants read.
     """
     families = Families(examples)
     family = families.find(config.example_name)
+    translation = translate(config, family, partial(families.offers, family))
+    config = translation.config
+    check_inputs(config)
     work_dir = work_dir.resolve()
     steps: list[Step] = []
     for name, step in config.steps():
@@ -100,7 +110,7 @@ def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan
                 timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(config, work_dir, work_dir / MODEL, tuple(steps))
+    return Plan(config, work_dir, work_dir / MODEL, tuple(steps), translation.notes)
 
 
 def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:

@@ -11,6 +11,7 @@ from cog_triton.build.config import BuildConfig
 from cog_triton.build.families import OWN
 from cog_triton.build.plan import Plan, Step, make_plan
 from cog_triton.build.steps import Echo, cancellable, run_step
+from cog_triton.build.translate import translation_lines
 from cog_triton.build.workspace import Workspace, locked
 from cog_triton.errors import InvalidArgument, ModelUnavailable, UnknownScript
 
@@ -46,6 +47,8 @@ def run_build(
     with cancellable():
         work_dir = workspace.of(config)
         plan = make_plan(config, work_dir, examples)
+        for line in translation_lines(plan.config, plan.notes):
+            echo(line)
         others = workspace.others(work_dir) if cache else []
         check_arguments(plan, echo, _unfinished(plan, others, cache))
         work_dir.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class Dropped:
 
     def apply(self, draft: Draft, given: Given) -> None:
         """Translate `given` in `draft`."""
-        if self.values is None or given.value in self.values:
+        if self.values is None or _among(given.value, self.values):
             draft.drop(given, self.why)
         else:
             draft.refuse(given, self.why)
@@ -111,20 +111,25 @@ class Derived:
 Rule = Moved | Dropped | Refused | Derived
 
 
+def _among(value: ArgumentValue, values: tuple[ArgumentValue, ...]) -> bool:
+    """Whether `value` is one of `values`, 1 not being true."""
+    return any(type(value) is type(other) and value == other for other in values)
+
+
 def _plugin(value: ArgumentValue) -> ArgumentValue:
-    return "auto" if value in (None, True) else value
+    return "auto" if value is None or value is True else value
 
 
 def _word(value: ArgumentValue) -> ArgumentValue:
     if value is False:
         return "disable"
-    return "enable" if value in (None, True) else value
+    return "enable" if value is None or value is True else value
 
 
 def _kv_cache(value: ArgumentValue) -> ArgumentValue:
-    if value not in (*ON, False, *OFF):
+    if not _among(value, (*ON, False, *OFF)):
         raise ValueError("it is enable or disable")
-    return "paged" if value in ON else "continuous"
+    return "paged" if _among(value, ON) else "continuous"
 
 
 def _dtype(value: ArgumentValue) -> ArgumentValue:

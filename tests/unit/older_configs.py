@@ -6,13 +6,8 @@ import pytest
 import yaml
 
 from cog_triton.build.config import BuildConfig, parse_config
-from cog_triton.build.known_options import known_options
 from cog_triton.build.translate import Translation, translate
 from cog_triton.errors import UnknownArgument
-
-recorded = pytest.mark.skipif(
-    known_options("trtllm-build") is None, reason="TensorRT-LLM's options are not recorded yet"
-)
 
 TINY_GPT2 = """
 model_id: sshleifer/tiny-gpt2

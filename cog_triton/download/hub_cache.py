@@ -1,0 +1,151 @@
+"""What of the hub is on this machine: the library's cache, and our views of it.
+
+A view is a directory of links to exactly the files that one request chose: the cache's own
+directory of a commit also holds whatever else was ever fetched of it, and a build must not depend
+on that. A view appears when all its files are here, so it is also the note that they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, try_to_load_from_cache
+from huggingface_hub.errors import CachedRepoTreeNotFoundError, RevisionResolutionError
+from huggingface_hub.file_download import repo_folder_name
+
+from cog_triton.download.request import FetchedModel, ModelRequest
+from cog_triton.download.selection import choose
+from cog_triton.errors import ModelUnavailable
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a repository; only large ones have a `sha256`, and are blobs of that name."""
+
+    size: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files that a request is for, by name, at one commit."""
+
+    commit: str
+    files: dict[str, File]
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether `revision` can never mean anything else than it does now."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def blob(model_id: str, sha256: str) -> Path:
+    """Where the cache keeps the large file with that sum."""
+    folder = repo_folder_name(repo_id=model_id, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / folder / "blobs" / sha256
+
+
+def pointer(model_id: str, commit: str, name: str) -> Path | None:
+    """The file `name` in the cache, None if it is not there."""
+    path = try_to_load_from_cache(model_id, name, cache_dir=constants.HF_HUB_CACHE, revision=commit)
+    return Path(path) if isinstance(path, str) and Path(path).exists() else None
+
+
+def missing_bytes(model_id: str, listing: Listing) -> int:
+    """How much of `listing` is still to come; finished pieces of files count as here."""
+    missing = 0
+    for name, file in listing.files.items():
+        if pointer(model_id, listing.commit, name) is None:
+            missing += max(file.size - _begun(model_id, file), 0)
+    return missing
+
+
+def _begun(model_id: str, file: File) -> int:
+    if file.sha256 is None:
+        return 0
+    whole = blob(model_id, file.sha256)
+    if whole.is_file():
+        return file.size
+    partial = whole.with_name(f"{whole.name}.partial")
+    return partial.stat().st_blocks * 512 if partial.is_file() else 0
+
+
+def listing_here(request: ModelRequest) -> Listing | None:
+    """What the cache knows of `request`, if every file of it is there."""
+    commit = _commit_here(request)
+    if commit is None:
+        return None
+    try:
+        tree = get_cached_repo_tree(
+            request.model_id, revision=commit, cache_dir=constants.HF_HUB_CACHE
+        )
+        sizes = {file.path: file.size for file in tree}
+        chosen = choose(sizes, request.files, request.weight_format, request.model_id)
+    except (CachedRepoTreeNotFoundError, ModelUnavailable):
+        return None
+    if any(pointer(request.model_id, commit, name) is None for name in chosen):
+        return None
+    return Listing(commit, {name: File(sizes[name], None) for name in chosen})
+
+
+def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
+    """The view of `request` in `store`, if it was made and its files are still there."""
+    commit = _commit_here(request)
+    if commit is None:
+        return None
+    path = _view(request, commit, store)
+    links = list(path.rglob("*"))
+    whole = bool(links) and all(link.exists() for link in links)
+    return FetchedModel(path, commit) if whole else None
+
+
+def make_view(request: ModelRequest, listing: Listing, store: Path) -> FetchedModel:
+    """The view of `request` in `store`, made anew; every file must be in the cache."""
+    path = _view(request, listing.commit, store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        for name in listing.files:
+            file = pointer(request.model_id, listing.commit, name)
+            if file is None:
+                raise ModelUnavailable(f"{request.model_id}: {name} has gone from the hub's cache")
+            link = fresh / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+        fresh.chmod(0o755)
+        shutil.rmtree(path, ignore_errors=True)
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return FetchedModel(path, listing.commit)
+
+
+def _commit_here(request: ModelRequest) -> str | None:
+    if is_commit(request.revision):
+        return request.revision
+    try:
+        resolved = HfApi().resolve_revision(
+            request.model_id,
+            revision=request.revision,
+            cache_dir=constants.HF_HUB_CACHE,
+            local_files_only=True,
+        )
+    except RevisionResolutionError:
+        return None
+    return resolved.resolved if is_commit(resolved.resolved) else None
+
+
+def _view(request: ModelRequest, commit: str, store: Path) -> Path:
+    choice: Iterable[object] = (request.files, request.weight_format)
+    key = hashlib.sha256(json.dumps(choice).encode()).hexdigest()[:8]
+    folder = repo_folder_name(repo_id=request.model_id, repo_type="model")
+    return store.absolute() / "hub" / folder / f"{commit[:12]}-{key}"

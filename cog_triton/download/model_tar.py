@@ -1,0 +1,87 @@
+"""A model that lies in a tar somewhere: fetched, unpacked once, and found again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from pathlib import Path
+
+from cog_triton.download import archive, disk
+from cog_triton.download import fetch as downloads
+from cog_triton.download.progress import Echo
+from cog_triton.download.request import FetchedModel
+from cog_triton.download.retry import Retry
+from cog_triton.errors import ModelUnavailable, UserError
+from cog_triton.local_model import checked
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ModelTar:
+    """The tar at `url`, and the directory below `store` that it becomes.
+
+    The directory is named by the tar's sha256 if that is given, else by the whole URL, or by a
+    local file's path, size and time.
+
+    Raises:
+        ModelUnavailable: `sha256` is no such sum, or `url` no path, file:// or http(s):// URL.
+    """
+
+    def __init__(self, url: str, sha256: str | None, store: Path) -> None:
+        self._url = url
+        self._sha256 = None if sha256 is None else sha256.lower()
+        if self._sha256 is not None and not _SHA256.fullmatch(self._sha256):
+            raise ModelUnavailable("model_tar_sha256 must be 64 hexadecimal digits")
+        self._local = downloads.local_path(url)
+        key = hashlib.sha256(self._identity().encode()).hexdigest()[:16]
+        revision = None if self._sha256 is None else f"sha256:{self._sha256}"
+        self._model = FetchedModel(store.absolute() / "tars" / key, revision)
+
+    def locate(self) -> FetchedModel | None:
+        """The directory, if it is there."""
+        return self._model if self._model.path.is_dir() else None
+
+    def size(self) -> int | None:
+        """The bytes to download; None if they cannot be told now. Asks once, never fails."""
+        if self._local is not None or self.locate() is not None:
+            return 0
+        return downloads.size(self._url)
+
+    def fetch(self, echo: Echo, retry: Retry, stop: threading.Event) -> FetchedModel:
+        """The directory, made if it is not there.
+
+        Raises:
+            As `model_source.fetch_model`.
+        """
+        target = self._model.path
+        if self.locate() is None:
+            name = downloads.shown_name(self._url)
+            with disk.writing(target, name):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with disk.locked(target, echo, stop):
+                    if self.locate() is None:
+                        self._make(target, name, echo, retry, stop)
+        return self._model
+
+    def _make(
+        self, target: Path, name: str, echo: Echo, retry: Retry, stop: threading.Event
+    ) -> None:
+        download = target.with_name(f"{target.name}.tar")
+        tar = downloads.fetch(
+            self._url, download, sha256=self._sha256, echo=echo, retry=retry, stop=stop
+        )
+        try:
+            archive.unpack(tar, target, name, lambda path: checked(path, name), echo)
+        except UserError:
+            download.unlink(missing_ok=True)  # what the URL holds next time may be better
+            raise
+        download.unlink(missing_ok=True)
+
+    def _identity(self) -> str:
+        if self._sha256 is not None:
+            return self._sha256
+        if self._local is None or not self._local.is_file():
+            return self._url
+        stat = self._local.stat()
+        return f"{self._local.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"

@@ -1,0 +1,144 @@
+"""How far a transfer is: a bar in a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bar
+from typing_extensions import Self
+
+Echo = Callable[[str], None]
+_EVERY_S = 10.0
+_SHARE = 0.1
+_AT_LEAST_S = 1.0
+_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class Progress:
+    """Counts the bytes of one thing that is fetched, from any thread.
+
+    Within ``with``: a bar on stderr if that is a terminal; else `echo` gets a line each 10 s or
+    10 %, at most one a second, and one at the end if all went well.
+
+    Args:
+        name: what is fetched, as it may be shown.
+        total: its bytes, None while unknown.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        echo: Echo,
+        total: int | None = None,
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.total = total
+        self.done = 0
+        self._fetched = 0
+        self._echo = echo
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._start = self._told_at = clock()
+        self._told = 0
+        console = console or Console(stderr=True)
+        self._bar = _bar(console) if console.is_terminal else None
+        self._task = self._bar.add_task(name, total=total) if self._bar else None
+
+    def expect(self, total: int) -> None:
+        """There are `total` bytes, or more."""
+        self.total = max(self.total or 0, total)
+
+    def skip(self, count: int) -> None:
+        """`count` bytes more are here that were not fetched now; fewer if it is negative."""
+        with self._lock:
+            self.done += count
+            self._told = min(self._told, self.done) if count < 0 else self.done
+
+    def advance(self, count: int) -> None:
+        """`count` bytes more have come in."""
+        with self._lock:
+            self.done += count
+            self._fetched += count
+            if self._bar is not None and self._task is not None:
+                self._bar.update(self._task, completed=self.done, total=self.total)
+            elif self._due():
+                self._told_at, self._told = self._clock(), self.done
+                self._echo(self._line())
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif kind is None and self._fetched:
+            seconds = self._clock() - self._start
+            self._echo(
+                f"[download] {self.name} {size_text(self.done)} in {_duration(seconds)}, "
+                f"{size_text(self._rate())}/s"
+            )
+
+    def _due(self) -> bool:
+        waited = self._clock() - self._told_at
+        if waited >= _EVERY_S:
+            return True
+        step = self.done - self._told
+        return bool(waited >= _AT_LEAST_S and self.total and step >= _SHARE * self.total)
+
+    def _line(self) -> str:
+        if self.total is None:
+            return f"[download] {self.name} {size_text(self.done)}, {size_text(self._rate())}/s"
+        unit, factor = _unit(self.total)
+        left = max(self.total - self.done, 0) / max(self._rate(), 1)
+        return (
+            f"[download] {self.name} {self.done / factor:.1f} of {self.total / factor:.1f} {unit}, "
+            f"{size_text(self._rate())}/s, {_duration(left)} left"
+        )
+
+    def _rate(self) -> float:
+        return self._fetched / max(self._clock() - self._start, 1e-3)
+
+
+def size_text(count: float) -> str:
+    """`count` bytes for people: ``13.0 GB``, ``310 MB``."""
+    unit, factor = _unit(count)
+    return f"{count / factor:.{1 if factor >= 1e9 else 0}f} {unit}"
+
+
+def _unit(count: float) -> tuple[str, float]:
+    return next(((unit, factor) for factor, unit in _UNITS if count >= factor), ("B", 1.0))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("[download] {task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        redirect_stdout=sys.stdout.isatty(),
+    )

@@ -1,0 +1,145 @@
+"""A URL as something that can be asked for bytes, with every failure sorted."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from cog_triton.download.retry import Passing
+from cog_triton.errors import ModelUnavailable
+
+_TIMEOUT = httpx.Timeout(30.0, read=60.0, pool=None)
+_PASSING = (408, 425, 429)
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_MEANING = {
+    401: "not authorised",
+    403: "not authorised; if the URL is a signed one, it may have expired",
+    404: "there is no such file",
+    410: "the file is gone for good",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """By which a file is known again: the bytes of two answers with one identity belong together.
+
+    Both validators are None if the server gives none, or only weak ones.
+    """
+
+    size: int
+    etag: str | None
+    modified: str | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A body, `start` bytes into the file.
+
+    Attributes:
+        whole: it is the whole file, whatever was asked for.
+        identity: None if the file's size is unknown.
+        chunks: the bytes as they come. Encoded ones stay so: the file is what was sent.
+    """
+
+    whole: bool
+    start: int
+    identity: Identity | None
+    chunks: Iterator[bytes]
+
+
+class Remote:
+    """The file at `url`, which errors call `name`.
+
+    Credentials in `headers` or in the URL go to its own host, not to where that redirects.
+    """
+
+    def __init__(self, url: str, name: str, headers: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._url = url
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.Client(
+            headers={**(headers or {}), "Accept-Encoding": "identity"},
+            follow_redirects=True,
+            timeout=_TIMEOUT,
+            limits=limits,
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    @contextmanager
+    def ask(self, start: int = 0, stop: int | None = None) -> Iterator[Answer]:
+        """Ask for the bytes from `start` up to `stop`, or for the whole file.
+
+        The answer may be another one than asked for: look at it.
+
+        Raises:
+            Passing: it may go better next time; also out of the answer's chunks.
+            ModelUnavailable: it will not.
+        """
+        headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
+        try:
+            with self._client.stream("GET", self._url, headers=headers) as response:
+                yield self._sorted(response)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            text = f"unreachable: {_text(error)}"
+            if "CERTIFICATE_VERIFY_FAILED" in text:
+                raise ModelUnavailable(f"{self.name}: {text}") from None
+            raise Passing(text) from None
+        except (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            raise Passing(_text(error)) from None
+        except httpx.InvalidURL:  # its text may hold a password
+            raise ModelUnavailable(f"{self.name}: not a valid URL") from None
+        except httpx.HTTPError as error:
+            raise ModelUnavailable(f"{self.name}: {_text(error)}") from None
+
+    def _sorted(self, response: httpx.Response) -> Answer:
+        status, headers = response.status_code, response.headers
+        if status == 206:
+            match = _RANGE.fullmatch(headers.get("content-range", ""))
+            if match is None:
+                return Answer(False, 0, None, response.iter_raw())
+            return Answer(
+                False, int(match[1]), _identity(headers, int(match[3])), response.iter_raw()
+            )
+        if status == 200:
+            length = headers.get("content-length", "")
+            identity = _identity(headers, int(length)) if length.isdecimal() else None
+            return Answer(True, 0, identity, response.iter_raw())
+        if status == 416:  # also what an empty file answers
+            return Answer(False, 0, None, iter(()))
+        problem = f"HTTP {status} {response.reason_phrase}".rstrip()
+        if status in _PASSING or response.is_server_error:
+            raise Passing(problem, _retry_after(headers.get("retry-after")))
+        meaning = f": {_MEANING[status]}" if status in _MEANING else ""
+        raise ModelUnavailable(f"{self.name}: {problem}{meaning}")
+
+
+def _identity(headers: httpx.Headers, size: int) -> Identity:
+    etag = headers.get("etag")
+    return Identity(
+        size,
+        None if etag is None or etag.startswith("W/") else etag,
+        headers.get("last-modified"),
+    )
+
+
+def _retry_after(value: str | None) -> float | None:
+    if value is None:
+        return None
+    if value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def _text(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

@@ -21,8 +21,7 @@ _POLL_S = 0.2
 
 def check(directory: Path, needed: int, name: str) -> None:
     """Raise DiskFull unless `needed` bytes more fit into `directory`, there or yet to be made."""
-    place = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(place).free
+    free = _free(directory)
     if needed and needed + RESERVE > free:
         raise DiskFull(
             f"{name}: needs {size_text(needed)} more and {size_text(RESERVE)} in reserve, "
@@ -42,9 +41,9 @@ def writing(path: Path, name: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = size_text(shutil.disk_usage(path.parent).free)
             raise DiskFull(
-                f"{name}: {path.parent} is full: it needs more than was free, {free} are left"
+                f"{name}: {path.parent} is full: it needs more than the "
+                f"{size_text(_free(path.parent))} that are left"
             ) from error
         raise ModelUnavailable(f"{name}: cannot be written to {path}: {error}") from error
 
@@ -86,6 +85,11 @@ def _lock(path: Path) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def _free(directory: Path) -> int:
+    place = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(place).free
 
 
 def sync_directory(path: Path) -> None:

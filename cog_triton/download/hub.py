@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, ResolvedRevision, constants, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
@@ -47,12 +47,12 @@ def fetch(
         DiskFull: the files do not fit; before the first is fetched.
         BuildCancelled: `stop` was set.
     """
-    here = hub_cache.locate(request, store)
-    if here is None and (found := hub_cache.listing_here(request)) is not None:
-        here = hub_cache.make_view(request, found, store)
-    if here is not None and hub_cache.is_commit(request.revision):
-        return here
-    with told_by(echo, request):
+    with told_by(echo, request), disk.writing(store, request.model_id):
+        here = hub_cache.locate(request, store)
+        if here is None and (found := hub_cache.listing_here(request)) is not None:
+            here = hub_cache.make_view(request, found, store)
+        if here is not None and hub_cache.is_commit(request.revision):
+            return here
         return _Fetch(request, store, echo, retry, stop).run(here)
 
 
@@ -100,6 +100,7 @@ class _Fetch:
         total = sum(file.size for file in listing.files.values())
         with Progress(self._name, self._echo, total) as progress:
             self._fetch(listing, progress)
+        hub_cache.remember(self._request, listing.commit)
         return hub_cache.make_view(self._request, listing, self._store)
 
     def _fetch(self, listing: Listing, progress: Progress) -> None:
@@ -131,12 +132,9 @@ class _Fetch:
             self._patiently(lambda: self._snapshot(listing, listing.files, progress), patience)
 
     def _snapshot(self, listing: Listing, names: Iterable[str], progress: Progress) -> None:
-        revision = ResolvedRevision(
-            listing.commit, initial=self._request.revision, repo_id=self._name
-        )
         snapshot_download(
             self._name,
-            revision=revision,
+            revision=listing.commit,
             cache_dir=constants.HF_HUB_CACHE,
             allow_patterns=[glob.escape(name) for name in names],
             token=self._request.token,
@@ -158,9 +156,7 @@ class _Fetch:
                 if patience is None or not isinstance(words, Passing):
                     raise words from None
                 if constants.is_offline_mode():
-                    raise ModelUnavailable(
-                        f"{self._name}: is not all here, and HF_HUB_OFFLINE is set"
-                    ) from None
+                    raise ModelUnavailable(f"{self._name}: is not all here, and {words}") from None
             patience.failed(words)
 
     def _patience(self, reached: Callable[[], int]) -> Patience:
@@ -193,6 +189,8 @@ def _counting(progress: Progress) -> type[Any]:
     """The library's bar, never shown, whose bytes count in ours."""
 
     class Bar(tqdm):
+        monitor_interval = 0  # no thread to draw what is not shown
+
         def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
             self._counted = name == _COUNTED_BAR
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]

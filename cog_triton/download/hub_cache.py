@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -129,6 +130,19 @@ def make_view(request: ModelRequest, listing: Listing, store: Path) -> FetchedMo
     return FetchedModel(path, listing.commit)
 
 
+def remember(request: ModelRequest, commit: str) -> None:
+    """Note, where the library looks for it, which commit a branch or tag is now."""
+    if is_commit(request.revision):
+        return
+    refs = Path(constants.HF_HUB_CACHE) / _folder(request) / "refs"
+    path = refs / (request.revision or constants.DEFAULT_REVISION)
+    if ".." not in path.parts:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text(commit, "utf-8")
+        fresh.replace(path)
+
+
 def _commit_here(request: ModelRequest) -> str | None:
     if is_commit(request.revision):
         return request.revision
@@ -147,5 +161,8 @@ def _commit_here(request: ModelRequest) -> str | None:
 def _view(request: ModelRequest, commit: str, store: Path) -> Path:
     choice: Iterable[object] = (request.files, request.weight_format)
     key = hashlib.sha256(json.dumps(choice).encode()).hexdigest()[:8]
-    folder = repo_folder_name(repo_id=request.model_id, repo_type="model")
-    return store.absolute() / "hub" / folder / f"{commit[:12]}-{key}"
+    return store.absolute() / "hub" / _folder(request) / f"{commit[:12]}-{key}"
+
+
+def _folder(request: ModelRequest) -> str:
+    return repo_folder_name(repo_id=request.model_id, repo_type="model")

@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -25,6 +26,7 @@ from cog_triton.errors import CogTritonError, DiskFull, ModelUnavailable
 
 RAISED = (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, RuntimeError)
 """What is to be given to `in_our_words`."""
+OFFLINE = "HF_HUB_OFFLINE is set"
 _PASSING = (408, 425, 429)
 
 
@@ -62,6 +64,8 @@ def _words(error: BaseException, request: ModelRequest) -> CogTritonError | Pass
         return ModelUnavailable(f"model_id {name!r} is no Hugging Face model's: must be ORG/NAME")
     if isinstance(error, HfHubHTTPError):
         return _status(error.response.status_code, name, hub, token)
+    if isinstance(error, OfflineModeIsEnabled):
+        return Passing(OFFLINE)
     if isinstance(error, httpx2.TransportError):
         text = without_tokens(str(error) or type(error).__name__, request.token)
         return Passing(f"{hub} is unreachable: {text}")

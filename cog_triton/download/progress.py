@@ -35,6 +35,7 @@ class Progress:
     Args:
         name: what is fetched, as it may be shown.
         total: its bytes, None while unknown.
+        console: the terminal to draw in; default stderr, if it is one.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Progress:
         self._lock = threading.Lock()
         self._start = self._told_at = clock()
         self._told = 0
-        console = console or Console(stderr=True)
-        self._bar = _bar(console) if console.is_terminal else None
+        if console is None and sys.stderr.isatty():
+            console = Console(stderr=True)
+        self._bar = _bar(console) if console is not None else None
         self._task = self._bar.add_task(name, total=total) if self._bar else None
 
     def expect(self, total: int) -> None:

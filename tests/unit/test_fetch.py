@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +22,7 @@ from cog_triton.download.retry import Retry
 from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
 from cog_triton.settings import free_ports
 
+pytestmark = pytest.mark.usefixtures("no_proxy")
 PIECE = 64 << 10
 CONTENT = Content(20 * PIECE + 123)
 FAST = Retry(limit=5, first_s=0.001, most_s=0.01)
@@ -30,8 +31,6 @@ FAST = Retry(limit=5, first_s=0.001, most_s=0.01)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial, "PIECE", PIECE)
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -407,6 +406,29 @@ def test_after_sigkill_finished_pieces_are_not_fetched_again(
     assert len(parts(server)) == 21 - 11
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_does_not_wait_for_the_server(
+    server: FileServer, target: Path, number: int
+) -> None:
+    reached, hold = threading.Event(), threading.Event()
+
+    def plan(number: int, _span: Span | None) -> None:
+        if number == 12:
+            reached.set()
+            hold.wait(60)
+
+    server.plan = plan
+    with child(f"{server.url}/m.tar", target) as process:
+        assert reached.wait(30)
+        process.send_signal(number)
+        assert process.wait(30) != 0
+        assert not hold.is_set()
+    hold.set()
+    server.requests.clear()
+    get(server, target)
+    assert len(parts(server)) == 21 - 11
+
+
 def test_a_second_process_waits_for_the_first(server: FileServer, target: Path) -> None:
     reached, hold = threading.Event(), threading.Event()
 
@@ -427,21 +449,6 @@ def test_a_second_process_waits_for_the_first(server: FileServer, target: Path) 
     assert target.read_bytes() == CONTENT.whole()
     assert len(parts(server)) == 21
     assert names(target.parent) == [target.name]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

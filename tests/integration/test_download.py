@@ -1,0 +1,58 @@
+"""A gigabyte over bad lines, with a kill on the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from range_server import Content, Fault, Span, serving_file
+
+from cog_triton.download.partial import PIECE
+
+pytestmark = pytest.mark.integration
+SIZE = 1 << 30
+CHILD = """
+import resource, sys
+from pathlib import Path
+from cog_triton.download.fetch import fetch
+from cog_triton.download.retry import Retry
+fetch(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], retry=Retry(first_s=0.01))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_a_gigabyte_over_bad_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    content, target, half = Content(SIZE), tmp_path / "model.tar", threading.Event()
+    command = [sys.executable, "-c", CHILD]
+
+    def plan(number: int, span: Span | None) -> Fault | None:
+        if number == 40:
+            half.set()
+        if number % 7 == 3:
+            return Fault(status=503)
+        if number % 5 == 1:
+            return Fault(reset_after=5_000_000)
+        return Fault(close_after=9_000_000) if number % 11 == 5 else None
+
+    with serving_file(content, plan) as server:
+        command += [f"{server.url}/model.tar", str(target), content.sha256()]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+            try:
+                assert half.wait(60)
+            finally:
+                first.kill()
+        assert not target.exists()
+        journal = target.with_name("model.tar.partial.journal").read_text()
+        done = {int(line) for line in journal.splitlines()[1:]}
+        server.requests.clear()
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert target.stat().st_size == SIZE
+    asked = {span[0] // PIECE for span in server.requests if span is not None and span != (0, 1)}
+    assert len(done) > 5
+    assert asked == set(range(SIZE // PIECE)) - done
+    assert f"going on after {len(done)} pieces" in second.stdout
+    assert int(second.stdout.splitlines()[-1]) < 150_000  # KiB: memory does not grow with the file

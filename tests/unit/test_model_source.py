@@ -83,6 +83,15 @@ def test_a_local_tar_is_read_where_it_lies(tmp_path: Path) -> None:
     assert tar.is_file()
 
 
+def test_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
+    request = ModelRequest("x", model_tar_url=str(make_tar(tmp_path / "m.tar", FILES)))
+    model = get(request, tmp_path / "store")
+    left_over = model.path.with_name(f".{model.path.name}.abc")
+    model.path.rename(left_over)
+    assert contents(get(request, tmp_path / "store").path) == FILES
+    assert left(tmp_path / "store") == [model.path.name]
+
+
 def bad_tar(path: Path, kind: str) -> Path:
     member = tarfile.TarInfo("tiny/bad")
     if kind == "up":

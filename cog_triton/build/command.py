@@ -34,7 +34,7 @@ def look(
     with cancellable():
         checked = check_arguments(planned, echo) if check else True
     if plan:
-        for line in as_lines(planned, output, workspace.others(planned.work_dir)):
+        for line in as_lines(planned, workspace, output):
             echo(line)
     return checked
 

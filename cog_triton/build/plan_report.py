@@ -8,36 +8,58 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cog_triton import model_source
-from cog_triton.build import stamps
+from cog_triton.build import model, stamps
 from cog_triton.build.plan import Plan, Step
+from cog_triton.build.workspace import Workspace
+from cog_triton.download.request import FetchedModel
 from cog_triton.errors import ModelUnavailable
 
 
-def as_lines(plan: Plan, output: Path, others: Sequence[Path] = ()) -> Iterator[str]:
-    """The model, the directories and every step of `plan`.
+def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
+    """The model, the directories, the disk space and every step of `plan`.
 
     Nothing is written. Only what is one word, as a path, is ever wider than 80 columns.
-
-    Args:
-        others: work directories of other builds, where a step may have finished already.
     """
-    yield f"model     {plan.config.model_id}"
+    config = plan.config
+    others = workspace.others(plan.work_dir)
     fingerprints: Sequence[str | None] = [None] * len(plan.steps)
+    yield f"model     {config.model_id}"
+    here = download = None
     try:
-        model = model_source.resolve(plan.config.model_id)
-        fingerprints = stamps.of_steps(plan, model)
-        yield f"          {model}"
+        here = model_source.locate(model.request_of(config), workspace.models)
+        download = model_source.size(model.request_of(config), workspace.models)
     except ModelUnavailable as error:
         yield f"          NOT HERE: {error}"
+    else:
+        if here is not None:
+            fingerprints = stamps.of_steps(plan, here.path)
+        size = "of a size that could not be asked for" if download is None else _gb(download)
+        yield f"          {here.path if here else f'to be downloaded, {size}'}"
+    states = [_state(*pair, others) for pair in zip(plan.steps, fingerprints, strict=True)]
     yield f"work dir  {plan.work_dir}"
-    yield f"          {shutil.disk_usage(_existing(plan.work_dir)).free / 1e9:.1f} GB free"
+    yield f"          {_disk(plan, here, download, states)}"
     yield f"engine    {output}"
-    for step, fingerprint in zip(plan.steps, fingerprints, strict=True):
+    for step, state in zip(plan.steps, states, strict=True):
         yield ""
-        yield f"{step.name:<8}  {_state(step, fingerprint, others)}"
+        yield f"{step.name:<8}  {state}"
         yield f"  reads   {_relative(step.input, plan)}"
         yield f"  writes  {_relative(step.output_dir, plan)}"
         yield from (f"  {line}" for line in _command(step))
+
+
+def _disk(plan: Plan, here: FetchedModel | None, download: int | None, states: list[str]) -> str:
+    """Free and needed: a step that runs, and the tar, take roughly as much as the model."""
+    free = f"{_gb(shutil.disk_usage(_existing(plan.work_dir)).free)} free"
+    size = model.size_of(here.path) if here else download
+    if size is None:
+        return f"{free}; how much is needed is not known"
+    parts = sum(not state.startswith("cached") for state in states) + 1
+    needed = (0 if here else size) + parts * size
+    return f"{free}, up to {_gb(needed)} needed"
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
 
 
 def _state(step: Step, fingerprint: str | None, others: Sequence[Path]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cog_triton import model_source
-from cog_triton.build import package, stamps
+from cog_triton.build import model, package, stamps
 from cog_triton.build.check import check_arguments
 from cog_triton.build.config import BuildConfig
 from cog_triton.build.families import OWN
@@ -13,7 +13,8 @@ from cog_triton.build.plan import Plan, Step, make_plan
 from cog_triton.build.steps import Echo, cancellable, run_step
 from cog_triton.build.translate import translation_lines
 from cog_triton.build.workspace import Workspace, locked
-from cog_triton.errors import InvalidArgument, ModelUnavailable, UnknownScript
+from cog_triton.download.request import FetchedModel
+from cog_triton.errors import UnknownScript
 
 
 def run_build(
@@ -50,15 +51,17 @@ def run_build(
         for line in translation_lines(plan.config, plan.notes):
             echo(line)
         others = workspace.others(work_dir) if cache else []
-        check_arguments(plan, echo, _unfinished(plan, others, cache))
+        here = model.locate(plan.config, workspace.models)
+        check_arguments(plan, echo, _unfinished(plan, here, others, cache))
         work_dir.mkdir(parents=True, exist_ok=True)
         with locked(work_dir):
             if alone:
                 workspace.remove_others(work_dir)
-            model = model_source.resolve(config.model_id)
-            echo(f"[model] {config.model_id}: {model}")
-            _point_at(plan.model, model)
-            engine_dir, fingerprint = _run_steps(plan, model, others, cache, echo)
+            request = model.request_of(plan.config)
+            fetched = model_source.fetch_model(request, workspace.models, echo)
+            echo(f"[model] {config.model_id}: {fetched.path}")
+            model.point_at(plan.model, fetched.path)
+            engine_dir, fingerprint = _run_steps(plan, fetched.path, others, cache, echo)
             if cache and stamps.is_packed(work_dir, fingerprint, output):
                 echo(f"[package] {output} is already written")
             else:
@@ -68,22 +71,20 @@ def run_build(
     return output
 
 
-def _unfinished(plan: Plan, others: list[Path], cache: bool) -> list[str]:
+def _unfinished(
+    plan: Plan, here: FetchedModel | None, others: list[Path], cache: bool
+) -> list[str]:
     """The names of the steps that are to run, as far as can be told before the model is here.
 
     Raises:
         UnknownScript: one of them cannot run on this machine.
     """
-    try:
-        model = model_source.resolve(plan.config.model_id)
-    except ModelUnavailable:
-        names = [step.name for step in plan.steps]
-    else:
+    names = [step.name for step in plan.steps]
+    if cache and here is not None:
         names = [
             step.name
-            for step, wanted in zip(plan.steps, stamps.of_steps(plan, model), strict=True)
-            if not cache
-            or not (stamps.finished(step, wanted) or stamps.elsewhere(step, wanted, others))
+            for step, wanted in zip(plan.steps, stamps.of_steps(plan, here.path), strict=True)
+            if not (stamps.finished(step, wanted) or stamps.elsewhere(step, wanted, others))
         ]
     problems = [
         f"{s.name}: {s.script.problem}" for s in plan.steps if s.name in names and s.script.problem
@@ -94,7 +95,7 @@ def _unfinished(plan: Plan, others: list[Path], cache: bool) -> list[str]:
 
 
 def _run_steps(
-    plan: Plan, model: Path, others: list[Path], cache: bool, echo: Echo
+    plan: Plan, source: Path, others: list[Path], cache: bool, echo: Echo
 ) -> tuple[Path, str]:
     """The engine directory, and the fingerprint of the step that wrote it."""
     moved: dict[Path, Path] = {}
@@ -102,7 +103,7 @@ def _run_steps(
     token = plan.config.hf_token
     secrets = {} if token is None else {"HF_TOKEN": token.get_secret_value()}
     written, wanted = plan.model, ""
-    for step, wanted in zip(plan.steps, stamps.of_steps(plan, model), strict=True):
+    for step, wanted in zip(plan.steps, stamps.of_steps(plan, source), strict=True):
         done = stamps.finished(step, wanted) if cache else None
         if done is not None:
             echo(f"[{step.name}] already done")
@@ -129,12 +130,3 @@ def _run(
     done = run_step(step, log_dir, echo, secrets)
     stamps.remember(step, wanted, done)
     return done
-
-
-def _point_at(link: Path, model: Path) -> None:
-    """Make `link` name the model; nothing is copied."""
-    if link.is_symlink():
-        link.unlink()
-    elif link.exists():
-        raise InvalidArgument(f"work_dir: {link} is there and is not this build's link")
-    link.symlink_to(model)

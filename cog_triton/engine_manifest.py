@@ -52,44 +52,6 @@ class Manifest(BaseModel):
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
-def create(
-    engine_dir: Path,
-    *,
-    engine: str,
-    model_id: str,
-    config_sha256: str,
-    versions: dict[str, str],
-    max_input_len: int,
-    max_seq_len: int,
-    max_batch_size: int,
-    revision: str | None = None,
-    world_size: int = 1,
-    sm: list[int] | None = None,
-    gpu_name: str | None = None,
-) -> Manifest:
-    """Hash every file of `engine_dir` (its manifest apart) and write ``cog-triton.json``."""
-    manifest = Manifest(
-        engine=engine,
-        model_id=model_id,
-        revision=revision,
-        config_sha256=config_sha256,
-        sm=sm or [],
-        gpu_name=gpu_name,
-        versions=dict(sorted(versions.items())),
-        world_size=world_size,
-        max_input_len=max_input_len,
-        max_seq_len=max_seq_len,
-        max_batch_size=max_batch_size,
-        files={
-            name: FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
-            for name, path in files_of(engine_dir).items()
-            if name != MANIFEST_NAME
-        },
-    )
-    (engine_dir / MANIFEST_NAME).write_text(manifest.to_json(), "utf-8")
-    return manifest
-
-
 def load(engine_dir: Path) -> Manifest | None:
     """The manifest of an engine directory, or None if it has none.
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from cog_triton import engine_manifest, tar_members
+from cog_triton import engine_manifest, tar_forms, tar_members, whole_file
+from cog_triton.checksums import Checksum, hashing
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.errors import EngineCorrupt
+from cog_triton.errors import BuildStepFailed, EngineCorrupt
+
+Members = Mapping[str, Path | bytes]
+"""What goes into a tar by its name there: files, and texts that are in no file."""
+Progress = Callable[[int], None]
+"""Gets how many more bytes are done, each time."""
 
 
 @dataclass(frozen=True)
@@ -24,44 +31,101 @@ class Unpacked:
     warnings: tuple[str, ...]
 
 
-def pack(engine_dir: Path, tar_path: Path) -> Path:
-    """Write `engine_dir`'s files to `tar_path`; equal files give equal bytes.
+def pack(
+    members: Members,
+    tar_path: Path,
+    describe: Callable[[dict[str, FileEntry]], Manifest],
+    progress: Progress = lambda _: None,
+) -> Path:
+    """Write `members` and then their manifest to `tar_path`; equal ones give equal bytes.
 
-    Names are sorted, times zero, owners 0, modes 0644, directories left out. The tar appears
-    under its name only when it is complete.
+    Each file is read once: what is written is what its checksum is of. Names are sorted, times
+    zero, owners 0, modes 0644. The tar appears under its name when it is complete and on the disk.
+
+    Args:
+        tar_path: its suffix says how it is compressed, see `tar_forms.SUFFIXES`.
+        describe: makes the manifest from what was written; it becomes the last member.
+
+    Raises:
+        InvalidArgument: another suffix.
+        DiskFull: no room for it; what was under its name is as before, as after any error.
+        BuildStepFailed: a file changed meanwhile.
     """
-    tar_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{tar_path.name}.", dir=tar_path.parent)
-    temporary = Path(name)
-    try:
-        with (
-            os.fdopen(descriptor, "wb") as file,
-            tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
-        ):
-            for inner, path in engine_manifest.files_of(engine_dir).items():
-                member = tarfile.TarInfo(inner)
-                member.size = path.stat().st_size
-                member.mode = 0o644
-                with path.open("rb") as content:
-                    tar.addfile(member, content)
-        temporary.chmod(0o644)
-        temporary.replace(tar_path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    form = tar_forms.by_name(tar_path)
+    total = sum(map(size_of, members.values()))
+    entries: dict[str, FileEntry] = {}
+    with (
+        whole_file.writing(tar_path, total, at_most=form != "tar") as file,
+        tar_forms.compressing(file, form) as stream,
+        hashing() as checksum,
+        tarfile.TarFile(
+            fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, copybufsize=tar_members.CHUNK
+        ) as tar,
+    ):
+        for name, source in sorted(members.items()):
+            entries[name] = _add(tar, name, source, checksum(), progress)
+        _add(tar, MANIFEST_NAME, describe(entries).to_json().encode(), checksum(), lambda _: None)
     return tar_path
 
 
+def size_of(source: Path | bytes) -> int:
+    """Bytes of a member."""
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
+
+
+def _add(
+    tar: tarfile.TarFile,
+    name: str,
+    source: Path | bytes,
+    checksum: Checksum,
+    progress: Progress,
+) -> FileEntry:
+    header = tarfile.TarInfo(name)
+    header.mode = 0o644
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        header.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        tar.addfile(header, _Counted(file, name, checksum, progress))
+        if file.read(1):
+            raise BuildStepFailed(f"{name} grew while it was packed")
+    return checksum.entry()
+
+
+class _Counted:
+    """A file for tarfile to read, which is hashed on its way."""
+
+    def __init__(self, file: IO[bytes], name: str, checksum: Checksum, progress: Progress) -> None:
+        self._file, self._name, self._checksum, self._progress = file, name, checksum, progress
+
+    def read(self, size: int = 0, /) -> bytes:
+        piece = self._file.read(size)
+        if len(piece) < size:
+            raise BuildStepFailed(f"{self._name} became shorter while it was packed")
+        self._checksum.update(piece)
+        self._progress(size)
+        return piece
+
+
 def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
-    """Unpack a .tar or .tar.gz to `target_dir`, checking every file against its manifest.
+    """Unpack a tar of any form to `target_dir`, checking every file against its manifest.
 
     `target_dir` is replaced as a whole when everything was checked; on an error it is as before.
 
     Raises:
         EngineCorrupt: no readable tar, an unsafe member, or a file that is not as the manifest
             says; names the member.
+        DiskFull: no room for it.
     """
     target_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tar_members.refusing(tar_path):
+        size, form = tar_path.stat().st_size, tar_forms.by_content(tar_path)
+    plain = form == "tar"
+    what = f"{tar_path}: needs {'' if plain else f'more than its {form} of '}{whole_file.mb(size)}"
+    with whole_file.room(target_dir.parent, what, size if plain else 0):
+        return _unpack(tar_path, target_dir)
+
+
+def _unpack(tar_path: Path, target_dir: Path) -> Unpacked:
     fresh = Path(tempfile.mkdtemp(prefix=f".{target_dir.name}.", dir=target_dir.parent))
     try:
         entries = _extract_all(tar_path, fresh)
@@ -81,26 +145,22 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
 
 def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
     entries = {}
-    for member in tar_members.read(tar_path):
-        target = root / member.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if member.content is not None:
-            entries[member.name] = _write(member.content, target)
-        elif member.link is not None:
-            target.symlink_to(member.link)
-        else:
-            target.mkdir(exist_ok=True)
+    with hashing() as checksum:
+        for member in tar_members.read(tar_path):
+            target = root / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if member.content is not None:
+                sums = checksum()
+                with target.open("xb") as file:
+                    for piece in member.content:
+                        sums.update(piece)
+                        file.write(piece)
+                entries[member.name] = sums.entry()
+            elif member.link is not None:
+                target.symlink_to(member.link)
+            else:
+                target.mkdir(exist_ok=True)
     return entries
-
-
-def _write(content: Iterator[bytes], target: Path) -> FileEntry:
-    digest, size = hashlib.sha256(), 0
-    with target.open("xb") as file:
-        for chunk in content:
-            digest.update(chunk)
-            file.write(chunk)
-            size += len(chunk)
-    return FileEntry(size=size, sha256=digest.hexdigest())
 
 
 def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:

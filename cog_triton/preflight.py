@@ -16,6 +16,7 @@ _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR of cuda.h
 _CAPABILITY_MINOR = 76
 _CUDA_SUCCESS = 0
 _CUDA_ERROR_NO_DEVICE = 100
+_MAX_NAME = 256
 
 
 def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:
@@ -48,6 +49,15 @@ def visible_gpus() -> list[int]:
     Raises:
         EngineIncompatible: there is a driver, and it does not work; carries CUDA's error number.
     """
+    return [_capability(cuda, index) for cuda, index in _devices()]
+
+
+def gpu_names() -> list[str]:
+    """What the driver calls each GPU of `visible_gpus`, as ``NVIDIA H200``; raises as that does."""
+    return [_name(cuda, index) for cuda, index in _devices()]
+
+
+def _devices() -> list[tuple[ctypes.CDLL, int]]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -58,7 +68,7 @@ def visible_gpus() -> list[int]:
         _call(cuda, "cuDeviceGetCount", ctypes.byref(count))
     except _NoDevice:
         return []
-    return [_capability(cuda, index) for index in range(count.value)]
+    return [(cuda, index) for index in range(count.value)]
 
 
 class _NoDevice(Exception):
@@ -71,6 +81,12 @@ def _capability(cuda: ctypes.CDLL, index: int) -> int:
         _call(cuda, "cuDeviceGetAttribute", ctypes.byref(value), attribute, index)
         numbers.append(value.value)
     return 10 * numbers[0] + numbers[1]
+
+
+def _name(cuda: ctypes.CDLL, index: int) -> str:
+    text = ctypes.create_string_buffer(_MAX_NAME)
+    _call(cuda, "cuDeviceGetName", text, _MAX_NAME, index)
+    return text.value.decode("utf-8", "replace")
 
 
 def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:

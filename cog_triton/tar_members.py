@@ -12,12 +12,13 @@ from pathlib import Path, PurePosixPath
 
 from typing_extensions import Self
 
+from cog_triton import tar_forms
 from cog_triton.errors import EngineCorrupt
+from cog_triton.tar_forms import Stream
 
 CHUNK = 1 << 20
 MAX_MEMBERS = 1 << 16
 _MAX_HEADER = 1 << 20
-_GZIP = b"\x1f\x8b"
 _EXTENDED = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -42,7 +43,7 @@ class Member:
 
 
 def read(tar_path: Path) -> Iterator[Member]:
-    """Every member of a .tar or .tar.gz, in order; memory does not grow with their sizes.
+    """Every member of a tar of any form, in order; memory does not grow with their sizes.
 
     Raises:
         EngineCorrupt: no readable tar, cut short, without files, or an unsafe member: one that
@@ -50,27 +51,27 @@ def read(tar_path: Path) -> Iterator[Member]:
             down. Names the tar, or the member.
     """
     names = _Names()
-    with _refusing(tar_path), tar_path.open("rb") as file:
-        packed = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
-        plain = gzip.GzipFile(fileobj=file) if packed else file
-        with tarfile.open(fileobj=plain, mode="r:", tarinfo=_Header) as tar:
-            for header in tar:
-                name = names.add(header)
-                if header.issym():
-                    yield Member(name, link=_aim(header))
-                elif header.isreg():
-                    yield Member(name, header.size, content=_pieces(tar_path, tar, header))
-                elif name != ".":
-                    yield Member(name)
-        while packed and plain.read(CHUNK):
-            pass  # gzip's own checksum comes last
+    with (
+        refusing(tar_path),
+        tar_path.open("rb") as file,
+        tar_forms.decompressing(file) as plain,
+        tarfile.open(fileobj=plain, mode="r:", tarinfo=_Header) as tar,
+    ):
+        for header in tar:
+            name = names.add(header)
+            if header.issym():
+                yield Member(name, link=_aim(header))
+            elif header.isreg():
+                yield Member(name, header.size, content=_pieces(tar_path, plain, header))
+            elif name != ".":
+                yield Member(name)
     if not names.files:
         raise EngineCorrupt(f"{tar_path}: has no files in it")
 
 
 @contextmanager
-def _refusing(tar_path: Path) -> Iterator[None]:
+def refusing(tar_path: Path) -> Iterator[None]:
+    """Turns what reading the tar at `tar_path` raises into EngineCorrupt."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -140,15 +141,17 @@ def _aim(header: tarfile.TarInfo) -> str:
     return header.linkname
 
 
-def _pieces(tar_path: Path, tar: tarfile.TarFile, header: tarfile.TarInfo) -> Iterator[bytes]:
-    content, size = tar.extractfile(header), 0
-    assert content is not None
-    while True:
-        with _refusing(tar_path):
-            chunk = content.read(CHUNK)
-        if not chunk:
-            break
-        size += len(chunk)
-        yield chunk
-    if size != header.size:
-        raise EngineCorrupt(f"member {header.name!r} ends after {size} of {header.size} bytes")
+def _pieces(tar_path: Path, plain: Stream, header: tarfile.TarInfo) -> Iterator[bytes]:
+    """Past tarfile, which copies twice."""
+    missing = header.size
+    while missing:
+        got = header.size - missing
+        with refusing(tar_path):
+            plain.seek(header.offset_data + got)
+            piece = plain.read(min(CHUNK, missing))
+        if not piece:
+            raise EngineCorrupt(
+                f"{tar_path}: member {header.name!r} ends after {got} of {header.size} bytes"
+            )
+        missing -= len(piece)
+        yield piece

@@ -1,76 +1,129 @@
-"""An engine directory becomes engine.tar: with the config it was built from, and its manifest."""
+"""An engine directory becomes engine.tar: with its tokenizer, the config it was built from, and its
+manifest."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cog_triton import engine_manifest, engine_tar
-from cog_triton.build import stamps
+from cog_triton.build import provenance
 from cog_triton.build.config import BuildConfig
-from cog_triton.errors import BuildStepFailed
+from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.errors import BuildStepFailed, EngineCorrupt
+from cog_triton.inspection import engine_config, needed_files
+from cog_triton.inspection.engine_config import TENSORRT_LLM, EngineConfig
+
+Echo = Callable[[str], None]
 
 CONFIG_NAME = "build_config.yaml"
+# Of a model as the hub has it.
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+# What a tokenizer without tokenizer.json is made of.
+_SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
+_LARGE = 1 << 30
+_SHARE_TOLD = 0.1
 
 
-def write(config: BuildConfig, engine_dir: Path, staging: Path, output: Path) -> None:
-    """Pack `engine_dir` with build_config.yaml and cog-triton.json into `output`.
+def write(
+    config: BuildConfig,
+    engine_dir: Path,
+    model_dir: Path,
+    output: Path,
+    *,
+    revision: str | None = None,
+    echo: Echo,
+) -> None:
+    """Pack `engine_dir` with its tokenizer, build_config.yaml and cog-triton.json into `output`.
 
     Args:
-        staging: a scratch directory beside the engine; made afresh and removed.
+        model_dir: where tokenizer files are taken from that `engine_dir` lacks.
+        revision: of the model, as its origin names it.
+        echo: gets progress and warnings, a line each.
 
     Raises:
-        BuildStepFailed: the engine has no usable config.json.
+        InvalidArgument: `output` has another suffix than a tar's.
+        BuildStepFailed: the engine has no usable config.json, or not the files that it asks for.
+        EngineIncompatible: NVIDIA's driver does not work.
+        DiskFull: there is no room for `output`.
     """
-    described = _read_config(engine_dir / "config.json")
-    limits = described["build_config"]
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        _link_tree(engine_dir, staging)
-        text = config.to_yaml().encode()
-        (staging / CONFIG_NAME).write_bytes(text)
-        found = stamps.versions()
-        names = {"cog_triton": "cog_triton", "openvino": "openvino"}
-        names |= {"openvino_genai": "openvino-genai"}
-        engine_manifest.create(
-            staging,
-            engine=described["engine"],
+    described = _read_config(engine_dir)
+    files = engine_manifest.files_of(engine_dir)
+    files.pop(MANIFEST_NAME, None)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    problem = needed_files.problem(described, sizes)
+    if problem:
+        raise BuildStepFailed(f"{engine_dir}: {problem}")
+    text = config.to_yaml().encode()
+    members: dict[str, Path | bytes] = {
+        **_tokenizer(described, model_dir),
+        **files,
+        CONFIG_NAME: text,
+    }
+    if "tokenizer.json" not in members:
+        echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
+    versions = provenance.versions(described, echo)
+    sm, gpu_name = provenance.gpus(described, echo)
+    limits = described.build_config
+
+    def describe(entries: dict[str, FileEntry]) -> Manifest:
+        return Manifest(
+            engine=described.engine,
             model_id=config.model_id,
+            revision=revision,
             config_sha256=hashlib.sha256(text).hexdigest(),
-            versions={ours: found[theirs] for ours, theirs in names.items() if theirs in found},
-            max_input_len=limits["max_input_len"],
-            max_seq_len=limits["max_seq_len"],
-            max_batch_size=limits["max_batch_size"],
+            sm=sm,
+            gpu_name=gpu_name,
+            versions=dict(sorted(versions.items())),
+            world_size=described.pretrained_config.mapping.ranks,
+            max_input_len=limits.max_input_len,
+            max_seq_len=limits.seq_len,
+            max_batch_size=limits.max_batch_size,
+            files=entries,
         )
-        engine_tar.pack(staging, output)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+    total = sum(map(engine_tar.size_of, members.values()))
+    engine_tar.pack(members, output, describe, _Told(total, echo))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(engine_dir: Path) -> EngineConfig:
+    path = engine_dir / engine_config.CONFIG_NAME
     try:
-        described = json.loads(path.read_text("utf-8"))
-        keys = ("max_input_len", "max_seq_len", "max_batch_size")
-        if all(isinstance(described["build_config"][key], int) for key in keys):
-            return {"engine": "tensorrt_llm", **described}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BuildStepFailed(f"the engine's config.json cannot be used: {error!r}") from error
-    raise BuildStepFailed(f"{path}: build_config needs whole numbers for {', '.join(keys)}")
+        return engine_config.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BuildStepFailed(f"{path}: cannot be read: {error.strerror}") from error
+    except EngineCorrupt as error:
+        raise BuildStepFailed(f"the engine cannot be used: {error.detail}") from error
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    """The files of `source` in `target`, hard-linked where the file system can."""
+def _tokenizer(config: EngineConfig, model_dir: Path) -> dict[str, Path]:
+    """The model's tokenizer files, for families whose build leaves them out of the engine."""
+    if config.engine != TENSORRT_LLM:
+        return {}
+    whole = (model_dir / "tokenizer.json").is_file()
+    names = _TOKENIZER if whole else (*_TOKENIZER, *_SLOW_TOKENIZER)
+    return {name: model_dir / name for name in names if (model_dir / name).is_file()}
 
-    def link_or_copy(file: str, to: str) -> str:
-        try:
-            os.link(file, to)
-        except OSError:  # no hard links here
-            shutil.copyfile(file, to)
-        return to
 
-    shutil.copytree(source, target, copy_function=link_or_copy, dirs_exist_ok=True)
+class _Told:
+    """Progress of a large tar, a line every tenth."""
+
+    def __init__(self, total: int, echo: Echo) -> None:
+        self._total, self._echo = total, echo
+        self._done = self._told = 0
+
+    def __call__(self, size: int) -> None:
+        self._done += size
+        if self._total >= _LARGE and self._done >= self._told + self._total * _SHARE_TOLD:
+            self._told = self._done
+            self._echo(f"[package] {self._done / self._total:.0%} of {self._total / 1e6:.0f} MB")

@@ -66,7 +66,14 @@ def run_build(
                 echo(f"[package] {output} is already written")
             else:
                 echo(f"[package] {output}")
-                package.write(plan.config, engine_dir, work_dir / "package", output)
+                package.write(
+                    plan.config,
+                    engine_dir,
+                    plan.model,
+                    output,
+                    revision=plan.config.revision,
+                    echo=echo,
+                )
                 stamps.remember_packed(work_dir, fingerprint, output)
     return output
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cog_triton import engine_manifest, tar_members
+from cog_triton import engine_manifest, tar_forms, tar_members
+from cog_triton.checksums import hashing
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.inspection.engine_config import CONFIG_NAME
 
-CONFIG_NAME = "config.json"
 _MAX_TEXT = 16 << 20
 
 
@@ -22,6 +22,7 @@ class Contents:
 
     path: Path
     kind: Literal["tar", "directory"]
+    compression: Literal["gzip", "zstd"] | None
     files: dict[str, FileEntry]
     texts: dict[str, bytes]
 
@@ -34,9 +35,12 @@ def read(path: Path) -> Contents:
         EngineCorrupt: it is neither a readable, safe tar nor a directory with an engine.
     """
     if path.is_dir():
-        return _collect(path, "directory", _directory_files(path))
+        return Contents(path, "directory", None, *_collect(path, _directory_files(path)))
     if path.is_file():
-        return _collect(path, "tar", _tar_files(path))
+        with tar_members.refusing(path):
+            form = tar_forms.by_content(path)
+        held = _collect(path, _tar_files(path))
+        return Contents(path, "tar", None if form == "tar" else form, *held)
     if path.exists():
         raise EngineCorrupt(f"{path}: must be a tar or a directory, is neither")
     raise ModelUnavailable(f"{path}: no such file or directory")
@@ -80,23 +84,22 @@ def no_engine(path: Path, held: Iterable[str]) -> str:
 
 
 def _collect(
-    path: Path,
-    kind: Literal["tar", "directory"],
-    found: Iterable[tuple[str, Iterable[bytes]]],
-) -> Contents:
+    path: Path, found: Iterable[tuple[str, Iterable[bytes]]]
+) -> tuple[dict[str, FileEntry], dict[str, bytes]]:
     files: dict[str, FileEntry] = {}
     texts: dict[str, bytes] = {}
-    for name, pieces in found:
-        digest, size = hashlib.sha256(), 0
-        kept = bytearray() if name in (CONFIG_NAME, MANIFEST_NAME) else None
-        for piece in pieces:
-            digest.update(piece)
-            size += len(piece)
+    with hashing() as checksum:
+        for name, pieces in found:
+            sums, size = checksum(), 0
+            kept = bytearray() if name in (CONFIG_NAME, MANIFEST_NAME) else None
+            for piece in pieces:
+                sums.update(piece)
+                size += len(piece)
+                if kept is not None:
+                    if size > _MAX_TEXT:
+                        raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
+                    kept += piece
+            files[name] = sums.entry()
             if kept is not None:
-                if size > _MAX_TEXT:
-                    raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
-                kept += piece
-        files[name] = FileEntry(size=size, sha256=digest.hexdigest())
-        if kept is not None:
-            texts[name] = bytes(kept)
-    return Contents(path, kind, dict(sorted(files.items())), texts)
+                texts[name] = bytes(kept)
+    return dict(sorted(files.items())), texts

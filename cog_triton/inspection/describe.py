@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cog_triton import engine_manifest, engine_tar
 from cog_triton.engine_manifest import MANIFEST_NAME, Manifest
-from cog_triton.engines.openvino import OpenVINOFamily
 from cog_triton.errors import EngineCorrupt
-from cog_triton.inspection import engine_config
-from cog_triton.inspection.contents import CONFIG_NAME, Contents, no_engine
-from cog_triton.inspection.engine_config import EngineConfig
+from cog_triton.inspection import engine_config, needed_files
+from cog_triton.inspection.contents import Contents, no_engine
+from cog_triton.inspection.engine_config import (
+    CONFIG_NAME,
+    CPU_FAMILIES,
+    TENSORRT_LLM,
+    EngineConfig,
+)
 
-TENSORRT_LLM = "tensorrt_llm"
-CPU_FAMILIES = (OpenVINOFamily.name,)
-_RANK = re.compile(r"rank(0|[1-9]\d{0,5})\.engine")
 _SHOWN = 5
 
 
@@ -128,27 +127,10 @@ def _compare(contents: Contents, manifest: Manifest) -> None:
 
 
 def _check_files(contents: Contents, config: EngineConfig) -> None:
-    """The files that a family cannot do without: for TensorRT-LLM an engine for each rank."""
-    needed: Iterator[str]
-    if config.engine == OpenVINOFamily.name:
-        needed = iter(("openvino_model.xml", "openvino_model.bin"))
-        rule = "every OpenVINO engine has it"
-    else:
-        mapping = config.pretrained_config.mapping
-        held = sorted(int(m[1]) for m in map(_RANK.fullmatch, contents.files) if m)
-        rule = (
-            f"{CONFIG_NAME} says tp {mapping.tp_size} x pp {mapping.pp_size} x cp"
-            f" {mapping.cp_size} = {mapping.ranks}, there are {len(held)} rank*.engine"
-        )
-        if len(held) > mapping.ranks:
-            name = f"rank{held[-1]}.engine"
-            raise EngineCorrupt(f"{contents.path}: {name} is one too many: {rule}")
-        needed = (f"rank{rank}.engine" for rank in range(mapping.ranks))
-    for name in needed:
-        if name not in contents.files:
-            raise EngineCorrupt(f"{contents.path}: {name} is missing: {rule}")
-        if not contents.files[name].size:
-            raise EngineCorrupt(f"{contents.path}: {name} is empty")
+    sizes = {name: entry.size for name, entry in contents.files.items()}
+    problem = needed_files.problem(config, sizes)
+    if problem:
+        raise EngineCorrupt(f"{contents.path}: {problem}")
 
 
 def _check_agreement(contents: Contents, manifest: Manifest, config: EngineConfig) -> None:

@@ -11,7 +11,12 @@ import json
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from cog_triton.engines.openvino import OpenVINOFamily
 from cog_triton.errors import EngineCorrupt
+
+CONFIG_NAME = "config.json"
+TENSORRT_LLM = "tensorrt_llm"
+CPU_FAMILIES = (OpenVINOFamily.name,)
 
 
 class _Section(BaseModel):
@@ -82,10 +87,15 @@ class Limits(_Section):
 class EngineConfig(_Section):
     """The whole of config.json; without `engine` it is TensorRT-LLM's own."""
 
-    engine: str = "tensorrt_llm"
+    engine: str = TENSORRT_LLM
     version: str
     pretrained_config: Pretrained
     build_config: Limits
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it needs no GPU."""
+        return self.engine in CPU_FAMILIES
 
 
 def parse(text: bytes, origin: str) -> EngineConfig:

@@ -26,6 +26,7 @@ def as_json(engine: Description, check: GpuCheck | None) -> str:
     document = {
         "path": str(engine.contents.path),
         "kind": engine.contents.kind,
+        "compression": engine.contents.compression,
         "engine": engine.engine,
         "model_id": manifest.model_id if manifest else None,
         "revision": manifest.revision if manifest else None,
@@ -70,6 +71,7 @@ def as_table(engine: Description, check: GpuCheck | None) -> RenderableType:
 def _facts(engine: Description, check: GpuCheck | None) -> Iterator[tuple[str, str]]:
     manifest, config = engine.manifest, engine.config
     yield "engine", engine.engine
+    yield "form", ", ".join(filter(None, (engine.contents.kind, engine.contents.compression)))
     yield "model", manifest.model_id if manifest else _UNKNOWN
     if manifest and manifest.revision:
         yield "revision", manifest.revision

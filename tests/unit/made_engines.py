@@ -1,4 +1,4 @@
-"""Engines for `cog-triton inspect`: shaped as TensorRT-LLM and our builder leave them."""
+"""Engines shaped as TensorRT-LLM and our builder leave them, and their manifests and tars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton import engine_manifest, engine_tar
+from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 
 # build_config and pretrained_config of TensorRT-LLM 0.9, cut to what tells something.
 V0_9: dict[str, Any] = {
@@ -92,13 +93,26 @@ def seed_tar(path: Path, engine: Path) -> Path:
     return path
 
 
+def create(directory: Path, **given: Any) -> Manifest:
+    """Write the manifest of the files in `directory`."""
+    found = engine_manifest.files_of(directory)
+    found.pop(MANIFEST_NAME, None)
+    entries = {
+        name: FileEntry(size=path.stat().st_size, sha256=engine_manifest.sha256_of(path))
+        for name, path in found.items()
+    }
+    manifest = Manifest(**given, files=entries)
+    (directory / MANIFEST_NAME).write_text(manifest.to_json())
+    return manifest
+
+
 def with_manifest(path: Path, /, **changes: Any) -> Path:
     """Write the manifest of an engine made of V1."""
     given: dict[str, Any] = {
         "engine": "tensorrt_llm",
         "model_id": "Qwen/Qwen3-8B",
         "config_sha256": "0" * 64,
-        "versions": {"tensorrt_llm": "1.2.1", "tensorrt": "10.13", "cuda": "13.0"},
+        "versions": {"cuda": "13.0", "tensorrt": "10.13", "tensorrt_llm": "1.2.1"},
         "world_size": 4,
         "max_input_len": 4096,
         "max_seq_len": 8192,
@@ -106,14 +120,25 @@ def with_manifest(path: Path, /, **changes: Any) -> Path:
         "sm": [90],
         "gpu_name": "NVIDIA H200",
     }
-    engine_manifest.create(path, **{**given, **changes})
+    create(path, **{**given, **changes})
     return path
 
 
-def packed(tmp_path: Path, **changes: Any) -> Path:
+def pack(directory: Path, tar_path: Path) -> Path:
+    """The tar of an engine directory; all but the files of its manifest is as it says."""
+    held = engine_manifest.load(directory)
+    assert held is not None
+    members = engine_manifest.files_of(directory)
+    del members[MANIFEST_NAME]
+    return engine_tar.pack(
+        members, tar_path, lambda files: held.model_copy(update={"files": files})
+    )
+
+
+def packed(tmp_path: Path, name: str = "engine.tar", **changes: Any) -> Path:
     """engine.tar of V1 with a manifest."""
     engine = with_manifest(directory(tmp_path / "engine", V1, 4), **changes)
-    return engine_tar.pack(engine, tmp_path / "engine.tar")
+    return pack(engine, tmp_path / name)
 
 
 def small_tar(path: Path, **files: bytes) -> Path:

@@ -43,7 +43,9 @@ pathlib.Path("../../../runs").open("a").write("build ")
 out = pathlib.Path("engine"); out.mkdir()
 (out / "rank0.engine").write_text(pathlib.Path("ckpt/w").read_text())
 limits = {"max_input_len": 3, "max_seq_len": 4, "max_batch_size": 2}
-(out / "config.json").write_text(json.dumps({"build_config": limits}))
+model = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
+config = {"version": "1.2.1", "pretrained_config": model, "build_config": limits}
+(out / "config.json").write_text(json.dumps(config))
 """
 # Starts a grandchild that shrugs off SIGTERM, says both pids, and never ends.
 STUBBORN = """
@@ -111,6 +113,7 @@ def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: 
     assert result.manifest.engine == "tensorrt_llm"
     assert result.manifest.max_seq_len == 4
     assert result.manifest.versions["cog_triton"] == cog_triton.__version__
+    assert result.manifest.versions["tensorrt_llm"] == "1.2.1"
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
     assert (workspace.of(config) / "model").is_symlink()

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from made_engines import create
 
-from cog_triton.engine_manifest import MANIFEST_NAME, Manifest, create, load, verify
+from cog_triton.engine_manifest import MANIFEST_NAME, Manifest, load, verify
 from cog_triton.errors import EngineCorrupt
 
 
@@ -22,7 +23,7 @@ def engine(directory: Path) -> Manifest:
         engine="openvino",
         model_id="pypi:x==1",
         config_sha256="0" * 64,
-        versions={"openvino": "1", "cog_triton": "2"},
+        versions={"cog_triton": "2", "openvino": "1"},
         max_input_len=7,
         max_seq_len=8,
         max_batch_size=2,

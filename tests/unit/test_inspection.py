@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from made_engines import V0_9, V1, changed, directory, packed, seed_tar, small_tar, with_manifest
 from typer.testing import CliRunner
 
@@ -83,6 +84,7 @@ def test_the_json_has_it_all(tmp_path: Path) -> None:
     value = document(tar)
     assert value["path"] == str(tar)
     assert value["kind"] == "tar"
+    assert value["compression"] is None
     assert value["sm"] == [90]
     assert value["mapping"] == {"tp_size": 2, "pp_size": 2, "cp_size": 1}
     assert value["max_num_tokens"] == 8192
@@ -96,6 +98,24 @@ def test_the_json_has_it_all(tmp_path: Path) -> None:
     assert value["files"]["cog-triton.json"]["verified"] is False
     sizes = [path.stat().st_size for path in (tmp_path / "engine").iterdir()]
     assert value["size"] == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "compression"), [("e.tar.gz", "gzip"), ("e.tgz", "gzip"), ("e.tar.zst", "zstd")]
+)
+def test_a_compressed_tar_is_told_like_a_plain_one(
+    name: str, compression: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plain").mkdir()
+    of_plain = document(packed(tmp_path / "plain"))
+    tar = packed(tmp_path, name)
+    told = {**of_plain, "path": str(tar), "compression": compression}
+    assert document(tar) == told
+    assert facts(table(tar))["form"] == f"tar, {compression}"
+    assert document(tar.rename(tmp_path / "engine.tar")) == {
+        **told,
+        "path": str(tmp_path / "engine.tar"),
+    }
 
 
 def test_a_directory_is_told_like_its_tar(tmp_path: Path) -> None:
@@ -118,7 +138,7 @@ def test_what_our_packager_writes(tmp_path: Path) -> None:
     for suffix in ("xml", "bin"):
         (engine / f"openvino_model.{suffix}").write_text("x")
     text = "model_id: m\nexample_name: openvino\nbuild: {script: build.py, output_dir: e, args: {}}"
-    package.write(parse_config(text, "test"), engine, tmp_path / "staging", tmp_path / "e.tar")
+    package.write(parse_config(text, "test"), engine, tmp_path, tmp_path / "e.tar", echo=print)
     told = facts(table(tmp_path / "e.tar", "--check-gpu"))
     assert told["engine"] == "openvino"
     assert told["GPU"] == "none, runs on the CPU"
@@ -260,7 +280,7 @@ def test_a_family_without_our_config_is_told_by_its_manifest(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("packing", [bytes, gzip.compress])
+@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstandard.compress])
 def test_a_truncated_tar_is_refused_and_nothing_is_written(
     part: float, packing: Any, tmp_path: Path
 ) -> None:

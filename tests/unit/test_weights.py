@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from made_engines import pack, seed_tar
 from range_server import Content, Fault, serving_file
 from scripted_server import RESET, Part, Request, serving, whole
 from test_engine_manifest import engine
 
 from cog_triton import engine_manifest
 from cog_triton.download.retry import Retry
-from cog_triton.engine_tar import pack
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings, load_settings
@@ -89,6 +89,12 @@ def test_a_tar_of_any_name(name: str, tar: Path, settings: Settings) -> None:
     assert fetch(settings, tar.with_name(name).as_uri()).is_dir()
 
 
+@pytest.mark.parametrize("form", ["tar.gz", "tgz", "tar.zst"])
+def test_a_compressed_tar(form: str, tar: Path, settings: Settings, tmp_path: Path) -> None:
+    packed = pack(tmp_path / "engine", tmp_path / f"engine.{form}")
+    assert files(fetch(settings, str(packed))) == files(tmp_path / "engine")
+
+
 def test_a_relative_name_with_a_colon_is_a_file(
     tar: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +118,8 @@ def test_a_tar_that_changed_is_unpacked_again(
     tar: Path, settings: Settings, tmp_path: Path
 ) -> None:
     first = fetch(settings, str(tar))
-    engine_dir = tmp_path / "engine"
-    (engine_dir / engine_manifest.MANIFEST_NAME).unlink()
-    (engine_dir / "another").write_text("file")
-    pack(engine_dir, tar)
+    (tmp_path / "engine" / "another").write_text("file")
+    pack(tmp_path / "engine", tar)
     second = fetch(settings, str(tar))
     assert second != first
     assert (second / "another").read_text() == "file"
@@ -126,7 +130,7 @@ def test_a_tar_without_a_manifest_is_served_with_a_warning(
 ) -> None:
     engine(tmp_path / "engine")
     (tmp_path / "engine" / engine_manifest.MANIFEST_NAME).unlink()
-    fetch(settings, str(pack(tmp_path / "engine", tmp_path / "old.tar")))
+    fetch(settings, str(seed_tar(tmp_path / "old.tar", tmp_path / "engine")))
     assert "Warning: old.tar has no cog-triton.json" in capsys.readouterr().out
 
 
@@ -203,6 +207,15 @@ def test_a_cancelled_download_ends_its_thread(settings: Settings) -> None:
     with serving_file(Content(800 << 20), lambda *_: slow) as server:
         asyncio.run(main(f"{server.url}/engine.tar"))
         assert len(server.requests) < 20
+
+
+@pytest.mark.parametrize("form", ["tar.gz", "tar.zst"])
+def test_a_download_is_told_by_its_bytes(
+    form: str, tar: Path, settings: Settings, tmp_path: Path
+) -> None:
+    """A download's name here is ours, whatever its URL ends in."""
+    packed = pack(tmp_path / "engine", tmp_path / f"engine.{form}").read_bytes()
+    assert files(download(settings, [whole(packed)])[0]) == files(tmp_path / "engine")
 
 
 def test_a_redirect_is_followed(tar: Path, settings: Settings) -> None:

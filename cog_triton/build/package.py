@@ -32,7 +32,7 @@ _TOKENIZER = (
 # What a tokenizer without tokenizer.json is made of.
 _SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
 _LARGE = 1 << 30
-_SHARE_TOLD = 0.1
+_TENTHS = 10
 
 
 def write(
@@ -124,6 +124,8 @@ class _Told:
 
     def __call__(self, size: int) -> None:
         self._done += size
-        if self._total >= _LARGE and self._done >= self._told + self._total * _SHARE_TOLD:
-            self._told = self._done
-            self._echo(f"[package] {self._done / self._total:.0%} of {self._total / 1e6:.0f} MB")
+        tenths = _TENTHS * self._done // self._total if self._total >= _LARGE else 0
+        if tenths > self._told:
+            self._told = tenths
+            share = self._done / self._total
+            self._echo(f"[package] {share:.0%} of {self._total / 1e6:.0f} MB")

@@ -8,37 +8,56 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 from cog_triton.engine_manifest import FileEntry
 
-_MAX_WAITING = 4  # pieces, so that a slow processor does not fill the memory
+PIECE = 1 << 20
+"""Bytes that are read at once, at the most."""
+_BUFFERS = 6
+Ring = deque[tuple[memoryview, Future[None]]]
+
+
+class Readable(Protocol):
+    """Any file that is open."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class Checksum:
-    """Of one file, fed in pieces."""
+    """Of one file, while it is read."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
+    def __init__(self, thread: ThreadPoolExecutor, ring: Ring) -> None:
+        self._thread, self._ring = thread, ring
         self._digest = hashlib.sha256()
         self._size = 0
-        self._waiting: deque[Future[None]] = deque()
+        self._last: Future[None] | None = None
 
-    def update(self, piece: bytes) -> None:
-        """Add `piece`, which must not change any more."""
+    def read(self, file: Readable, most: int = PIECE) -> memoryview:
+        """The next bytes of `file`, none at its end; valid until this is called again.
+
+        The buffers are the same all the time: fresh memory for each piece costs as much as hashing.
+        """
+        buffer, hashed = self._ring.popleft()
+        hashed.result()
+        piece = buffer[: file.readinto(buffer[:most]) or 0]
         self._size += len(piece)
-        self._waiting.append(self._pool.submit(self._digest.update, piece))
-        if len(self._waiting) > _MAX_WAITING:
-            self._waiting.popleft().result()
+        self._last = self._thread.submit(self._digest.update, piece)
+        self._ring.append((buffer, self._last))
+        return piece
 
     def entry(self) -> FileEntry:
-        """Those of all pieces."""
-        while self._waiting:
-            self._waiting.popleft().result()
+        """Those of all that was read."""
+        if self._last is not None:
+            self._last.result()
         return FileEntry(size=self._size, sha256=self._digest.hexdigest())
 
 
 @contextmanager
 def hashing() -> Iterator[Callable[[], Checksum]]:
-    """Makes checksums, one file after the other, in one thread that ends with this context."""
-    with ThreadPoolExecutor(1, "sha256") as pool:
-        yield partial(Checksum, pool)
+    """Makes checksums, for one file after the other, in a thread that ends with this context."""
+    with ThreadPoolExecutor(1, "sha256") as thread:
+        ready: Future[None] = Future()
+        ready.set_result(None)
+        ring: Ring = deque((memoryview(bytearray(PIECE)), ready) for _ in range(_BUFFERS))
+        yield partial(Checksum, thread, ring)

@@ -70,9 +70,10 @@ def build(
     config: Annotated[
         Path | None, typer.Argument(help="Build config, YAML; see configs/build/.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The engine.tar to write.")] = Path(
-        "engine.tar"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="What to write: a .tar, .tar.gz or .tar.zst."),
+    ] = Path("engine.tar"),
     work_dir: Annotated[
         Path,
         typer.Option(help="Where steps run and models are kept; what is found here is used."),
@@ -145,8 +146,8 @@ def serve(
     engine: Annotated[
         str | None,
         typer.Argument(
-            help="engine.tar (path or URL) or engine directory; without it ENGINE_DIR or"
-            " COG_WEIGHTS of the environment."
+            help="engine.tar (or .tar.gz, .tar.zst; path or URL) or engine directory; without it"
+            " ENGINE_DIR or COG_WEIGHTS of the environment."
         ),
     ] = None,
     host: Annotated[
@@ -199,7 +200,9 @@ def serve(
 
 @app.command(name="inspect")
 def inspect_engine(
-    engine: Annotated[Path, typer.Argument(help="engine.tar (.tar, .tar.gz) or a directory.")],
+    engine: Annotated[
+        Path, typer.Argument(help="engine.tar (or .tar.gz, .tar.zst) or a directory.")
+    ],
     check_gpu: Annotated[
         bool, typer.Option("--check-gpu", help="Fail unless it fits the GPUs of this machine.")
     ] = False,

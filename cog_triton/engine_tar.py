@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import cast
 
 from cog_triton import engine_manifest, tar_forms, tar_members, whole_file
-from cog_triton.checksums import Checksum, hashing
+from cog_triton.checksums import PIECE, Checksum, Readable, hashing
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import BuildStepFailed, EngineCorrupt
 
@@ -59,7 +59,7 @@ def pack(
         tar_forms.compressing(file, form) as stream,
         hashing() as checksum,
         tarfile.TarFile(
-            fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, copybufsize=tar_members.CHUNK
+            fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, copybufsize=PIECE
         ) as tar,
     ):
         for name, source in sorted(members.items()):
@@ -92,18 +92,17 @@ def _add(
 
 
 class _Counted:
-    """A file for tarfile to read, which is hashed on its way."""
+    """A file for tarfile to copy from, which is hashed on its way."""
 
-    def __init__(self, file: IO[bytes], name: str, checksum: Checksum, progress: Progress) -> None:
+    def __init__(self, file: Readable, name: str, checksum: Checksum, progress: Progress) -> None:
         self._file, self._name, self._checksum, self._progress = file, name, checksum, progress
 
     def read(self, size: int = 0, /) -> bytes:
-        piece = self._file.read(size)
+        piece = self._checksum.read(self._file, size)
         if len(piece) < size:
             raise BuildStepFailed(f"{self._name} became shorter while it was packed")
-        self._checksum.update(piece)
         self._progress(size)
-        return piece
+        return cast("bytes", piece)  # it is written before the next one is read
 
 
 def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
@@ -152,8 +151,7 @@ def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
             if member.content is not None:
                 sums = checksum()
                 with target.open("xb") as file:
-                    for piece in member.content:
-                        sums.update(piece)
+                    while piece := sums.read(member.content):
                         file.write(piece)
                 entries[member.name] = sums.entry()
             elif member.link is not None:

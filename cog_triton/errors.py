@@ -217,7 +217,7 @@ class BuildStepTimeout(FrameworkError):
 
 
 class DiskFull(FrameworkError):
-    """There is not enough disk space for the build."""
+    """There is not enough disk space for what is to be written; says how much is needed."""
 
     code = "E2302"
 

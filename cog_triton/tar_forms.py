@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,12 @@ class Stream(Protocol):
     def tell(self) -> int: ...
     def seek(self, position: int, /) -> object: ...
     def close(self) -> object: ...
+
+
+class Source(Stream, Protocol):
+    """And what we want of one to read."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 def by_name(path: Path) -> Form:
@@ -77,7 +84,7 @@ def compressing(file: IO[bytes], form: Form) -> Iterator[Stream]:
 
 
 @contextmanager
-def decompressing(file: IO[bytes]) -> Iterator[Stream]:
+def decompressing(file: io.BufferedReader) -> Iterator[Source]:
     """The tar in `file`, whatever its form, to be read forward.
 
     Raises:

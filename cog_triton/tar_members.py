@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -10,13 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from typing_extensions import Self
+from typing_extensions import Buffer, Self
 
 from cog_triton import tar_forms
 from cog_triton.errors import EngineCorrupt
-from cog_triton.tar_forms import Stream
+from cog_triton.tar_forms import Source
 
-CHUNK = 1 << 20
 MAX_MEMBERS = 1 << 16
 _MAX_HEADER = 1 << 20
 _EXTENDED = (
@@ -32,14 +32,14 @@ _EXTENDED = (
 class Member:
     """A file, link or directory of a tar, by its relative POSIX name without ``./``.
 
-    `link` is a link's aim, below the tar's root; `content` yields a file's bytes in pieces, and
-    must be used up before the next member is asked for.
+    `link` is a link's aim, below the tar's root; `content` is a file's bytes, to be read before the
+    next member is asked for.
     """
 
     name: str
     size: int = 0
     link: str | None = None
-    content: Iterator[bytes] | None = None
+    content: io.RawIOBase | None = None
 
 
 def read(tar_path: Path) -> Iterator[Member]:
@@ -62,7 +62,7 @@ def read(tar_path: Path) -> Iterator[Member]:
             if header.issym():
                 yield Member(name, link=_aim(header))
             elif header.isreg():
-                yield Member(name, header.size, content=_pieces(tar_path, plain, header))
+                yield Member(name, header.size, content=_Content(tar_path, plain, header))
             elif name != ".":
                 yield Member(name)
     if not names.files:
@@ -141,17 +141,28 @@ def _aim(header: tarfile.TarInfo) -> str:
     return header.linkname
 
 
-def _pieces(tar_path: Path, plain: Stream, header: tarfile.TarInfo) -> Iterator[bytes]:
-    """Past tarfile, which copies twice."""
-    missing = header.size
-    while missing:
-        got = header.size - missing
-        with refusing(tar_path):
-            plain.seek(header.offset_data + got)
-            piece = plain.read(min(CHUNK, missing))
-        if not piece:
+class _Content(io.RawIOBase):
+    """A member's bytes, past tarfile, which copies them twice."""
+
+    def __init__(self, tar_path: Path, plain: Source, header: tarfile.TarInfo) -> None:
+        self._tar_path, self._plain, self._header = tar_path, plain, header
+        self._done = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        size = self._header.size
+        view = memoryview(buffer)[: size - self._done]
+        if not view:
+            return 0
+        with refusing(self._tar_path):
+            self._plain.seek(self._header.offset_data + self._done)
+            count = self._plain.readinto(view) or 0
+        if not count:
             raise EngineCorrupt(
-                f"{tar_path}: member {header.name!r} ends after {got} of {header.size} bytes"
+                f"{self._tar_path}: member {self._header.name!r} ends after {self._done}"
+                f" of {size} bytes"
             )
-        missing -= len(piece)
-        yield piece
+        self._done += count
+        return count

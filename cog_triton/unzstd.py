@@ -7,6 +7,8 @@ import os
 import tarfile
 from typing import IO, cast
 
+from typing_extensions import Buffer
+
 MAX_WINDOW = 128 << 20
 """How many bytes a stream may ask its reader to remember: as many as `zstd --long` does."""
 HEAD = 18
@@ -53,14 +55,14 @@ class Reader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = _PIECE, /) -> bytes:
-        """The next bytes, fewer than `size` only at the end."""
+    def readinto(self, buffer: Buffer, /) -> int:
+        """The next bytes, fewer than have room only at the end."""
         try:
-            piece: bytes = self._stream.read(size)
+            count: int = self._stream.readinto(buffer)
         except self._broken as error:
             raise tarfile.ReadError(str(error)) from error
-        self._position += len(piece)
-        return piece
+        self._position += count
+        return count
 
     def tell(self) -> int:
         return self._position
@@ -81,7 +83,7 @@ class Reader(io.RawIOBase):
             tarfile.ReadError: as while reading, or the stream is cut short.
         """
         last = b""
-        while piece := self.read():
+        while piece := self.read(_PIECE):
             last = (last + piece)[-len(_END) :]
         if last != _END:
             raise tarfile.ReadError("the zstd stream is cut short")

@@ -62,6 +62,11 @@ def write(
     files.pop(MANIFEST_NAME, None)
     sizes = {name: path.stat().st_size for name, path in files.items()}
     problem = needed_files.problem(described, sizes)
+    ranks = described.pretrained_config.mapping.ranks
+    if not problem and config.world_size not in (None, ranks):
+        problem = (
+            f"the engine has {ranks} ranks, the build config's world_size is {config.world_size}"
+        )
     if problem:
         raise BuildStepFailed(f"{engine_dir}: {problem}")
     text = config.to_yaml().encode()
@@ -85,7 +90,7 @@ def write(
             sm=sm,
             gpu_name=gpu_name,
             versions=dict(sorted(versions.items())),
-            world_size=described.pretrained_config.mapping.ranks,
+            world_size=ranks,
             max_input_len=limits.max_input_len,
             max_seq_len=limits.seq_len,
             max_batch_size=limits.max_batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cog_triton import model_source
+from cog_triton import model_source, tar_forms
 from cog_triton.build import model, package, stamps
 from cog_triton.build.check import check_arguments
 from cog_triton.build.config import BuildConfig
@@ -31,7 +31,8 @@ def run_build(
 
     Args:
         workspace: made if missing; finished steps found there are not run again.
-        output: the engine.tar to write; it appears complete or not at all.
+        output: the engine.tar to write, .tar, .tar.gz or .tar.zst; it appears complete or not at
+            all.
         echo: gets every line of progress, without newline.
         examples: directory of ``<family>/<script>.py``, beside TensorRT-LLM's.
         cache: False to run every step again.
@@ -41,10 +42,12 @@ def run_build(
         `output`.
 
     Raises:
+        InvalidArgument: `output` has another suffix.
         UserError: E1300-E1306, as the config, its arguments, the model or a script finds.
         BuildStepFailed, BuildStepTimeout: a step ended with an error of its own, or did not end.
         BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
     """
+    tar_forms.by_name(output)
     with cancellable():
         work_dir = workspace.of(config)
         plan = make_plan(config, work_dir, examples)

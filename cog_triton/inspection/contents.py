@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cog_triton import engine_manifest, tar_forms, tar_members
-from cog_triton.checksums import hashing
+from cog_triton.checksums import Readable, hashing
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.inspection.engine_config import CONFIG_NAME
@@ -46,31 +46,23 @@ def read(path: Path) -> Contents:
     raise ModelUnavailable(f"{path}: no such file or directory")
 
 
-def _tar_files(path: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _tar_files(path: Path) -> Iterator[tuple[str, Readable]]:
     for member in tar_members.read(path):
         if member.content is not None:
             yield member.name, member.content
 
 
-def _directory_files(path: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _directory_files(path: Path) -> Iterator[tuple[str, Readable]]:
     """Only below an engine's directory: nobody wants all of a home directory hashed."""
     try:
         held = sorted(child.name for child in path.iterdir())
         if not {CONFIG_NAME, MANIFEST_NAME} & set(held):
             raise EngineCorrupt(no_engine(path, held))
         for name, file in engine_manifest.files_of(path).items():
-            yield name, _pieces(file)
+            with file.open("rb") as opened:
+                yield name, opened
     except OSError as error:
         raise EngineCorrupt(f"{error.filename}: cannot be read: {error.strerror}") from error
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(tar_members.CHUNK):
-                yield chunk
-    except OSError as error:
-        raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def no_engine(path: Path, held: Iterable[str]) -> str:
@@ -84,21 +76,22 @@ def no_engine(path: Path, held: Iterable[str]) -> str:
 
 
 def _collect(
-    path: Path, found: Iterable[tuple[str, Iterable[bytes]]]
+    path: Path, found: Iterable[tuple[str, Readable]]
 ) -> tuple[dict[str, FileEntry], dict[str, bytes]]:
     files: dict[str, FileEntry] = {}
     texts: dict[str, bytes] = {}
     with hashing() as checksum:
-        for name, pieces in found:
-            sums, size = checksum(), 0
+        for name, content in found:
+            sums = checksum()
             kept = bytearray() if name in (CONFIG_NAME, MANIFEST_NAME) else None
-            for piece in pieces:
-                sums.update(piece)
-                size += len(piece)
-                if kept is not None:
-                    if size > _MAX_TEXT:
-                        raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
-                    kept += piece
+            try:
+                while piece := sums.read(content):
+                    if kept is not None:
+                        kept += piece
+                        if len(kept) > _MAX_TEXT:
+                            raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
+            except OSError as error:
+                raise EngineCorrupt(f"{path}: {name}: cannot be read: {error.strerror}") from error
             files[name] = sums.entry()
             if kept is not None:
                 texts[name] = bytes(kept)

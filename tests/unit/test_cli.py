@@ -256,6 +256,16 @@ def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> N
     assert "build     to run\n" in said()
 
 
+def test_an_output_that_is_no_tar_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    code, said = run("build", str(DEMO), "--work-dir", str(work), "-o", "engine.zip")
+    assert code == 1
+    assert said.startswith(
+        "error: E1005 InvalidArgument: output 'engine.zip': its name must end in"
+    )
+    assert not work.exists()
+
+
 def test_clean_and_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "builds" / "x").mkdir(parents=True)
     (tmp_path / "builds" / "x" / "w").write_bytes(b"w" * 2_000_000)

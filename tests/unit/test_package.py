@@ -282,6 +282,14 @@ def test_ranks_must_be_those_from_0_on(tmp_path: Path) -> None:
         written(tmp_path, engine)
 
 
+def test_ranks_are_those_of_the_build_config(tmp_path: Path) -> None:
+    engine = directory(tmp_path / "engine", V1, 4)
+    output = tmp_path / "engine.tar"
+    package.write(config(world_size=4), engine, tmp_path, output, echo=print)
+    with pytest.raises(BuildStepFailed, match=r"has 4 ranks, the build config's world_size is 2$"):
+        package.write(config(world_size=2), engine, tmp_path, output, echo=print)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [

@@ -46,7 +46,7 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch)
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(preflight.ctypes, "CDLL", missing)
-    assert preflight.visible_gpus() == []
+    assert preflight.visible_gpus() == preflight.gpu_names() == []
 
 
 def test_serve_says_it_in_one_line(tmp_path: Path) -> None:

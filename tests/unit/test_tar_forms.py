@@ -50,7 +50,7 @@ def wide(window_log: int) -> bytes:
 def read(path: Path, content: bytes) -> dict[str, bytes]:
     path.write_bytes(content)
     return {
-        member.name: b"".join(member.content)
+        member.name: member.content.readall()
         for member in tar_members.read(path)
         if member.content is not None
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from cog_triton import tar_members
 from cog_triton.download import disk
 from cog_triton.download.progress import Echo, size_text
+
+_CHUNK = 1 << 20
 
 
 def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], echo: Echo) -> Path:
@@ -39,7 +41,8 @@ def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], 
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if member.content is not None:
                     disk.check(fresh, member.size, f"{name}: member {member.name!r}")
-                    _write(member.content, path)
+                    with path.open("xb") as file:
+                        shutil.copyfileobj(member.content, file, _CHUNK)
                 elif member.link is not None:
                     path.symlink_to(member.link)
                 else:
@@ -52,12 +55,6 @@ def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], 
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return target
-
-
-def _write(content: Iterator[bytes], path: Path) -> None:
-    with path.open("xb") as file:
-        for chunk in content:
-            file.write(chunk)
 
 
 def _top(directory: Path) -> Path:

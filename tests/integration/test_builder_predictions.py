@@ -34,8 +34,10 @@ print("my token is", os.environ["HF_TOKEN"])
 out = pathlib.Path("engine"); out.mkdir()
 (out / "rank0.engine").write_text("plan")
 limits = {"max_input_len": 3, "max_seq_len": 4, "max_batch_size": 2}
-(out / "config.json").write_text(json.dumps({"version": "1.2.1", "build_config": limits,
-    "pretrained_config": {"mapping": {"tp_size": 1, "pp_size": 1, "world_size": 1}}}))
+model = {"architecture": "LlamaForCausalLM", "dtype": "float16",
+    "mapping": {"tp_size": 1, "pp_size": 1, "world_size": 1}}
+config = {"version": "1.2.1", "pretrained_config": model, "build_config": limits}
+(out / "config.json").write_text(json.dumps(config))
 """
 
 

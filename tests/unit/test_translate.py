@@ -260,7 +260,8 @@ there = json.loads((pathlib.Path(args.{reads}) / "config.json").read_text())
 out = pathlib.Path(args.output_dir)
 out.mkdir(parents=True)
 limits = {{"max_input_len": 9, "max_seq_len": 9, "max_batch_size": 9}}
-made = {{"from": there, "build_config": limits}}
+model = {{"architecture": "LlamaForCausalLM", "dtype": "float16"}}
+made = {{"version": "1", "pretrained_config": model, "from": there, "build_config": limits}}
 (out / "config.json").write_text(json.dumps(made))
 (out / "rank0.engine").write_bytes(b"engine")
 """

@@ -74,7 +74,7 @@ def run_build(
                     engine_dir,
                     plan.model,
                     output,
-                    revision=plan.config.revision,
+                    revision=fetched.revision,
                     echo=echo,
                 )
                 stamps.remember_packed(work_dir, fingerprint, output)

@@ -1,10 +1,12 @@
-"""The JSON schema of build configs, for editors."""
+"""The schema of build configs as JSON, for editors, and as a table, for readers."""
 
 from __future__ import annotations
 
 import json
 
-from cog_triton.build.config import BuildConfig
+from pydantic import BaseModel
+
+from cog_triton.build.config import BuildConfig, StepConfig
 
 
 def as_json() -> str:
@@ -15,3 +17,22 @@ def as_json() -> str:
         "title": "cog-triton build config",
     }
     return json.dumps(schema, indent=2)
+
+
+def as_markdown() -> str:
+    """docs/build.md's tables of keys."""
+    return (
+        "Of the config:\n\n"
+        f"{_table(BuildConfig)}\n"
+        "Of each step (`convert`, `quantize`, `build`):\n\n"
+        f"{_table(StepConfig)}"
+    )
+
+
+def _table(model: type[BaseModel]) -> str:
+    rows = ["| key | meaning |", "|---|---|"]
+    for name, field in model.model_fields.items():
+        required = " **Required.**" if field.is_required() else ""
+        meaning = " ".join((field.description or "").split())
+        rows.append(f"| `{name}` | {meaning}{required} |")
+    return "\n".join(rows) + "\n"

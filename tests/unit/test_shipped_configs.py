@@ -73,6 +73,12 @@ def test_the_schema_in_the_repository_is_current() -> None:
     assert written == config_schema.as_json() + "\n"
 
 
+def test_the_table_of_keys_is_current() -> None:
+    text = (ROOT / "docs" / "build.md").read_text("utf-8")
+    table = text.partition("<!-- keys -->\n")[2].partition("<!-- /keys -->")[0]
+    assert table == config_schema.as_markdown()
+
+
 BROKEN = yaml.safe_load((Path(__file__).parent / "broken_configs.yaml").read_text("utf-8"))
 
 

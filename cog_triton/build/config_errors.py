@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import reprlib
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -10,6 +11,10 @@ from pydantic import ValidationError
 from cog_triton.errors import nearest
 
 _SHOWN_LENGTH = 120
+# A few lines of YAML can mean a list of a billion items: it is shown in part.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN_LENGTH
+_SHOWN.maxlevel = 3
 _MAPPINGS = {
     "args": "must be empty, true, false, a number, a text, or a list of numbers and texts",
     "env": "must be a text or a number",
@@ -25,7 +30,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
     lines: dict[str, str] = {}
     for found in error.errors(include_url=False):
         loc = [str(part) for part in found["loc"]]
-        kind, value = found["type"], repr(found["input"])
+        kind, value = found["type"], _SHOWN.repr(found["input"])
         rule = found["msg"].removeprefix("Value error, ")
         mapping = next((name for name in loc[:2] if name in _MAPPINGS), None)
         if mapping is not None and len(loc) > loc.index(mapping) + 1:
@@ -41,7 +46,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             line = f"{where}: unknown key{nearest(loc[-1], keys)}"
         elif kind == "literal_error":
             choices = _choices(found.get("ctx", {}).get("expected", ""))
-            near = nearest(str(found["input"]), choices)
+            near = nearest(str(found["input"]), choices) if isinstance(found["input"], str) else ""
             line = f"{where}: {value[:_SHOWN_LENGTH]}: must be one of {', '.join(choices)}{near}"
         elif loc[-1:] in (["hf_token"], ["env"]):
             line = f"{where}: {rule}"  # what may be secret is not shown

@@ -89,7 +89,14 @@ def test_a_mistake_is_named_with_path_value_and_rule(old: str, new: str, says: s
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "- a", "7", "a: b: c", "\0"])
+BOMB = "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+BOMB = f"a: &a [lol, lol, lol]\n{BOMB}model_id: *i\n"
+HARD = ["? [a, b]\n: 1", "? {a: b}\n: 1", "model_id: &a [*a]", BOMB, "[" * 5000]
+
+
+@pytest.mark.parametrize("text", ["", "- a", "7", "a: b: c", "\0", *HARD])
 def test_what_is_no_mapping_is_refused(text: str) -> None:
     with pytest.raises(BuildConfigInvalid):
         parse_config(text, "x.yaml")

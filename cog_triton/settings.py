@@ -35,6 +35,9 @@ class Settings(BaseSettings):
     cog_weights: str | None = Field(None, description="engine.tar to unpack and serve")
     cog_triton_config: OptionalPath = Field(None, description="serve config, YAML")
     cog_triton_sm: str | None = Field(None, description="GPU architecture an image is for")
+    cog_triton_skip_preflight: bool = Field(
+        False, description="serve an engine that does not seem to fit this machine"
+    )
     cog_triton_work_dir: OptionalPath = Field(None, description="where run-time files are kept")
     cog_triton_step_python: OptionalPath = Field(
         None, description="Python that build steps run in, with packages of its own"

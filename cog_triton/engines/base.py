@@ -124,6 +124,7 @@ class EngineFamily(ABC):
     """One kind of engine, opened on one engine directory."""
 
     name: ClassVar[str]
+    backend: ClassVar[str] = "python"
     options: ClassVar[Mapping[str, type]] = {}
 
     def __init__(self, directory: Path, limits: EngineLimits) -> None:
@@ -146,7 +147,31 @@ class EngineFamily(ABC):
 
         `arguments` come from the serve config. Returns the source of the Python backend's
         ``model.py``, or None for a compiled backend; raises E1202 for unknown arguments.
+        `limits` are final after it: arguments may move them.
         """
+
+    def adapt(self, config: Any) -> None:  # noqa: B027
+        """Fit the config of a text model to the engine, after `render`; by default it fits."""
+
+    def values(self, request: EngineRequest) -> dict[str, Any]:
+        """The request as JSON values for Triton's generate endpoints."""
+        from cog_triton.engines import contract
+
+        return contract.to_values(request)
+
+    @property
+    def world_size(self) -> int:
+        """Processes the engine runs in, of one GPU each; 0 for one that needs no GPU."""
+        return 0
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the libraries that the engine was built with, as far as it tells itself."""
+        return {}
+
+    def start_error(self, log: str) -> errors.CogTritonError | None:
+        """What Triton's log says of the engine after a start that failed; None is no news."""
+        return None
 
     def error(self, text: str) -> errors.CogTritonError:
         """The coded error behind an error text of the engine or of Triton."""

@@ -54,16 +54,31 @@ class Quantization(_Section):
 
 
 class Pretrained(_Section):
-    """The model."""
+    """The model; `dtype` and `logits_dtype` as float16, bfloat16, float32."""
 
     architecture: str
     dtype: str
+    logits_dtype: str = "float32"
     mapping: Mapping = Mapping()
     quantization: Quantization | None = None
 
 
+class Plugins(_Section):
+    """What the engine's kernels can do; None is not recorded."""
+
+    remove_input_padding: bool | None = None
+    context_fmha: bool | None = None
+    use_paged_context_fmha: bool | None = None
+    paged_kv_cache: bool | None = None
+    lora_plugin: str | bool | None = None
+
+
 class Limits(_Section):
-    """Lengths in tokens, `max_batch_size` in requests."""
+    """Lengths in tokens, `max_batch_size` in requests.
+
+    `speculative_decoding_mode` is one bit of TensorRT-LLM's SpeculativeDecodingMode: 1 none,
+    2 external draft tokens, 4 Medusa, 8 lookahead, 16 ReDrafter, 32 Eagle.
+    """
 
     max_input_len: int = Field(ge=1)
     max_seq_len: int | None = Field(default=None, ge=1)
@@ -71,6 +86,10 @@ class Limits(_Section):
     max_batch_size: int = Field(ge=1)
     max_beam_width: int | None = None
     max_num_tokens: int | None = None
+    kv_cache_type: str | None = None
+    speculative_decoding_mode: int | None = None
+    weight_streaming: bool | None = None
+    plugin_config: Plugins = Plugins()
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
@@ -82,6 +101,13 @@ class Limits(_Section):
     def seq_len(self) -> int:
         """Prompt and output together."""
         return self.max_seq_len or self.max_input_len + (self.max_output_len or 0)
+
+    @property
+    def paged_kv_cache(self) -> bool:
+        """Whether keys and values lie in blocks; `kv_cache_type` replaced the plugin's flag."""
+        if self.kv_cache_type is not None:
+            return self.kv_cache_type.lower() == "paged"
+        return bool(self.plugin_config.paged_kv_cache)
 
 
 class EngineConfig(_Section):

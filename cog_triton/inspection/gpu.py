@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cog_triton.engine_manifest import MANIFEST_NAME
 from cog_triton.inspection.describe import Description
+from cog_triton.preflight import gpu_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,4 @@ def _problem(engine: Description, here: Sequence[int]) -> str | None:
     if not engine.sm:
         why = "its manifest names none" if engine.manifest else f"it has no {MANIFEST_NAME}"
         return f"{path}: the GPU that it was built for is not recorded: {why}"
-    built = f"{path} was built for {names(engine.sm)}"
-    if not here:
-        return f"{built}, there is no GPU here"
-    others = sorted(set(here) - set(engine.sm))
-    if others:
-        return f"{built}, this machine has {names(others)}: build the engine on such a GPU"
-    if len(here) < engine.world_size:
-        return f"{path} has {engine.world_size} ranks, a GPU for each: {len(here)} here"
-    return None
-
-
-def names(sms: Sequence[int]) -> str:
-    """ "sm_80, sm_90" """
-    return ", ".join(f"sm_{sm}" for sm in sms)
+    return gpu_problem(path, engine.sm, engine.world_size, 1, here)

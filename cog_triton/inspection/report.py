@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cog_triton.engine_manifest import MANIFEST_NAME
-from cog_triton.inspection import gpu
 from cog_triton.inspection.describe import Description
 from cog_triton.inspection.gpu import GpuCheck
+from cog_triton.preflight import sm_names
 
 _UNKNOWN = "not recorded"
 
@@ -96,11 +96,11 @@ def _gpu(engine: Description) -> str:
     if engine.on_cpu:
         return "none, runs on the CPU"
     name = engine.manifest.gpu_name if engine.manifest else None
-    return ", ".join(part for part in (gpu.names(engine.sm), name) if part) or _UNKNOWN
+    return ", ".join(part for part in (sm_names(engine.sm), name) if part) or _UNKNOWN
 
 
 def _here(engine: Description, check: GpuCheck) -> str:
-    here = gpu.names(check.here) or "no GPU"
+    here = sm_names(check.here) or "no GPU"
     if check.problem:
         return f"{here}: does not fit" if engine.sm else f"{here}: cannot be compared"
     return f"{here}: fits"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineLimits, EngineRequest
@@ -60,7 +60,9 @@ class TextGenerator:
         limits: EngineLimits,
         tokenizer: EngineTokenizer,
         client: TritonClient,
+        to_values: Callable[[EngineRequest], dict[str, Any]] = contract.to_values,
     ) -> None:
+        """`to_values` writes a request as the engine's family wants it."""
         self._settings = settings
         self._limits = limits
         self._max_seq_len = min(
@@ -68,6 +70,7 @@ class TextGenerator:
         )
         self._tokenizer = tokenizer
         self._client = client
+        self._to_values = to_values
 
     def plan(
         self, input_ids: Sequence[int], sampling: SamplingParams, stops: Sequence[str] = ()
@@ -117,7 +120,7 @@ class TextGenerator:
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
         )
-        if not list(self._client.tokens(self._client.request(contract.to_values(request)))):
+        if not list(self._client.tokens(self._client.request(self._to_values(request)))):
             raise TritonUnknownError("the engine answered the first request without a token")
 
     def _tokens(self, generation: Generation) -> Generator[list[int], None, None]:
@@ -129,7 +132,7 @@ class TextGenerator:
             pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
         )
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
-        http = self._client.request(contract.to_values(request), request_id)
+        http = self._client.request(self._to_values(request), request_id)
         generation.hang_up = http.hang_up
         if generation.cancelled:
             http.hang_up()

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from cog_triton import preflight
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.registry import open_engine
-from cog_triton.preflight import require_gpu
+from cog_triton.errors import EngineIncompatible, TritonStartFailed
+from cog_triton.machine import Machine, backends_in, library_versions
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton import distribution
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.repository import render
+from cog_triton.triton.repository import ENGINE_MODEL, render
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
 from cog_triton.triton.server import TritonServer
 
@@ -37,7 +40,9 @@ class Runtime:
         self.tokenizer = tokenizer
         self.server = server
         self._client = TritonClient(settings.triton_url, settings.triton_timeout, family.error)
-        self.generator = TextGenerator(settings, family.limits, tokenizer, self._client)
+        self.generator = TextGenerator(
+            settings, family.limits, tokenizer, self._client, family.values
+        )
 
     @classmethod
     async def start(cls, settings: Settings, weights: str | None = None) -> Self:
@@ -45,7 +50,7 @@ class Runtime:
 
         Cheap checks come first: a bad config is told before any weights are fetched.
         """
-        require_gpu(settings.cog_triton_sm)
+        preflight.require_gpu(settings.cog_triton_sm)
         config = (
             load_serve_config(settings.cog_triton_config)
             if settings.cog_triton_config
@@ -56,9 +61,16 @@ class Runtime:
         family = open_engine(directory)
         tokenizer = EngineTokenizer.load(directory)
         run_dir = _fresh_run_dir(work_dir)
+        _require_machine(settings, family, config, run_dir)
         repository = render(family, config, run_dir / "model_repo")
         runtime = cls(settings, family, tokenizer, TritonServer(settings, repository, run_dir))
-        await runtime.server.start(runtime._client.is_ready, runtime._probe)
+        try:
+            await runtime.server.start(runtime._client.is_ready, runtime._probe)
+        except TritonStartFailed as error:
+            known = family.start_error(runtime.server.log.read_text("utf-8", "replace"))
+            if known is None:
+                raise
+            raise known from error
         return runtime
 
     async def _probe(self) -> None:
@@ -68,6 +80,34 @@ class Runtime:
         """Stop Triton and close every connection."""
         await self._client.aclose()
         await self.server.stop()
+
+
+def _require_machine(
+    settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
+) -> None:
+    """Compare the engine with this machine before Triton loads it; raises E1305 or E1306."""
+    triton = distribution.find(run_dir, settings.tritonserver)
+    nodes = str(config.of(ENGINE_MODEL).get("num_nodes", 1))
+    try:
+        needs = preflight.needs_of(
+            family.directory,
+            family.backend,
+            family.world_size,
+            family.versions,
+            max(int(nodes), 1) if nodes.isdecimal() else 1,  # else `render` refuses it
+        )
+        here = Machine(
+            preflight.visible_gpus() if family.world_size else (),
+            triton.binary,
+            backends_in(triton.backend_directory),
+            library_versions(),
+        )
+        for remark in preflight.require_engine(needs, here):
+            print(f"Warning: {remark}", flush=True)
+    except EngineIncompatible as error:
+        if not settings.cog_triton_skip_preflight:
+            raise
+        print(f"Warning: COG_TRITON_SKIP_PREFLIGHT is set, so this is served: {error}", flush=True)
 
 
 def _fresh_run_dir(work_dir: Path) -> Path:

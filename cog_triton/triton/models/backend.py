@@ -48,6 +48,18 @@ class Parameters:
             )
         return int(value)
 
+    def token(self, name: str) -> int | None:
+        """A parameter that is a token id, None if it is empty; raises E1202 for anything else."""
+        value = self._values.get(name, "")
+        if value and not value.isdecimal():
+            raise InvalidPredictorConfig(f"{self._model}.args.{name}={value!r}: must be a token id")
+        return int(value) if value else None
+
+    def names(self, name: str) -> dict[str, str]:
+        """A parameter that gives names for names, as ``ours:theirs,ours:theirs``; may be empty."""
+        pairs = self._values.get(name, "").split(",")
+        return dict(pair.split(":", 1) for pair in pairs if pair)
+
     def tokenizer(self) -> EngineTokenizer:
         """The tokenizer in `tokenizer_dir`; raises E2102."""
         return EngineTokenizer.load(Path(self.text("tokenizer_dir")))

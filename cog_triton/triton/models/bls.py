@@ -66,6 +66,9 @@ class _Options:
     add_special_tokens: bool
     accumulate_tokens: bool
     engine: str
+    engine_names: Mapping[str, str]
+    end_id: int | None
+    pad_id: int | None
     ended: _Ended
 
 
@@ -80,6 +83,9 @@ class TritonPythonModel:
             parameters.flag("add_special_tokens"),
             parameters.flag("accumulate_tokens"),
             parameters.text("tensorrt_llm_model_name"),
+            parameters.names("engine_input_names"),
+            parameters.token("end_id"),
+            parameters.token("pad_id"),
             _Ended(),
         )
         self._check_period = parameters.whole("cancellation_check_period_ms") / 1000
@@ -185,7 +191,15 @@ class _Call:
         engine: Tensors = {
             ENGINE_NAMES[name]: tensor for name, tensor in inputs.items() if name in ENGINE_NAMES
         }
-        engine |= {name: inputs[name] for name in ("end_id", "pad_id") if name in inputs}
+        engine |= {
+            options.engine_names[name]: engine.pop(name)
+            for name in options.engine_names.keys() & engine.keys()
+        }
+        for name, token in (("end_id", options.end_id), ("pad_id", options.pad_id)):
+            if name in inputs:
+                engine[name] = inputs[name]
+            elif token is not None:
+                engine[name] = np.array([[token]], dtype=np.int32)
         for name, prefix in (("text_input", ""), ("decoder_text_input", "decoder_")):
             text = "".join(item for row in strings(name, inputs.get(name)) for item in row)
             if text or not prefix:

@@ -40,6 +40,10 @@ class TritonPythonModel:
         parameters = backend.Parameters(args)
         self._tokenizer = parameters.tokenizer()
         self._add_special_tokens = parameters.flag("add_special_tokens")
+        self._defaults = {
+            "END_ID": parameters.token("end_id"),
+            "PAD_ID": parameters.token("pad_id"),
+        }
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode; a request that is refused gets its coded error."""
@@ -55,7 +59,9 @@ class TritonPythonModel:
 
     def _encode(self, tensors: Tensors) -> Tensors:
         refuse_bias(tensors.get("EMBEDDING_BIAS_WORDS"), tensors.get("EMBEDDING_BIAS_WEIGHTS"))
-        pad_id = int(tensors["PAD_ID"].flat[0]) if "PAD_ID" in tensors else 0
+        pad_id = self._defaults["PAD_ID"] or 0
+        if "PAD_ID" in tensors:
+            pad_id = int(tensors["PAD_ID"].flat[0])
         encoded = {"REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"]}
         for source, name, ids, length in _PROMPTS:
             texts = ["".join(row) for row in strings(name, tensors.get(source))]
@@ -72,7 +78,10 @@ class TritonPythonModel:
             words = word_lists(self._tokenizer, strings(name, tensors.get(source)))
             if words is not None:
                 encoded[target] = words
-        for source in ("END_ID", "PAD_ID"):
+        batch = encoded["REQUEST_INPUT_LEN"].shape
+        for source, token in self._defaults.items():
             if source in tensors:
                 encoded[f"OUT_{source}"] = tensors[source]
+            elif token is not None:
+                encoded[f"OUT_{source}"] = np.full(batch, token, dtype=np.int32)
         return encoded

@@ -1,0 +1,149 @@
+"""Arguments of the text models, in the vocabulary of the seed and of TensorRT-LLM's templates.
+
+Every variable of those templates is either honoured or refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2
+
+from cog_triton.errors import InvalidPredictorConfig, nearest
+from cog_triton.settings import IMAGE_ENGINE_DIR
+
+_INSTANCE_COUNTS: Mapping[str, str] = {
+    "preprocessing": "preprocessing_instance_count",
+    "postprocessing": "postprocessing_instance_count",
+    "tensorrt_llm_bls": "bls_instance_count",
+}
+_TOKENIZER_TYPES = ("auto", "llama", "t5")
+# What only our own rendering writes.
+_OURS = ("engine_input_names",)
+_NO_IMAGES = "images are not served here, text alone is"
+_REFUSED: Mapping[str, Mapping[str, str]] = {
+    "preprocessing": {
+        "multimodal_model_path": _NO_IMAGES,
+        "max_num_images": _NO_IMAGES,
+        "hf_model_path": _NO_IMAGES,
+    },
+    "tensorrt_llm_bls": {
+        "multimodal_encoders_name": _NO_IMAGES,
+        "tensorrt_llm_draft_model_name": "draft models are not served here; see"
+        " tensorrt_llm.args.decoding_mode",
+    },
+}
+
+
+def apply(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
+    """Set `arguments` on a text model's config; `engine_dir` is the engine that is served.
+
+    Raises:
+        InvalidPredictorConfig: names the argument, its value and the rule or the nearest name.
+    """
+    for name, value in arguments.items():
+        where = f"{config.name}.args.{name}={value!r}"
+        reason = _REFUSED.get(config.name, {}).get(name)
+        if reason is not None:
+            raise InvalidPredictorConfig(f"{where}: {reason}")
+        setter = _setters(config).get(name)
+        if setter is None:
+            known = sorted(_setters(config))
+            raise InvalidPredictorConfig(
+                f"{where}: unknown argument{nearest(name, known)}; known: {', '.join(known)}"
+            )
+        try:
+            setter(config, name, _place(value, engine_dir) if name.endswith("_dir") else value)
+        except ValueError as error:
+            raise InvalidPredictorConfig(f"{where}: {error}") from None
+
+
+Setter = Callable[[Any, str, Any], None]
+
+
+def _setters(config: Any) -> dict[str, Setter]:
+    found: dict[str, Setter] = {
+        name: _set_parameter for name in config.parameters if name not in _OURS
+    }
+    found["triton_max_batch_size"] = _set_batch_size
+    if config.name in _INSTANCE_COUNTS:
+        found[_INSTANCE_COUNTS[config.name]] = _set_instances
+    if config.name in ("preprocessing", "postprocessing"):
+        found["tokenizer_type"] = _check_tokenizer_type
+    if config.name == "preprocessing":
+        found |= {
+            "engine_dir": _check_engine_dir,
+            "max_queue_delay_microseconds": _set_queue_delay,
+            "max_queue_size": _set_queue_size,
+        }
+    if config.name in ("ensemble", "tensorrt_llm_bls"):
+        found["logits_datatype"] = _check_logits
+    if config.name == "tensorrt_llm_bls":
+        found["decoupled_mode"] = _check_decoupled
+    return found
+
+
+def _place(value: Any, engine_dir: Path) -> Any:
+    """The seed's configs name the image's engine directory, wherever the engine really is."""
+    return str(engine_dir) if isinstance(value, str) and Path(value) == IMAGE_ENGINE_DIR else value
+
+
+def _set_parameter(config: Any, name: str, value: Any) -> None:
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be text, a number, true or false")
+    config.parameters[name].string_value = str(value)
+
+
+def _set_batch_size(config: Any, name: str, value: Any) -> None:
+    config.max_batch_size = _whole(value, 1)
+
+
+def _set_instances(config: Any, name: str, value: Any) -> None:
+    count = _whole(value, 1)
+    if config.name == "postprocessing" and count > 1:
+        count = 1
+        print(
+            f"Warning: postprocessing.args.{name}={value}: one instance is started: with more,"
+            " Triton reorders the text of a stream",
+            flush=True,
+        )
+    config.instance_group[0].count = count
+
+
+def _set_queue_delay(config: Any, name: str, value: Any) -> None:
+    config.dynamic_batching.max_queue_delay_microseconds = _whole(value, 0)
+
+
+def _set_queue_size(config: Any, name: str, value: Any) -> None:
+    config.dynamic_batching.default_queue_policy.max_queue_size = _whole(value, 0)
+
+
+def _check_tokenizer_type(config: Any, name: str, value: Any) -> None:
+    """tokenizer.json tells the type itself; TensorRT-LLM has dropped the argument, too."""
+    if value not in _TOKENIZER_TYPES:
+        raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
+
+
+def _check_engine_dir(config: Any, name: str, value: Any) -> None:
+    served = config.parameters["tokenizer_dir"].string_value
+    if not isinstance(value, str) or Path(value) != Path(served):
+        raise ValueError(_NO_IMAGES + ", so nothing reads it")
+
+
+def _check_logits(config: Any, name: str, value: Any) -> None:
+    (kind,) = {item.data_type for item in config.output if item.name == "context_logits"}
+    if value != model_config_pb2.DataType.Name(kind):
+        raise ValueError(f"must be {model_config_pb2.DataType.Name(kind)}, as of tensorrt_llm")
+
+
+def _check_decoupled(config: Any, name: str, value: Any) -> None:
+    if str(value).lower() != "true":
+        raise ValueError("must be true: this model streams")
+
+
+def _whole(value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"must be a whole number, {least} or more")
+    return value

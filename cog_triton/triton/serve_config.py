@@ -12,6 +12,18 @@ import yaml
 from cog_triton.errors import InvalidPredictorConfig, nearest
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+# Beside what is read here, a model's config of the seed has keys for the tools that deploy it: what
+# they are called in the environment of a server, None where they mean nothing to it.
+_DEPLOYMENT: Mapping[str, Mapping[str, str | None]] = {
+    "instantiate": {"build": None},
+    "server": {
+        "base_model": None,
+        "staging_dest": None,
+        "weights": "COG_WEIGHTS",
+        "system_prompt": "SYSTEM_PROMPT",
+        "prompt_template": "PROMPT_TEMPLATE",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +54,14 @@ def load_serve_config(path: Path) -> ServeConfig:
     models = _mapping(raw, path, "")
     where = ""
     for key in ("instantiate", "server"):
-        if key in models:
+        if key in models or where:
+            _only(models, [key, *_DEPLOYMENT[key]], path, where)
+            for beside, variable in _DEPLOYMENT[key].items():
+                if variable and beside in models:
+                    at = f"{where}.{beside}".lstrip(".")
+                    print(f"Warning: {path}: {at} is not read: set {variable}", flush=True)
             where = f"{where}.{key}".lstrip(".")
-            _only(models, [key], path, where)
-            models = _mapping(models[key], path, where)
+            models = _mapping(models.get(key), path, where)
     _only(models, list(MODELS), path, where)
     arguments = {}
     for model, body in models.items():

@@ -62,6 +62,33 @@ def test_nothing_said_is_nothing_set(text: str, tmp_path: Path) -> None:
     assert all(config.of(model) == {} for model in MODELS)
 
 
+# As configs/example_official_model_config.yaml of the seed, which deployment tools read, too.
+OFFICIAL = """
+build: {version: 1a40, config: models/mistral/build_config.yaml}
+instantiate:
+  base_model: r8.im/cog-triton@sha256:4c42
+  staging_dest: r8.im/staging
+  weights: https://example.com/engine.tar
+  system_prompt: You are helpful.
+  prompt_template: <s>[INST] {system_prompt} {prompt} [/INST]
+"""
+
+
+@pytest.mark.parametrize("server", ["", "  server: {tensorrt_llm: {args: {decoupled_mode: True}}}"])
+def test_keys_of_deployment_tools(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load(tmp_path, OFFICIAL + server)
+    assert config.of("tensorrt_llm") == ({"decoupled_mode": True} if server else {})
+    said = capsys.readouterr().out
+    for key, variable in (
+        ("weights", "COG_WEIGHTS"),
+        ("system_prompt", "SYSTEM_PROMPT"),
+        ("prompt_template", "PROMPT_TEMPLATE"),
+    ):
+        assert f"instantiate.{key} is not read: set {variable}" in said
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidPredictorConfig, match=r"COG_TRITON_CONFIG='.*no\.yaml': No such"):
         load_serve_config(tmp_path / "no.yaml")
@@ -116,6 +143,7 @@ def test_what_must_be_a_mapping(text: str, where: str, tmp_path: Path) -> None:
         ("instantiate: {server: {preprocesing: {}}}", "did you mean 'preprocessing'"),
         ("tensorrt_llm: {arg: {}}", "did you mean 'args'"),
         ("instantiate: {server: {}}\nother: 1", "'other'"),
+        ("instantiate: {sistem_prompt: x}", "did you mean 'system_prompt'"),
         ("5: {}", "unknown key 5"),
         ("tensorrt_llm: {true: 1}", "unknown key True"),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 
 from cog_triton.engines.tensorrt_llm.engine import Engine
 from cog_triton.engines.tensorrt_llm.parameters import Parameters
+from cog_triton.engines.tensorrt_llm.values import notation
 from cog_triton.engines.tensorrt_llm.versions import text
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.settings import IMAGE_ENGINE_DIR
@@ -38,7 +39,7 @@ def check(parameters: Parameters, engine: Engine) -> None:
 
 def _shown(parameters: Parameters, name: str) -> str:
     value: Any = getattr(parameters, name)
-    return repr(value if isinstance(value, bool | int | float | tuple | None) else str(value))
+    return repr(value if isinstance(value, bool | int | float | None) else notation(name, value))
 
 
 def _release(parameters: Parameters, engine: Engine) -> Problems:

@@ -1,0 +1,51 @@
+"""Three engines' rendered repositories, word for word.
+
+After a change that is meant: UPDATE_GOLDEN=1 pytest tests/unit/test_tensorrt_llm_golden.py, and
+read the diff of tests/unit/golden/.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trtllm_engines
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from cog_triton.triton import repository
+from cog_triton.triton.serve_config import MODELS, ServeConfig, load_serve_config
+
+GOLDEN = Path(__file__).parent / "golden"
+CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
+CASES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "defaults": (trtllm_engines.V1, None),
+    "tuned": (trtllm_engines.V1, "tensorrt-llm.yaml"),
+    "v0.9": (trtllm_engines.V0_9, "seed.yaml"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_rendered_repository(case: str, model: str, tmp_path: Path) -> None:
+    config, serve = CASES[case]
+    opened = trtllm_engines.family(tmp_path / "engine", config)
+    target = tmp_path / "repo"
+    settings = load_serve_config(CONFIGS / serve) if serve else ServeConfig()
+    repository.render(opened, settings, target)
+    text = (target / model / "config.pbtxt").read_text("utf-8")
+    text = text.replace(str(tmp_path / "engine"), "/ENGINE")
+    assert "${" not in text
+    text_format.Parse(text, model_config_pb2.ModelConfig())
+    golden = GOLDEN / case / f"{model}.pbtxt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text, "utf-8")
+    assert text == golden.read_text("utf-8")
+
+
+def test_no_golden_is_left_over() -> None:
+    held = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()}
+    assert held == {f"{case}/{model}.pbtxt" for case in CASES for model in MODELS}

@@ -254,14 +254,14 @@ def _problem(item: Any) -> str:
             hint = "; TensorRT-LLM 0.10 renamed it to executor_worker_path"
         rule = f"unknown setting of a TensorRT-LLM engine{hint}"
     elif item["type"] == "literal_error":
-        choices = [str(choice) for choice in _choices(Parameters.model_fields[name].annotation)]
+        choices = choices_of(Parameters.model_fields[name].annotation)
         rule = f"must be {' or '.join(choices)}{nearest(str(item['input']), choices)}"
     return f"tensorrt_llm.args.{name}={item['input']!r}: {rule}"
 
 
-def _choices(annotation: Any) -> tuple[Any, ...]:
+def choices_of(annotation: Any) -> list[str]:
     """The values of a Literal, also where it may be None."""
     found = get_args(annotation)
     if found and all(isinstance(choice, str) for choice in found):
-        return found
-    return tuple(choice for part in found for choice in _choices(part))
+        return list(found)
+    return [choice for part in found for choice in choices_of(part)]

@@ -75,10 +75,9 @@ _REQUESTS = (
         "SamplingConfig",
         "{name}: must be {rule}",
     ),
-    Row(r"Assertion failed: beamWidth [=|>]|for beamWidth is invalid|beam ?width .*exceeds",
+    Row(r"Assertion failed: beamWidth >|for beamWidth is invalid",
         InvalidArgument, "SamplingConfig; LlmRequest::validate",
         "beam_width: must be from 1 to the engine's max_beam_width"),
-    Row(r"Incorrect sampling config|Invalid sampling", InvalidArgument, "LlmRequest::validate"),
     Row(r"Sparse list must not have (?P<what>[^:]+)", InvalidArgument, "utils.cc: convertWordList",
         "stop_words_list or bad_words_list: must not have {what}"),
     Row(r"Invalid size for tensor (?P<name>\w+)", InvalidArgument, "utils.h: extractSingleton",
@@ -100,11 +99,10 @@ _REQUESTS = (
         "{name}: must {rule}, as retention_token_range_starts"),
     Row(r"request ID is not provided", InvalidArgument, "handleStopRequest",
         "stop=True: Trying to stop a request but request ID is not provided"),
-    Row(r"CUDA runtime error|CUDA driver error|cudaError|illegal memory access|NCCL error"
-        r"|Encountered an error in forward", TritonUnavailable, "Executor::Impl::forwardSync",
-        "the engine failed on the GPU: {text}"),
-    Row(r"stopped accepting new inference requests|executor (?:is )?shut", TritonUnavailable,
-        "Triton's scheduler; Executor::shutdown", "Triton is stopping; try again"),
+    Row(r"CUDA runtime error|illegal memory access|Encountered an error in forward",
+        TritonUnavailable, "Executor::Impl::forwardSync", "the engine failed on the GPU: {text}"),
+    Row(r"stopped accepting new inference requests", TritonUnavailable,
+        "Triton's scheduler", "Triton is stopping; try again"),
 )  # fmt: skip
 
 _START = (
@@ -125,10 +123,10 @@ _START = (
         " it with the image of its release",
     ),
     Row(
-        r"Version tag does not match.*Current Version: (?P<here>\d+),"
+        r"Version tag does not match\. Note: Current Version: (?P<here>\d+),"
         r" Serialized Engine Version: (?P<engine>\d+)",
         EngineIncompatible,
-        "TensorRT 8 and 9",
+        "IRuntime::deserializeCudaEngine",
         "the engine was built by another TensorRT (serialization version {engine}, here {here}):"
         " build the engine anew",
     ),
@@ -140,10 +138,10 @@ _START = (
         " each rank (WORLD_SIZE)",
     ),
     Row(
-        r"Assertion failed: mpiSize == (?P<what>.*?) \((?P<here>\d+) != (?P<engine>\d+)\)",
+        r"MPI worldSize is expected to be equal to tp\*pp",
         EngineIncompatible,
-        "WorldConfig::mpi",
-        "the engine has {engine} ranks, and {here} processes were started (WORLD_SIZE)",
+        "Executor::Impl::initializeWorkers",
+        "the engine needs a process for each rank, and others were started (WORLD_SIZE)",
     ),
 )
 

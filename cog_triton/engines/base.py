@@ -27,7 +27,8 @@ class EngineRequest:
     """One prompt to generate from, in token ids.
 
     `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
-    `stop_words` are token id sequences that end the output and are cut from it.
+    `stop_words` are token id sequences that end the output and are cut from it, `bad_words`
+    such that are never generated.
     """
 
     input_ids: Sequence[int]
@@ -35,6 +36,7 @@ class EngineRequest:
     end_id: int | None = None
     pad_id: int | None = None
     stop_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     streaming: bool = True
     exclude_input_in_output: bool = False
     return_log_probs: bool = False
@@ -126,10 +128,14 @@ class EngineFamily(ABC):
     name: ClassVar[str]
     backend: ClassVar[str] = "python"
     options: ClassVar[Mapping[str, type]] = {}
+    own_models: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, directory: Path, limits: EngineLimits) -> None:
+    def __init__(
+        self, directory: Path, limits: EngineLimits, tokenizer_dir: Path | None = None
+    ) -> None:
         self.directory = directory
         self.limits = limits
+        self.tokenizer_dir = tokenizer_dir or directory
 
     @classmethod
     @abstractmethod
@@ -149,6 +155,13 @@ class EngineFamily(ABC):
         ``model.py``, or None for a compiled backend; raises E1202 for unknown arguments.
         `limits` are final after it: arguments may move them.
         """
+
+    def render_own(self, config: Any, arguments: Mapping[str, Any]) -> None:
+        """Fill `config` of one of `own_models`, which only this family adds to the repository.
+
+        Their code is in ``triton_model_repo``. Raises E1202 for unknown arguments.
+        """
+        raise NotImplementedError(config.name)
 
     def adapt(self, config: Any) -> None:  # noqa: B027
         """Fit the config of a text model to the engine, after `render`; by default it fits."""

@@ -52,7 +52,8 @@ _NEUTRAL: dict[str, float] = {
     "skip_cross_attn_blocks": 0,
     "stop": 0,
 }
-HONOURED = frozenset({*_SAMPLING, *_SCALARS, "input_ids", "input_lengths", "stop_words_list"})
+_WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
+HONOURED = frozenset({*_SAMPLING, *_SCALARS, *_WORDS, "input_ids", "input_lengths"})
 
 
 def to_values(request: EngineRequest) -> dict[str, Any]:
@@ -67,8 +68,9 @@ def to_values(request: EngineRequest) -> dict[str, Any]:
         value = getattr(request, name)
         if value is not None and value is not False:
             values[name] = value
-    if request.stop_words:
-        values["stop_words_list"] = flatten_words(request.stop_words).ravel().tolist()
+    for name, attr in _WORDS.items():
+        if words := getattr(request, attr):
+            values[name] = flatten_words(words).ravel().tolist()
     return values
 
 
@@ -84,7 +86,6 @@ def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
     length = _scalar("input_lengths", tensors["input_lengths"])
     if length != len(input_ids):
         raise InvalidArgument(f"input_lengths={length}: input_ids has {len(input_ids)} tokens")
-    words = tensors.get("stop_words_list")
     return EngineRequest(
         input_ids=input_ids,
         sampling=SamplingParams(
@@ -94,7 +95,8 @@ def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
                 if name in tensors
             }
         ),
-        stop_words=() if words is None else unflatten_words(words),
+        stop_words=_words("stop_words_list", tensors),
+        bad_words=_words("bad_words_list", tensors),
         **{
             "streaming": False,
             **{name: _scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
@@ -117,19 +119,21 @@ def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:
     for word in words:
         ids.extend(word)
         if len(ids) == (ends[-1] if ends else 0):
-            raise InvalidArgument("stop_words: a word must not be empty")
+            raise InvalidArgument("stop_words or bad_words: a word must not be empty")
         ends.append(len(ids))
     ends.extend([-1] * (len(ids) - len(ends)))
     return np.array([ids, ends], dtype=np.int32)
 
 
-def unflatten_words(tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
+def unflatten_words(
+    tensor: npt.NDArray[Any], name: str = "stop_words_list"
+) -> tuple[tuple[int, ...], ...]:
     """The inverse of `flatten_words`, for a tensor with or without its batch dimension."""
     if not tensor.size:
         return ()
     rows = tensor.reshape(-1, tensor.shape[-1])
     if rows.shape[0] != 2:
-        raise InvalidArgument(f"stop_words_list: shape {list(tensor.shape)}; must be [2, n]")
+        raise InvalidArgument(f"{name}: shape {list(tensor.shape)}; must be [2, n]")
     ids, ends = rows.tolist()
     words: list[tuple[int, ...]] = []
     start = 0
@@ -137,12 +141,14 @@ def unflatten_words(tensor: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
         if end < 0:
             break
         if not start < end <= len(ids):
-            raise InvalidArgument(
-                f"stop_words_list: end offset {end} is not in {start + 1}-{len(ids)}"
-            )
+            raise InvalidArgument(f"{name}: end offset {end} is not in {start + 1}-{len(ids)}")
         words.append(tuple(ids[start:end]))
         start = end
     return tuple(words)
+
+
+def _words(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[int, ...], ...]:
+    return unflatten_words(tensors[name], name) if name in tensors else ()
 
 
 def _scalar(name: str, tensor: npt.NDArray[Any]) -> Any:

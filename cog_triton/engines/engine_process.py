@@ -18,59 +18,35 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from cog_triton.engines.base import EngineRequest, EngineStats, StepEngine, TokenEvent
+from cog_triton import apart
+from cog_triton.engines.base import EngineStats, StepEngine, TokenEvent
 from cog_triton.errors import CogTritonError, TritonUnavailable
 
-Emit = Callable[[TokenEvent], None]
+Emit = Callable[[Any], None]
+_CLOSE_TIMEOUT_S = 10
 
 
-class EngineProcess:
-    """The parent's side; see `cog_triton.engines.base.TokenEngine`."""
+class EngineLink:
+    """One connection to a served engine; see `cog_triton.engines.base.TokenEngine`.
+
+    Requests and events are the engine's own, if only an event says by `finish` or `error` that
+    it is its request's last.
+    """
 
     def __init__(
-        self,
-        engine: str,
-        parameters: Mapping[str, str],
-        owner: int | None = None,
+        self, connection: Connection, max_batch_size: int, on_death: Callable[[], None]
     ) -> None:
-        """`engine` is ``module:class``, opened by ``from_parameters(parameters)``.
-
-        `owner` is the process that serves the engine, and is stopped when the child dies here
-        or when this process dies: whoever supervises the owner then knows. Raises the child's
-        coded error when it cannot be opened, or RuntimeError when that has none; its traceback
-        is on stderr.
-        """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    __name__,
-                    engine,
-                    json.dumps(dict(parameters)),
-                    str(theirs.fileno()),
-                    str(owner or 0),
-                ],
-                pass_fds=[theirs.fileno()],
-            )
-        self._connection = Connection(ours.detach())
-        try:
-            opened = self._connection.recv()
-        except (EOFError, OSError) as error:
-            code = self._process.wait()
-            raise RuntimeError(
-                f"the engine did not load: its process exited with {code}"
-            ) from error
-        if isinstance(opened, CogTritonError):
-            self._process.wait()
-            raise opened
-        self._max_batch_size = int(opened)
-        self._owner = owner
+        """`on_death` is called once when the engine hangs up before it is asked to."""
+        self._connection = connection
+        self._max_batch_size = max_batch_size
+        self._on_death = on_death
         self._closing = False
         self._emitters: dict[int, Emit] = {}
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -79,12 +55,7 @@ class EngineProcess:
         self._reader.start()
         self._writer.start()
 
-    @classmethod
-    def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
-        """What `triton_model` calls with the model's parameters; Triton's server owns it."""
-        return lambda parameters: cls(engine, parameters, owner=os.getppid())
-
-    def submit(self, handle: int, request: EngineRequest, emit: Emit) -> None:
+    def submit(self, handle: int, request: Any, emit: Emit) -> None:
         """See `TokenEngine.submit`."""
         self._emitters[handle] = emit
         self._outbox.put(("submit", handle, request))
@@ -104,7 +75,6 @@ class EngineProcess:
         self._outbox.put(None)
         self._writer.join()
         self._reader.join()
-        self._process.wait()
 
     def _write(self) -> None:
         message = ...
@@ -119,11 +89,11 @@ class EngineProcess:
     def _read(self) -> None:
         while True:
             try:
-                events: list[tuple[int, TokenEvent]] = self._connection.recv()
+                events = self._connection.recv()
             except (EOFError, OSError):  # an OSError when it died within a message
                 self._fail_all()
-                if self._owner and not self._closing:
-                    os.kill(self._owner, signal.SIGTERM)
+                if not self._closing:
+                    self._on_death()
                 return
             for handle, event in events:
                 ended = event.finish is not None or event.error is not None
@@ -137,6 +107,76 @@ class EngineProcess:
         for handle in list(self._emitters):
             if (emit := self._emitters.pop(handle, None)) is not None:
                 emit(TokenEvent([], [], error=error))
+
+
+class EngineProcess(EngineLink):
+    """The parent's side of an engine that runs in a child, and dies with us."""
+
+    def __init__(
+        self,
+        engine: str,
+        parameters: Mapping[str, str],
+        owner: int | None = None,
+    ) -> None:
+        """`engine` is ``module:class``, opened by ``from_parameters(parameters)``.
+
+        It is a `StepEngine`, or has a `serve` of its own; see `main`. `parameters` may name
+        another Python for it, ``engine_python``, which then gets this package and nothing else
+        of ours. `owner` is the process that serves the engine, and is stopped when the child
+        dies here or when this process dies: whoever supervises the owner then knows. Raises the
+        child's coded error when it cannot be opened, or RuntimeError when that has none; its
+        traceback is on stderr.
+        """
+        self._stack = ExitStack()
+        python, environment = parameters.get("engine_python"), None
+        if python:
+            links = self._stack.enter_context(TemporaryDirectory(prefix="cog-triton-"))
+            environment = apart.environment(Path(links))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    python or sys.executable,
+                    "-m",
+                    __name__,
+                    engine,
+                    json.dumps(dict(parameters)),
+                    str(theirs.fileno()),
+                    str(owner or 0),
+                ],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+            )
+        connection = Connection(ours.detach())
+        try:
+            opened = connection.recv()
+        except (EOFError, OSError) as error:
+            code = self._process.wait()
+            self._stack.close()
+            raise RuntimeError(
+                f"the engine did not load: its process exited with {code}"
+            ) from error
+        if isinstance(opened, CogTritonError):
+            self._process.wait()
+            self._stack.close()
+            raise opened
+        stop = partial(os.kill, owner, signal.SIGTERM) if owner else lambda: None
+        super().__init__(connection, int(opened), stop)
+
+    @classmethod
+    def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
+        """What `triton_model` calls with the model's parameters; Triton's server owns it."""
+        return lambda parameters: cls(engine, parameters, owner=os.getppid())
+
+    def close(self) -> None:
+        """See `TokenEngine.close`; a child that does not end by itself is killed."""
+        super().close()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stack.close()
 
 
 def run_engine(engine: StepEngine, connection: Connection) -> None:
@@ -165,7 +205,10 @@ def run_engine(engine: StepEngine, connection: Connection) -> None:
 
 
 def main() -> None:
-    """The child: open the engine and run it until the parent closes it or dies."""
+    """The child: open the engine and run it until the parent closes it or dies.
+
+    An engine that is no `StepEngine` has ``serve(connection)``, which does what `run_engine` does.
+    """
     name, parameters, descriptor, owner = sys.argv[1:]
     connection = Connection(int(descriptor))
     os.set_inheritable(int(descriptor), False)
@@ -177,7 +220,10 @@ def main() -> None:
         connection.send(error)
         raise
     try:
-        run_engine(opened, connection)
+        if hasattr(opened, "serve"):
+            opened.serve(connection)
+        else:
+            run_engine(opened, connection)
     except (EOFError, ConnectionError):
         if owner != "0":  # nobody answers its requests any more, and Triton does not tell
             with suppress(ProcessLookupError):

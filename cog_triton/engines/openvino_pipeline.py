@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from cog_triton.engines.base import EngineRequest, FinishReason, TokenEvent
 from cog_triton.engines.openvino import OpenVINOOptions, read_config
+from cog_triton.engines.stop_words import StopWords, Tokens
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
@@ -36,8 +37,7 @@ class _Live:
     handle: Any
     request: EngineRequest
     end_ids: frozenset[int]
-    output: list[int] = field(default_factory=list)
-    held: list[tuple[int, float]] = field(default_factory=list)
+    output: StopWords
 
 
 class OpenVINOPipeline:
@@ -80,7 +80,8 @@ class OpenVINOPipeline:
             added = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
         except RuntimeError as error:
             raise TritonUnknownError(_reason(error)) from error
-        self._live[handle] = _Live(added, request, end_ids)
+        output = StopWords(request.stop_words, request.sampling.min_tokens)
+        self._live[handle] = _Live(added, request, end_ids, output)
 
     def cancel(self, handle: int) -> None:
         """See `StepEngine.cancel`."""
@@ -131,6 +132,8 @@ class OpenVINOPipeline:
             value = getattr(sampling, name)
             if not -2 <= value <= 2:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
+        if request.bad_words:
+            raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
         if sampling.length_penalty != 1:
             raise InvalidArgument(
                 f"length_penalty={sampling.length_penalty}: must be 1 on this engine; it only has"
@@ -138,70 +141,40 @@ class OpenVINOPipeline:
             )
 
     def _drain(self, handle: int, live: _Live) -> None:
-        stop_words = live.request.stop_words
+        output = live.output
         while live.handle.can_read():
-            for output in live.handle.read().values():
+            for read in live.handle.read().values():
                 for token, log_prob in zip(
-                    output.generated_ids, output.generated_log_probs, strict=True
+                    read.generated_ids, read.generated_log_probs, strict=True
                 ):
-                    if token in live.end_ids:
-                        continue
-                    live.output.append(token)
-                    live.held.append((token, log_prob))
-                    if stop_words and (matched := self._matched_word(live)):
+                    if token not in live.end_ids and output.add(token, log_prob):
                         live.handle.cancel()
-                        del live.held[-matched:]
                         self._finish(handle, live, "stop")
                         return
         if live.handle.get_status() != og.GenerationStatus.RUNNING:
             self._complete(handle, live)
-        elif ready := len(live.held) - (_partial_word(live) if stop_words else 0):
-            self._emit(handle, live.held[:ready])
-            del live.held[:ready]
-
-    def _matched_word(self, live: _Live) -> int:
-        """Length of the stop word that the output now ends with, 0 if none."""
-        if len(live.output) <= live.request.sampling.min_tokens:
-            return 0
-        words = live.request.stop_words
-        ends = (len(word) for word in words if tuple(live.output[-len(word) :]) == word)
-        return min(max(ends, default=0), len(live.held))
+        elif ready := output.ready():
+            self._emit(handle, ready)
 
     def _complete(self, handle: int, live: _Live) -> None:
         if live.handle.get_status() == og.GenerationStatus.IGNORED:
             self._fail(handle, Overloaded("the KV cache is exhausted; try again later"))
-        elif len(live.output) >= live.request.sampling.max_tokens:
+        elif live.output.count >= live.request.sampling.max_tokens:
             self._finish(handle, live, "length")
         else:
             self._finish(handle, live, "stop")
 
     def _finish(self, handle: int, live: _Live, reason: FinishReason) -> None:
         del self._live[handle]
-        self._emit(handle, live.held, reason)
+        self._emit(handle, live.output.rest(), reason)
 
     def _fail(self, handle: int, error: CogTritonError) -> None:
         del self._live[handle]
         self._events.append((handle, TokenEvent([], [], error=error)))
 
-    def _emit(
-        self, handle: int, tokens: list[tuple[int, float]], finish: FinishReason | None = None
-    ) -> None:
+    def _emit(self, handle: int, tokens: Tokens, finish: FinishReason | None = None) -> None:
         ids = [token for token, _ in tokens]
         self._events.append((handle, TokenEvent(ids, [p for _, p in tokens], finish)))
-
-
-def _partial_word(live: _Live) -> int:
-    """How many of the last tokens may be the beginning of a stop word."""
-    output = live.output
-    return max(
-        (
-            size
-            for word in live.request.stop_words
-            for size in range(1, min(len(word), len(live.held) + 1))
-            if tuple(output[-size:]) == word[:size]
-        ),
-        default=0,
-    )
 
 
 def _generation_config(request: EngineRequest, end_ids: frozenset[int]) -> Any:

@@ -59,7 +59,7 @@ class Runtime:
         work_dir = settings.work_dir
         directory = await engine_directory(settings, weights or settings.cog_weights)
         family = open_engine(directory)
-        tokenizer = EngineTokenizer.load(directory)
+        tokenizer = EngineTokenizer.load(family.tokenizer_dir)
         run_dir = _fresh_run_dir(work_dir)
         _require_machine(settings, family, config, run_dir)
         repository = render(family, config, run_dir / "model_repo")

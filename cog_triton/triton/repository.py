@@ -10,9 +10,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from cog_triton.engines.base import EngineFamily
+from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.paths import data_dir
 from cog_triton.triton import text_arguments
-from cog_triton.triton.serve_config import MODELS, ServeConfig
+from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 
 ENGINE_MODEL = "tensorrt_llm"
 
@@ -25,7 +26,11 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
     source = data_dir("triton_model_repo")
     shutil.rmtree(target, ignore_errors=True)
     engine_config: Any = None
-    for model in (ENGINE_MODEL, *(name for name in MODELS if name != ENGINE_MODEL)):
+    others = [name for name in MODELS if name != ENGINE_MODEL]
+    for model in FAMILY_MODELS:
+        if model not in family.own_models and serve_config.of(model):
+            raise InvalidPredictorConfig(f"{model}.args: a {family.name} engine has no {model}")
+    for model in (ENGINE_MODEL, *others, *family.own_models):
         config = read_config(source / model / "config.pbtxt")
         version = target / model / "1"
         version.mkdir(parents=True)
@@ -34,15 +39,17 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
             model_py = family.render(config, serve_config.of(model))
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
+        elif model in family.own_models:
+            family.render_own(config, serve_config.of(model))
         else:
             config.max_batch_size = engine_config.max_batch_size
             if "tokenizer_dir" in config.parameters:
-                config.parameters["tokenizer_dir"].string_value = str(family.directory)
+                config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
             family.adapt(config)
-            text_arguments.apply(config, serve_config.of(model), family.directory)
-            code = source / model / "1" / "model.py"
-            if code.is_file():
-                shutil.copy(code, version)
+            text_arguments.apply(config, serve_config.of(model), family.tokenizer_dir)
+        code = source / model / "1" / "model.py"
+        if code.is_file():
+            shutil.copy(code, version)
         (target / model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
     return target
 

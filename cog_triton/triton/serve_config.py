@@ -12,6 +12,8 @@ import yaml
 from cog_triton.errors import InvalidPredictorConfig, nearest
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+# Models that one family of engines adds to the repository.
+FAMILY_MODELS = ("vllm_model",)
 # Beside what is read here, a model's config of the seed has keys for the tools that deploy it: what
 # they are called in the environment of a server, None where they mean nothing to it.
 _DEPLOYMENT: Mapping[str, Mapping[str, str | None]] = {
@@ -62,7 +64,7 @@ def load_serve_config(path: Path) -> ServeConfig:
                     print(f"Warning: {path}: {at} is not read: set {variable}", flush=True)
             where = f"{where}.{key}".lstrip(".")
             models = _mapping(models.get(key), path, where)
-    _only(models, list(MODELS), path, where)
+    _only(models, [*MODELS, *FAMILY_MODELS], path, where)
     arguments = {}
     for model, body in models.items():
         at = f"{where}.{model}".lstrip(".")

@@ -72,6 +72,7 @@ REQUESTS = st.builds(
     end_id=st.none() | st.integers(-1, 2**31 - 1),
     pad_id=st.none() | st.integers(-1, 2**31 - 1),
     stop_words=WORDS,
+    bad_words=WORDS,
     streaming=st.booleans(),
     exclude_input_in_output=st.booleans(),
     return_log_probs=st.booleans(),
@@ -88,7 +89,7 @@ def test_a_request_comes_back_as_it_was(request: EngineRequest) -> None:
 def test_every_field_of_a_request_travels() -> None:
     """A field that is added must be added here too: nothing may be dropped on the way."""
     names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling"}
-    assert names - {"stop_words"} == set(contract._SCALARS)
+    assert names - set(contract._WORDS.values()) == set(contract._SCALARS)
     assert {field.name for field in fields(SamplingParams)} == set(contract._SAMPLING.values())
 
 
@@ -162,7 +163,6 @@ def test_an_input_that_is_not_supported_is_refused_by_name(name: str) -> None:
 def test_texts_and_lists_that_are_not_supported_are_refused_by_name() -> None:
     for name, tensor in {
         "guided_decoding_guide": np.array([[b"{}"]], dtype=np.object_),
-        "bad_words_list": np.array([[[1], [1]]], dtype=np.int32),
         "embedding_bias": np.zeros((1, 8), dtype=np.float32),
     }.items():
         with pytest.raises(InvalidArgument, match=f"does not support {name}"):

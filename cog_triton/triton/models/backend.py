@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,15 @@ class Parameters:
             )
         return value == "true"
 
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """A parameter that is one of `known`, in lower case; raises E1202 for anything else."""
+        value = self.text(name).lower()
+        if value not in known:
+            raise InvalidPredictorConfig(
+                f"{self._model}.args.{name}={value!r}: must be one of {', '.join(known)}"
+            )
+        return value
+
     def whole(self, name: str) -> int:
         """A parameter that is a positive whole number; raises E1202 for anything else."""
         value = self.text(name)
@@ -72,7 +81,13 @@ def input_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
 
 def request_parameters(request: Any) -> list[str]:
     """Names of the request's parameters: Triton takes misspelt inputs as such, without a word."""
-    return list(json.loads(request.parameters() or "{}"))
+    return list(request_values(request))
+
+
+def request_values(request: Any) -> dict[str, Any]:
+    """The request's parameters with their values, which are text, numbers or truth values."""
+    values: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return values
 
 
 def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
@@ -82,11 +97,11 @@ def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
     )
 
 
-def failure(error: CogTritonError) -> Any:
-    """A response that tells the client the coded error."""
+def failure(error: CogTritonError, prefix: str = "") -> Any:
+    """A response that tells the client the coded error, after `prefix`."""
     code = (
         pb_utils.TritonError.INTERNAL
         if isinstance(error, FrameworkError)
         else pb_utils.TritonError.INVALID_ARG
     )
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{prefix}{error}", code))

@@ -1,0 +1,98 @@
+"""The vLLM family as the serving process sees it; vLLM itself is not needed here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.vllm.model import VLLMModel, read_model
+from cog_triton.engines.vllm.model_file import MODEL_FILE
+from cog_triton.errors import InvalidPredictorConfig, nearest
+
+TEXT_MODEL = "vllm_model"
+_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.engines.engine_process import EngineProcess
+from cog_triton.engines.triton_model import triton_model
+
+TritonPythonModel = triton_model(
+    EngineProcess.opener("cog_triton.engines.vllm.host:VLLMHost")
+)
+'''
+_ENGINE_OPTIONS = {"engine_python": "", "cancellation_check_period_ms": "100"}
+
+
+class VLLMFamily(EngineFamily):
+    """Recognised by ``model.json``."""
+
+    name = "vllm"
+    own_models = (TEXT_MODEL,)
+
+    def __init__(self, directory: Path, model: VLLMModel) -> None:
+        limits = EngineLimits(
+            max_input_len=model.max_model_len - 1,
+            max_seq_len=model.max_model_len,
+            max_batch_size=model.max_num_seqs,
+            end_id=None,
+            pad_id=None,
+        )
+        super().__init__(directory, limits, model.tokenizer_dir)
+        self._socket = f"cog-triton-vllm-{secrets.token_hex(8)}"
+
+    @classmethod
+    def recognises(cls, directory: Path) -> bool:
+        return (directory / MODEL_FILE).is_file()
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """See `EngineFamily.open`; also raises E1201, E1202 and E1304 for what model.json says."""
+        return cls(directory, read_model(directory))
+
+    def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
+        """See `EngineFamily.render`.
+
+        ``engine_python`` is the Python that has vLLM, if that is not Triton's own.
+        """
+        for name, value in arguments.items():
+            if name not in _ENGINE_OPTIONS:
+                raise InvalidPredictorConfig(
+                    f"tensorrt_llm.args.{name}={value!r}: vLLM's engine has no such option"
+                    f"{nearest(name, list(_ENGINE_OPTIONS))}; its own are in {MODEL_FILE}"
+                )
+        options = {**_ENGINE_OPTIONS, **{name: str(value) for name, value in arguments.items()}}
+        _check_period("tensorrt_llm", options)
+        config.backend = "python"
+        config.max_batch_size = self.limits.max_batch_size
+        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
+        config.parameters.clear()
+        options |= {"engine_dir": str(self.directory.resolve()), "socket": self._socket}
+        for name, value in options.items():
+            config.parameters[name].string_value = value
+        return _MODEL_PY
+
+    def render_own(self, config: Any, arguments: Mapping[str, Any]) -> None:
+        """See `EngineFamily.render_own`; arguments are the parameters in the model's config."""
+        settable = sorted(config.parameters)
+        for name, value in arguments.items():
+            if name not in settable:
+                raise InvalidPredictorConfig(
+                    f"{config.name}.args.{name}={value!r}: unknown argument"
+                    f"{nearest(name, settable)}; known: {', '.join(settable)}"
+                )
+            config.parameters[name].string_value = str(value)
+        _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
+        config.parameters["socket"].string_value = self._socket
+        config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
+
+
+def _check_period(model: str, options: Mapping[str, str]) -> None:
+    name = "cancellation_check_period_ms"
+    if not options[name].isdecimal() or not int(options[name]):
+        raise InvalidPredictorConfig(
+            f"{model}.args.{name}={options[name]!r}: must be a whole number, at least 1"
+        )

@@ -1,0 +1,32 @@
+"""Double of vllm/engine/arg_utils.py: every argument that the record names."""
+
+from dataclasses import field, make_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from cog_triton.engines.vllm.interface import RECORD
+from vllm.usage.usage_lib import UsageContext
+
+_DEFAULTS = {"gpu_memory_utilization": 0.9, "disable_log_stats": False}
+_DEFAULTS |= {"enable_log_requests": False, "aggregate_engine_logging": False}
+
+
+class EngineArgs:
+    def create_engine_config(
+        self, usage_context: UsageContext | None = None, headless: bool = False
+    ) -> Any:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError("gpu_memory_utilization: Input should be less than or equal to 1")
+        return SimpleNamespace(
+            usage_context=usage_context,
+            model_config=SimpleNamespace(model=self.model, max_model_len=self.max_model_len),
+            scheduler_config=SimpleNamespace(max_num_seqs=self.max_num_seqs or 1024),
+            engine_args=self,
+        )
+
+
+AsyncEngineArgs = make_dataclass(
+    "AsyncEngineArgs",
+    [(name, Any, field(default=_DEFAULTS.get(name))) for name in RECORD["engine_args"]],
+    bases=(EngineArgs,),
+)

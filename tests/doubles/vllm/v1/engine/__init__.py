@@ -1,0 +1,1 @@
+"""Double of vLLM's package of this name."""

@@ -1,0 +1,326 @@
+"""A directory with model.json is a vLLM engine: read, checked, bounded and rendered."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
+
+from cog_triton.engines.registry import open_engine
+from cog_triton.engines.vllm import model_file
+from cog_triton.engines.vllm.family import VLLMFamily
+from cog_triton.engines.vllm.interface import VERSION
+from cog_triton.engines.vllm.model import VLLMModel, read_model
+from cog_triton.engines.vllm.model_file import REPLACED
+from cog_triton.errors import (
+    CogTritonError,
+    EngineCorrupt,
+    InvalidPredictorConfig,
+    ModelUnavailable,
+    UnexpectedEngineArg,
+)
+from cog_triton.triton import repository
+from cog_triton.triton.serve_config import MODELS, ServeConfig
+
+
+@pytest.fixture(autouse=True)
+def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_file, "_installed", lambda: None)
+
+
+def model_json(directory: Path, **arguments: Any) -> VLLMModel:
+    return read_model(vllm_engine(directory, **arguments))
+
+
+def refusal(directory: Path, error: type[CogTritonError], **arguments: Any) -> str:
+    with pytest.raises(error) as caught:
+        model_json(directory, **arguments)
+    assert str(directory / "model.json") in caught.value.detail
+    return caught.value.detail
+
+
+def test_the_registry_finds_it(tmp_path: Path) -> None:
+    family = open_engine(vllm_engine(tmp_path))
+    assert isinstance(family, VLLMFamily)
+    assert family.tokenizer_dir == tmp_path
+    assert family.limits.max_seq_len == MAX_MODEL_LEN
+    assert family.limits.max_input_len == MAX_MODEL_LEN - 1
+    assert family.limits.max_batch_size == 256
+
+
+def test_the_model_is_beside_model_json_unless_named(tmp_path: Path) -> None:
+    assert model_json(tmp_path).arguments["model"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["absolute", "relative", "dotted"])
+def test_a_model_elsewhere(name: str, tmp_path: Path) -> None:
+    model = hugging_face(tmp_path / "weights", max_position_embeddings=77)
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    path = {"absolute": str(model), "relative": "../weights", "dotted": "./../weights/."}[name]
+    (engine / "model.json").write_text(json.dumps({"model": path}))
+    read = read_model(engine)
+    assert read.arguments["model"] == str(model)
+    assert read.tokenizer_dir == model
+    assert read.max_model_len == 77
+
+
+def test_a_tokenizer_elsewhere(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "other")
+    read = model_json(tmp_path / "engine", tokenizer="../other")
+    assert read.tokenizer_dir == tmp_path / "other"
+    assert read.arguments["tokenizer"] == str(tmp_path / "other")
+
+
+def test_a_hub_id_needs_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    detail = refusal(
+        tmp_path, ModelUnavailable, model="facebook/opt-125m", download_dir=str(tmp_path / "hub")
+    )
+    assert "model='facebook/opt-125m'" in detail
+
+
+def test_a_hub_model_that_is_cached_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--facebook--opt-125m" / "snapshots" / ("a" * 40)
+    hugging_face(snapshot, max_position_embeddings=2048)
+    (cache / "models--facebook--opt-125m" / "refs").mkdir()
+    (cache / "models--facebook--opt-125m" / "refs" / "main").write_text("a" * 40)
+    read = model_json(tmp_path / "e", model="facebook/opt-125m", download_dir=str(cache))
+    assert read.arguments["model"] == "facebook/opt-125m"
+    assert read.tokenizer_dir == snapshot
+    assert read.max_model_len == 2048
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    assert "'/no/such/dir'" in refusal(tmp_path, ModelUnavailable, model="/no/such/dir")
+
+
+def test_no_model_at_all(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(InvalidPredictorConfig, match="model: missing"):
+        read_model(tmp_path)
+
+
+def test_weights_are_missed_unless_they_are_dummies(tmp_path: Path) -> None:
+    vllm_engine(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(EngineCorrupt, match="no weights"):
+        read_model(tmp_path)
+    (tmp_path / "model.json").write_text('{"load_format": "dummy"}')
+    assert read_model(tmp_path).max_model_len == MAX_MODEL_LEN
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"'])
+def test_a_file_that_is_no_object(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(EngineCorrupt, match=r"model\.json"):
+        open_engine(tmp_path)
+
+
+def test_arguments_get_their_types(tmp_path: Path) -> None:
+    read = model_json(
+        tmp_path,
+        gpu_memory_utilization=1,
+        tensor_parallel_size="2",
+        enforce_eager="True",
+        max_num_seqs=7,
+        dtype="bfloat16",
+    )
+    assert read.arguments == {
+        "model": str(tmp_path),
+        "gpu_memory_utilization": 1.0,
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "max_num_seqs": 7,
+        "dtype": "bfloat16",
+        "max_model_len": MAX_MODEL_LEN,
+    }
+    assert read.max_num_seqs == 7
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    detail = refusal(tmp_path, UnexpectedEngineArg, gpu_memory_utilisation=0.5)
+    assert f"vLLM {VERSION}" in detail
+    assert "did you mean 'gpu_memory_utilization'" in detail
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_an_argument_of_before_is_refused_with_what_replaced_it(name: str, tmp_path: Path) -> None:
+    assert REPLACED[name] in refusal(tmp_path, UnexpectedEngineArg, **{name: True})
+
+
+def test_private_fields_are_no_arguments(tmp_path: Path) -> None:
+    refusal(tmp_path, UnexpectedEngineArg, _api_process_count=2)
+
+
+def test_another_version_of_vllm_checks_its_names_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_file, "_installed", lambda: "0.33.0")
+    assert model_json(tmp_path, brand_new=1).arguments["brand_new"] == 1
+    refusal(tmp_path, UnexpectedEngineArg, swap_space=4)
+    with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.33\.0 .* did you mean 'brand_newer'"):
+        model_file.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.33.0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"tensor_parallel_size": "two"}, "tensor_parallel_size='two': must be a whole number"),
+        ({"gpu_memory_utilization": True}, "must be a number"),
+        ({"dtype": "bf16"}, "must be auto or bfloat16"),
+        ({"max_lora_rank": 12}, "must be 1 or 128"),
+        ({"compilation_config": 3}, "must be an object"),
+        ({"model": ["a"]}, "must be text"),
+        ({"max_model_len": -1}, "max_model_len=-1: must be at least 1"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(
+    arguments: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    assert rule in refusal(tmp_path, InvalidPredictorConfig, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 4096, "text_config": {"max_position_embeddings": 99}}, 99),
+        ({"max_position_embeddings": None}, 2048),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            4096,
+        ),
+    ],
+)
+def test_the_length_is_read_from_the_models_config(
+    config: dict[str, Any], length: int, tmp_path: Path
+) -> None:
+    vllm_engine(tmp_path)
+    hugging_face(tmp_path, **config)
+    read = read_model(tmp_path)
+    assert read.max_model_len == read.arguments["max_model_len"] == length
+
+
+def test_the_tokenizer_may_allow_less(tmp_path: Path) -> None:
+    vllm_engine(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    assert read_model(tmp_path).max_model_len == 64
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
+    assert read_model(tmp_path).max_model_len == MAX_MODEL_LEN
+
+
+def test_a_length_that_is_given_counts(tmp_path: Path) -> None:
+    assert model_json(tmp_path, max_model_len=32).max_model_len == 32
+
+
+def test_adapters(tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "one").mkdir(parents=True)
+    loras = {"one": "adapters/one", "two": "org/two"}
+    (tmp_path / "multi_lora.json").write_text(json.dumps(loras))
+    assert model_json(tmp_path).loras == {}
+    read = model_json(tmp_path, enable_lora="true")
+    assert read.arguments["enable_lora"] is True
+    assert read.loras == {"one": str(tmp_path / "adapters" / "one"), "two": "org/two"}
+
+
+@pytest.mark.parametrize("text", [None, "[]", '{"one": 1}', '{"one": ""}'])
+def test_adapters_that_are_not_described(text: str | None, tmp_path: Path) -> None:
+    vllm_engine(tmp_path, enable_lora=True)
+    if text is not None:
+        (tmp_path / "multi_lora.json").write_text(text)
+    with pytest.raises(EngineCorrupt, match=r"multi_lora\.json"):
+        read_model(tmp_path)
+
+
+def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    family = VLLMFamily.open(vllm_engine(directory / "engine", max_num_seqs=16))
+    target = repository.render(family, ServeConfig(arguments or {}), directory / "repo")
+    names = sorted([*MODELS, "vllm_model"])
+    assert sorted(path.name for path in target.iterdir()) == names
+    return {name: repository.read_config(target / name / "config.pbtxt") for name in names}
+
+
+def test_the_repository_holds_both_contracts(tmp_path: Path) -> None:
+    configs = render(tmp_path)
+    engine, text = configs["tensorrt_llm"], configs["vllm_model"]
+    assert engine.backend == text.backend == "python"
+    assert (engine.max_batch_size, text.max_batch_size) == (16, 0)
+    assert engine.parameters["socket"] == text.parameters["socket"]
+    assert text.parameters["max_model_len"].string_value == str(MAX_MODEL_LEN)
+    for name in ("tensorrt_llm", "vllm_model"):
+        code = (tmp_path / "repo" / name / "1" / "model.py").read_text("utf-8")
+        assert "TritonPythonModel" in code
+        compile(code, name, "exec")
+    tokenizer_dir = configs["preprocessing"].parameters["tokenizer_dir"].string_value
+    assert tokenizer_dir == str(tmp_path / "engine")
+
+
+def test_what_model_json_says_is_not_shown_to_tritons_clients(tmp_path: Path) -> None:
+    vllm_engine(tmp_path / "engine", hf_token="hf_secret")
+    family = VLLMFamily.open(tmp_path / "engine")
+    repository.render(family, ServeConfig(), tmp_path / "repo")
+    for path in (tmp_path / "repo").rglob("*"):
+        assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
+
+
+def test_two_engines_do_not_meet(tmp_path: Path) -> None:
+    sockets = {
+        render(tmp_path / name)["vllm_model"].parameters["socket"].string_value for name in "ab"
+    }
+    assert len(sockets) == 2
+
+
+@pytest.mark.parametrize("value", ["yes", True, "True"])
+def test_arguments_of_both_models(value: Any, tmp_path: Path) -> None:
+    configs = render(
+        tmp_path,
+        {
+            "tensorrt_llm": {"engine_python": "/opt/vllm/bin/python"},
+            "vllm_model": {"REPORT_CUSTOM_METRICS": value, "cancellation_check_period_ms": 5},
+        },
+    )
+    parameters = configs["vllm_model"].parameters
+    assert parameters["REPORT_CUSTOM_METRICS"].string_value == str(value)
+    assert parameters["cancellation_check_period_ms"].string_value == "5"
+    engine = configs["tensorrt_llm"].parameters["engine_python"].string_value
+    assert engine == "/opt/vllm/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "value", "hint"),
+    [
+        ("tensorrt_llm", "kv_cache_free_gpu_mem_fraction", 0.9, "its own are in model.json"),
+        ("tensorrt_llm", "engine_pyton", "x", "did you mean 'engine_python'"),
+        ("tensorrt_llm", "cancellation_check_period_ms", 0, "at least 1"),
+        ("vllm_model", "REPORT_CUSTOM_METRIC", "yes", "did you mean 'REPORT_CUSTOM_METRICS'"),
+        ("vllm_model", "socket", "x", "unknown argument"),
+        ("vllm_model", "cancellation_check_period_ms", "soon", "at least 1"),
+    ],
+)
+def test_arguments_that_there_are_not(
+    model: str, name: str, value: Any, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidPredictorConfig, match=f"{model}.args.{name}") as caught:
+        render(tmp_path, {model: {name: value}})
+    assert hint in caught.value.detail
+
+
+def test_the_installed_version_is_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
+    assert model_file._installed() == "version of vllm"

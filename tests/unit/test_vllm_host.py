@@ -1,0 +1,435 @@
+"""AsyncLLM's host, in a process of its own over the double: both contracts, and every end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_engines import EOS, MAX_MODEL_LEN, calls, double_environment, vllm_engine
+
+from cog_triton.engines.base import EngineRequest, TokenEvent
+from cog_triton.engines.engine_process import EngineLink, EngineProcess
+from cog_triton.engines.vllm.messages import MetricsEvent, MetricsRequest, TextEvent, TextRequest
+from cog_triton.engines.vllm.peers import connect
+from cog_triton.engines.vllm.sampling import from_client
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    InvalidPredictorConfig,
+    PromptTooLong,
+    TritonUnavailable,
+    UnexpectedEngineArg,
+    VLLMUnknownError,
+)
+from cog_triton.sampling import SamplingParams
+
+HOST = "cog_triton.engines.vllm.host:VLLMHost"
+PATIENCE_S = 20
+HANDLES = itertools.count(1)
+ABC = list(b"abc")
+
+
+class Running:
+    """A host, its owner's connection and a guest's, and what the double was called with."""
+
+    def __init__(self, directory: Path, **parameters: str) -> None:
+        self.journal = directory.parent / "journal"
+        self.death = directory.parent / "death"
+        self.socket = f"test-{secrets.token_hex(8)}"
+        self.engine = EngineProcess(
+            HOST, {"engine_dir": str(directory), "socket": self.socket, **parameters}
+        )
+        self.pid = self.engine._process.pid
+
+    def guest(self) -> EngineLink:
+        connection = connect(self.socket)
+        return EngineLink(connection, connection.recv(), lambda: None)
+
+    def calls(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """At least `count` calls of one name."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found := calls(self.journal, name)) < count:
+            assert time.monotonic() < deadline, f"{count} calls of {name} do not come"
+            time.sleep(0.01)
+        return found
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    death = str(tmp_path / "death")
+    values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DEATH=death)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def running(tmp_path: Path, **arguments: Any) -> Iterator[Running]:
+    host = Running(vllm_engine(tmp_path / "engine", **arguments))
+    try:
+        yield host
+    finally:
+        closer = threading.Thread(target=host.engine.close, daemon=True)
+        closer.start()
+        closer.join(PATIENCE_S)
+        assert not closer.is_alive(), "close() hangs"
+        assert not Path("/proc", str(host.pid)).exists()
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One host for all tests that do not end it."""
+    directory = tmp_path_factory.mktemp("host")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in double_environment(directory / "journal").items():
+            patch.setenv(name, value)
+        with running(directory, max_num_seqs=9) as started:
+            yield started
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self._events: queue.Queue[Any] = queue.Queue()
+
+    def __call__(self, event: Any) -> None:
+        self._events.put(event)
+
+    def next(self) -> Any:
+        return self._events.get(timeout=PATIENCE_S)
+
+    def until_end(self) -> list[Any]:
+        events = [self.next()]
+        while events[-1].finish is None and events[-1].error is None:
+            events.append(self.next())
+        return events
+
+
+def ask(link: EngineLink, request: Any) -> list[Any]:
+    inbox = Inbox()
+    link.submit(next(HANDLES), request, inbox)
+    return inbox.until_end()
+
+
+def tokens(ids: list[int], max_tokens: int = 5, **values: Any) -> EngineRequest:
+    own = ("temperature", "top_k", "top_p", "seed", "min_tokens", "presence_penalty")
+    sampling = {name: values.pop(name) for name in own if name in values}
+    sampling |= {"length_penalty": values.pop("length_penalty", 1.0)}
+    return EngineRequest(
+        input_ids=ids, sampling=SamplingParams(max_tokens=max_tokens, **sampling), **values
+    )
+
+
+def text(prompt: str, parameters: dict[str, Any] | None = None, **values: Any) -> TextRequest:
+    return TextRequest(prompt=prompt, sampling=from_client(parameters or {}), **values)
+
+
+def joined(events: list[TokenEvent]) -> list[int]:
+    assert events[-1].error is None
+    return [token for event in events for token in event.token_ids]
+
+
+def failure(link: EngineLink, request: Any) -> CogTritonError:
+    *_, event = ask(link, request)
+    assert event.error is not None
+    return event.error
+
+
+def test_the_owner_hears_how_many_requests_run_at_once(host: Running) -> None:
+    assert host.engine.stats().max_batch_size == 9
+
+
+def test_tokens_stream_as_they_are_generated(host: Running) -> None:
+    events = ask(host.engine, tokens(ABC))
+    assert joined(events) == list(b"abcab")
+    assert len(events) > 2
+    assert events[-1].finish == "length"
+
+
+def test_without_streaming_they_come_together(host: Running) -> None:
+    (event,) = ask(host.engine, tokens(ABC, streaming=False))
+    assert (event.token_ids, event.finish) == (list(b"abcab"), "length")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_end_of_sequence_ends_and_is_cut(host: Running, streaming: bool) -> None:
+    request = tokens([97, 98, EOS, 99], 50, streaming=streaming)
+    events = ask(host.engine, request)
+    assert (joined(events), events[-1].finish) == (list(b"ab"), "stop")
+    events = ask(host.engine, replace(request, end_id=98))
+    assert (joined(events), events[-1].finish) == (list(b"a"), "stop")
+    events = ask(host.engine, replace(request, end_id=-1))
+    assert len(joined(events)) == 50
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_stop_words_are_cut_and_the_request_is_aborted(host: Running, streaming: bool) -> None:
+    aborted = len(calls(host.journal, "abort"))
+    request = tokens(ABC, 100, streaming=streaming, stop_words=((99, 97, 98), (1, 2)))
+    events = ask(host.engine, request)
+    assert (joined(events), events[-1].finish) == (list(b"ab"), "stop")
+    if streaming:
+        host.calls("abort", aborted + 1)
+
+
+def test_bad_words_are_not_generated(host: Running) -> None:
+    assert joined(ask(host.engine, tokens(ABC, bad_words=((98, 99),)))) == list(b"abdab")
+
+
+def test_log_probs_are_the_tokens_own(host: Running) -> None:
+    events = ask(host.engine, tokens(ABC, 3, return_log_probs=True))
+    assert [p for event in events for p in event.log_probs] == [-0.125, -0.25, -0.375]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({}, {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": None}),
+        ({"temperature": 0.5, "top_p": 0.9, "seed": 3}, {"temperature": 0.5, "top_p": 0.9}),
+        ({"top_k": 40, "seed": 7}, {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "seed": 7}),
+        ({"top_k": 1, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"top_p": 0.5, "seed": 2**64 - 1}, {"seed": 2**63 - 1}),
+        ({"top_p": 0.5, "min_tokens": 2}, {"min_tokens": 2, "max_tokens": 5}),
+    ],
+)
+def test_sampling_values_reach_vllm(
+    host: Running, sampling: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    ask(host.engine, tokens(ABC, **sampling))
+    params = host.calls("generate")[-1]["params"]
+    assert {name: params[name] for name in expected} == expected
+    assert params["detokenize"] is False
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (tokens([1] * MAX_MODEL_LEN, 1), PromptTooLong, "Prompt length"),
+        (tokens(ABC, MAX_MODEL_LEN), PromptTooLong, "request_output_len"),
+        (tokens([]), InvalidArgument, "input_ids: empty"),
+        (tokens(ABC, temperature=3.0, top_p=0.5), InvalidArgument, "temperature must be in"),
+        (tokens(ABC, presence_penalty=3.0), InvalidArgument, "presence_penalty must be in"),
+        (tokens(ABC, length_penalty=2.0), InvalidArgument, "length_penalty=2.0: must be 1"),
+        (text("x" * 200), PromptTooLong, "longer than the maximum model length"),
+        (text("a", {"n": 2, "temperature": 0}), InvalidArgument, "n must be 1"),
+        (text("a", {"structured_outputs": {}}), InvalidArgument, "one kind of structured"),
+        (text("a", {"lora_name": "x"}), InvalidArgument, "LoRA feature is not enabled."),
+        (text("break the request"), VLLMUnknownError, "RuntimeError: CUDA error: it broke"),
+    ],
+)
+def test_what_cannot_be_served_says_why(
+    host: Running, request_: Any, error: type[CogTritonError], words: str
+) -> None:
+    raised = failure(host.engine, request_)
+    assert type(raised) is error
+    assert words in raised.detail
+    assert joined(ask(host.engine, tokens(ABC, 1))) == [97], "the engine serves on"
+
+
+def test_text_in_and_text_out(host: Running) -> None:
+    (event,) = ask(host.guest(), text("one two ", {"max_tokens": 11}))
+    assert isinstance(event, TextEvent)
+    assert event.texts == ["one two one"]
+    assert event.finish_reasons == ["length"]
+    assert (event.input_token_count, event.output_token_counts) == (8, [11])
+    assert event.logprobs == ["null"]
+
+
+def test_text_streams_in_parts_that_are_whole_characters(host: Running) -> None:
+    events = ask(host.guest(), text("größer ", {"max_tokens": 18}, stream=True))
+    assert "".join(event.texts[0] for event in events) == "größer größer "
+    assert all("\ufffd" not in event.texts[0] for event in events)
+    assert sum(event.output_token_counts[0] for event in events) == 18
+    assert [event.finish_reasons[0] for event in events][-2:] == [None, "length"]
+
+
+def test_several_outputs_keep_their_places(host: Running) -> None:
+    parameters = {"n": 3, "max_tokens": 4}
+    (whole,) = ask(host.guest(), text("abc", parameters))
+    assert whole.texts == ["abca", "bcab", "cabc"]
+    events = ask(host.guest(), text("abc", parameters, stream=True))
+    assert ["".join(event.texts[i] for event in events) for i in range(3)] == whole.texts
+
+
+def test_log_probs_of_text(host: Running) -> None:
+    request = text("ab", {"max_tokens": 2, "logprobs": 1}, return_logprobs=True)
+    (event,) = ask(host.guest(), request)
+    expected = '[{"97": {"logprob": -0.125, "rank": 1, "decoded_token": "a"}}, {"98": '
+    assert event.logprobs[0].startswith(expected)
+    assert event.cumulative_logprobs == [-0.375]
+    asked = text("ab", {"max_tokens": 2}, return_cumulative_logprob=True, return_logprobs=True)
+    (event,) = ask(host.guest(), asked)
+    assert event.cumulative_logprobs == [-0.375]
+    assert event.logprobs == ["null"], "nobody asked vLLM for them"
+
+
+def test_structured_outputs_reach_vllm(host: Running) -> None:
+    request = text("hi", {"structured_outputs": '{"choice": ["yes", "no"]}'})
+    (event,) = ask(host.guest(), request)
+    assert event.texts == ["yes"]
+    assert event.finish_reasons == ["stop"]
+
+
+@pytest.mark.usefixtures("environment")
+def test_adapters_by_name(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "multi_lora.json").write_text('{"doll": "org/doll", "sheep": "x"}')
+    with running(tmp_path, enable_lora=True) as host:
+        ask(host.engine, text("a", {"lora_name": "sheep"}))
+        assert host.calls("generate")[-1]["lora"] == "sheep"
+        words = "LoRA sql is not supported, we currently support ['doll', 'sheep']"
+        assert words in failure(host.engine, text("a", {"lora_name": "sql"})).detail
+
+
+@pytest.mark.parametrize("request_", [tokens(ABC, 99), text("abc", {"max_tokens": 99})])
+@pytest.mark.parametrize("stream", [True, False])
+def test_cancelling_aborts_in_vllm(
+    request_: Any, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None
+) -> None:
+    monkeypatch.setenv("VLLM_DOUBLE_DELAY", "0.5")
+    name = "streaming" if isinstance(request_, EngineRequest) else "stream"
+    with running(tmp_path) as host:
+        inbox = Inbox()
+        handle = next(HANDLES)
+        host.engine.submit(handle, replace(request_, **{name: stream}), inbox)
+        (called,) = host.calls("generate")
+        host.engine.cancel(handle)
+        host.engine.cancel(12345)
+        assert inbox.until_end()[-1].finish == "cancelled"
+        assert host.calls("abort")[0]["ids"] == [called["id"]]
+        assert host.engine.stats().active == 0
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_guest_that_hangs_up_takes_its_requests_along(tmp_path: Path) -> None:
+    with running(tmp_path, max_model_len=4096) as host:
+        guest = host.guest()
+        guest.submit(1, text("abc", {"max_tokens": 4000}, stream=True), Inbox())
+        (called,) = host.calls("generate")
+        guest.close()
+        assert host.calls("abort")[0]["ids"] == [called["id"]]
+        assert joined(ask(host.engine, tokens(ABC, 1))) == [97]
+
+
+def test_requests_of_two_peers_do_not_meet(host: Running) -> None:
+    guests = [host.guest() for _ in range(3)]
+    inboxes = [Inbox() for _ in guests]
+    for guest, inbox, letter in zip(guests, inboxes, "xyz", strict=True):
+        guest.submit(1, text(letter, {"max_tokens": 20}, stream=True), inbox)
+    for inbox, letter in zip(inboxes, "xyz", strict=True):
+        assert "".join(event.texts[0] for event in inbox.until_end()) == letter * 20
+    for guest in guests:
+        guest.close()
+
+
+def test_measurements_are_taken_once(host: Running) -> None:
+    guest = host.guest()
+    ask(guest, MetricsRequest())
+    ask(host.engine, tokens(ABC, 4))
+    ask(guest, text("ab", {"n": 2, "max_tokens": 3}))
+    (event,) = ask(guest, MetricsRequest())
+    assert isinstance(event, MetricsEvent)
+    assert event.values["vllm:prompt_tokens_total"] == [5]
+    assert event.values["vllm:generation_tokens_total"] == [4 + 2 * 3]
+    assert event.values["vllm:request_prompt_tokens"] == [3, 2]
+    assert event.values["vllm:request_generation_tokens"] == [4, 3]
+    assert event.values["vllm:request_params_n"] == [1, 2]
+    assert event.values["vllm:request_params_best_of"] == [1, 2]
+    assert len(event.values["vllm:time_to_first_token_seconds"]) == 2
+    assert len(event.values["vllm:time_per_output_token_seconds"]) == 3 + 2
+    assert len(event.values["vllm:e2e_request_latency_seconds"]) == 2
+    (event,) = ask(guest, MetricsRequest())
+    assert event.values == {}
+
+
+@pytest.mark.usefixtures("environment")
+def test_without_log_stats_nothing_is_measured(tmp_path: Path) -> None:
+    with running(tmp_path, disable_log_stats=True) as host:
+        ask(host.engine, MetricsRequest())
+        ask(host.engine, tokens(ABC, 4))
+        (event,) = ask(host.engine, MetricsRequest())
+        assert event.values == {}
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_engines_death_fails_every_request_and_ends_the_host(tmp_path: Path) -> None:
+    with running(tmp_path, max_model_len=4096) as host:
+        guest = host.guest()
+        inboxes = [Inbox() for _ in range(6)]
+        for inbox in inboxes[:3]:
+            host.engine.submit(next(HANDLES), tokens(ABC, 4000), inbox)
+        for inbox in inboxes[3:]:
+            guest.submit(next(HANDLES), text("abc", {"max_tokens": 4000}, stream=True), inbox)
+        inboxes[-1].next()
+        host.engine.submit(next(HANDLES), text("kill the engine"), Inbox())
+        for inbox in inboxes:
+            assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+        assert host.engine._process.wait(PATIENCE_S) != 0
+
+
+@pytest.mark.usefixtures("environment")
+def test_an_idle_engines_death_ends_the_host_and_its_owner_is_told(tmp_path: Path) -> None:
+    with running(tmp_path) as host:
+        told = threading.Event()
+        host.engine._on_death = told.set
+        host.death.touch()
+        assert told.wait(PATIENCE_S)
+        assert isinstance(failure(host.engine, tokens(ABC)), TritonUnavailable)
+
+
+@pytest.mark.usefixtures("environment")
+def test_after_kill_9_of_the_host_every_request_ends(tmp_path: Path) -> None:
+    with running(tmp_path, max_model_len=4096) as host:
+        inbox = Inbox()
+        host.engine.submit(next(HANDLES), tokens(ABC, 4000), inbox)
+        inbox.next()
+        os.kill(host.pid, signal.SIGKILL)
+        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+
+
+@pytest.mark.usefixtures("environment")
+def test_close_shuts_the_engine_down(tmp_path: Path) -> None:
+    with running(tmp_path) as host:
+        inbox = Inbox()
+        host.engine.submit(next(HANDLES), tokens(ABC, 100), inbox)
+    assert len(host.calls("shutdown")) == 1
+
+
+@pytest.mark.usefixtures("environment")
+def test_an_engine_in_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees this package and the double; the interpreter is ours under another name."""
+    directory = vllm_engine(tmp_path / "engine")
+    import sys
+
+    host = Running(directory, engine_python=sys.executable)
+    try:
+        assert joined(ask(host.engine, tokens(ABC, 2))) == [97, 98]
+    finally:
+        host.engine.close()
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"gpu_memory_utilization": 1.5}, InvalidPredictorConfig),
+        ({"gpu_memory_utilisation": 0.5}, UnexpectedEngineArg),
+    ],
+)
+def test_an_engine_that_does_not_load_says_why(
+    arguments: dict[str, Any],
+    error: type[CogTritonError],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(error, match="gpu_memory_utili"):
+        Running(vllm_engine(tmp_path / "engine", **arguments))

@@ -1,0 +1,408 @@
+"""Triton, our models and the double of vLLM, reached as the users of vllm_backend reach theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import re
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.grpc.aio as grpc_aio
+from stack import Stack, processes_of, wait_until
+from vllm_engines import calls, double_environment, vllm_engine
+
+from cog_triton.serving.runtime import Runtime
+from cog_triton.settings import free_ports, load_settings
+from cog_triton.triton.server import TritonServer
+
+pytestmark = pytest.mark.integration
+
+QUESTION = "What is Triton Inference Server?"
+SEEDS_METRICS = {
+    "vllm:prompt_tokens_total": "counter",
+    "vllm:generation_tokens_total": "counter",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_prompt_tokens": "histogram",
+    "vllm:request_generation_tokens": "histogram",
+    "vllm:request_params_best_of": "histogram",
+    "vllm:request_params_n": "histogram",
+}
+
+
+class VLLMStack(Stack):
+    """``cog-triton serve`` on a directory with model.json; vLLM is the double."""
+
+    def __init__(self, directory: Path, *, serve_config: str = "", **environment: str) -> None:
+        self.journal = directory / "journal"
+        self.death = directory / "death"
+        engine = vllm_engine(directory / "engine", max_model_len=4096, enable_lora="true")
+        (engine / "multi_lora.json").write_text('{"doll": "org/doll"}')
+        config = directory / "serve.yaml"
+        config.write_text(serve_config)
+        environment = double_environment(
+            self.journal,
+            VLLM_DOUBLE_DEATH=str(self.death),
+            COG_TRITON_CONFIG=str(config),
+            **environment,
+        )
+        super().__init__(directory / "work", str(engine), **environment)
+
+    def generate(self, *, status: int = 200, **values: Any) -> dict[str, Any]:
+        response = httpx.post(
+            f"{self.triton}/v2/models/vllm_model/generate", json=values, timeout=30
+        )
+        assert response.status_code == status, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+    def events(self, **values: Any) -> list[dict[str, Any]]:
+        url = f"{self.triton}/v2/models/vllm_model/generate_stream"
+        with httpx.stream("POST", url, json=values, timeout=30) as response:
+            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+        return [json.loads(line[6:]) for line in lines]
+
+    def metrics_text(self) -> str:
+        return httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text
+
+    def until_published(self) -> None:
+        """Until vLLM's metrics have not changed for longer than they take to be published."""
+        text = ""
+        while text != (text := "\n".join(re.findall("^vllm:.*$", self.metrics_text(), re.M))):
+            time.sleep(0.7)
+
+    def value(self, name: str) -> float:
+        for line in self.metrics_text().splitlines():
+            if line.startswith(f'{name}{{model="vllm_model",version="1"}}'):
+                return float(line.split()[-1])
+        return 0.0
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMStack]:
+    stack = VLLMStack(
+        tmp_path_factory.mktemp("vllm"),
+        serve_config="vllm_model: {args: {REPORT_CUSTOM_METRICS: yes}}",
+    )
+    stack.start()
+    try:
+        stack.until_ready()
+        yield stack
+    finally:
+        stack.close()
+
+
+def test_the_seeds_curl_line_answers(vllm: VLLMStack) -> None:
+    body = f'{{"text_input": "{QUESTION}", "parameters": {{"stream": false, "temperature": 0}}}}'
+    url = f"{vllm.triton}/v2/models/vllm_model/generate"
+    done = subprocess.run(
+        ["curl", "-sS", "-X", "POST", url, "-d", body], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {
+        "model_name": "vllm_model",
+        "model_version": "1",
+        "text_output": QUESTION + QUESTION[:16],
+    }
+    assert calls(vllm.journal, "generate")[-1]["params"]["temperature"] == 0
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_seeds_sample_client_gets_its_texts(vllm: VLLMStack, streaming: bool) -> None:
+    """What samples/client.py of vllm_backend sends, and how it reads what comes."""
+    prompts = ["Hello, my name is\n", "The most dangerous animal is\n"]
+    sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "40"}
+    results: dict[str, list[bytes]] = {"0": [], "1": []}
+
+    def request(number: int, prompt: str) -> dict[str, Any]:
+        values = {
+            "text_input": ("BYTES", np.array([prompt.encode()], dtype=np.object_)),
+            "stream": ("BOOL", np.array([streaming], dtype=bool)),
+            "sampling_parameters": (
+                "BYTES",
+                np.array([json.dumps(sampling).encode()], dtype=np.object_),
+            ),
+            "exclude_input_in_output": ("BOOL", np.array([streaming], dtype=bool)),
+        }
+        inputs = []
+        for name, (kind, value) in values.items():
+            inputs.append(grpc.InferInput(name, [1], kind))
+            inputs[-1].set_data_from_numpy(value)
+        return {
+            "model_name": "vllm_model",
+            "inputs": inputs,
+            "outputs": [grpc.InferRequestedOutput("text_output")],
+            "request_id": str(number),
+            "parameters": sampling,
+        }
+
+    async def run() -> None:
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            for number, prompt in enumerate(prompts):
+                yield request(number, prompt)
+
+        async with grpc_aio.InferenceServerClient(f"127.0.0.1:{vllm.grpc}") as client:
+            async for result, error in client.stream_infer(inputs_iterator=requests()):
+                assert error is None
+                for item in result.as_numpy("text_output"):
+                    results[result.get_response().id].append(item)
+
+    asyncio.run(run())
+    for number, prompt in enumerate(prompts):
+        generated = (prompt * 10)[:40]
+        text = b"".join(results[str(number)]).decode()
+        assert text == (generated if streaming else prompt + generated)
+        assert (len(results[str(number)]) > 1) is streaming
+
+
+def test_a_stream_over_http(vllm: VLLMStack) -> None:
+    events = vllm.events(
+        text_input="größer ",
+        stream=True,
+        sampling_parameters='{"max_tokens": 18}',
+        return_finish_reason=True,
+        return_num_output_tokens=True,
+        return_num_input_tokens=True,
+    )
+    assert "".join(event["text_output"] for event in events) == "größer größer "
+    assert [event["finish_reason"] for event in events][-2:] == ["None", "length"]
+    assert sum(event["num_output_tokens"] for event in events) == 18
+    assert {event["num_input_tokens"] for event in events} == {9}
+
+
+def test_every_output_that_can_be_asked_for(vllm: VLLMStack) -> None:
+    body = vllm.generate(
+        text_input="ab",
+        sampling_parameters='{"n": 2, "max_tokens": 2, "logprobs": 1}',
+        exclude_input_in_output=True,
+        **{
+            f"return_{name}": True
+            for name in (
+                "finish_reason",
+                "cumulative_logprob",
+                "logprobs",
+                "num_input_tokens",
+                "num_output_tokens",
+            )
+        },
+    )
+    assert body["text_output"] == ["ab", "ba"]
+    assert body["finish_reason"] == ["length", "length"]
+    assert body["cumulative_logprob"] == [-0.375, -0.375]
+    assert (body["num_input_tokens"], body["num_output_tokens"]) == (2, [2, 2])
+    assert json.loads(body["logprobs"][1])[0]["98"]["logprob"] == -0.125
+
+
+def test_additional_outputs_over_grpc(vllm: VLLMStack) -> None:
+    """The example in vllm_backend's docs/additional_outputs.md."""
+    inputs = [grpc.InferInput("text_input", [1], "BYTES")]
+    inputs[-1].set_data_from_numpy(np.array([b"example prompt"], dtype=np.object_))
+    inputs.append(grpc.InferInput("return_finish_reason", [1], "BOOL"))
+    inputs[-1].set_data_from_numpy(np.array([True], dtype=bool))
+    got: queue.Queue[Any] = queue.Queue()
+    with grpc.InferenceServerClient(f"127.0.0.1:{vllm.grpc}") as client:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        client.async_stream_infer("vllm_model", inputs=inputs)
+        result, error = got.get(timeout=20)
+        assert error is None
+        assert result.as_numpy(name="finish_reason").tolist() == [b"length"]
+        client.stop_stream()
+
+
+def test_structured_outputs_and_adapters(vllm: VLLMStack) -> None:
+    sampling = {"structured_outputs": {"choice": ["yes", "no"]}, "lora_name": "doll"}
+    body = vllm.generate(
+        text_input="?", exclude_input_in_output=True, sampling_parameters=json.dumps(sampling)
+    )
+    assert body["text_output"] == "yes"
+    assert calls(vllm.journal, "generate")[-1]["lora"] == "doll"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temprature": 1}, "E1005 InvalidArgument: temprature: unknown input or sampling"),
+        ({"sampling_parameters": '{"top_q": 1}'}, "did you mean 'top_p'"),
+        ({"sampling_parameters": "{"}, "E1005 InvalidArgument: sampling_parameters: not JSON"),
+        ({"parameters": {"temperature": 9.5}}, "Error generating stream: E1005 InvalidArgument"),
+        ({"stream": True, "exclude_input_in_output": False}, "= False is not allowed."),
+        ({"sampling_parameters": '{"lora_name": "sql"}'}, "LoRA sql is not supported, we"),
+        ({"image": "aGk="}, "E1005 InvalidArgument: image"),
+        ({"text_input": ""}, "E1001 PromptRequired"),
+        ({"text_input": "x" * 5000}, "E1002 PromptTooLong"),
+        ({"text_input": "break the request"}, "E2200 VLLMUnknownError: RuntimeError: CUDA error"),
+    ],
+)
+def test_errors_are_in_the_response(vllm: VLLMStack, values: dict[str, Any], words: str) -> None:
+    if values.get("stream"):
+        (body,) = vllm.events(**{"text_input": "Hello", **values})
+    else:
+        response = httpx.post(
+            f"{vllm.triton}/v2/models/vllm_model/generate", json={"text_input": "Hello", **values}
+        )
+        assert response.status_code >= 400
+        body = response.json()
+    assert words in body["error"]
+
+
+def test_a_client_that_leaves_aborts_its_request(vllm: VLLMStack) -> None:
+    before = len(calls(vllm.journal, "abort"))
+    url = f"{vllm.triton}/v2/models/vllm_model/generate_stream"
+    values = {"text_input": "abc", "stream": True, "parameters": {"max_tokens": 4000}}
+    with httpx.stream("POST", url, json=values) as response:
+        next(response.iter_raw())
+    wait_until(lambda: len(calls(vllm.journal, "abort")) > before)
+    abort = calls(vllm.journal, "abort")[before]
+    assert calls(vllm.journal, "generate")[-1]["id"] in abort["ids"]
+
+
+def test_the_same_engine_answers_predictions(vllm: VLLMStack) -> None:
+    done = vllm.predict("What is machine", max_tokens=20, prompt_template="{prompt}")
+    assert done["status"] == "succeeded", done
+    assert "".join(done["output"]) == "What is machineWhat "
+
+
+def test_a_prediction_that_is_too_long(vllm: VLLMStack) -> None:
+    done = vllm.predict("x" * 5000, prompt_template="{prompt}")
+    assert "E1002" in done["error"]
+
+
+def test_the_other_text_models_work_on_it(vllm: VLLMStack) -> None:
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        response = httpx.post(
+            f"{vllm.triton}/v2/models/{model}/generate",
+            json={"text_input": "abc", "max_tokens": 5, "bad_words": ["bc"], "stop_words": ["dab"]},
+            timeout=30,
+        )
+        assert response.json()["text_output"] == "abcab"
+
+
+def test_the_seeds_metrics_are_on_tritons_port(vllm: VLLMStack) -> None:
+    vllm.until_published()
+    before = {name: vllm.value(name + "_count") for name in SEEDS_METRICS}
+    prompts, generated = (vllm.value(f"vllm:{kind}_tokens_total") for kind in
+                          ("prompt", "generation"))  # fmt: skip
+    vllm.generate(text_input="0123456789", parameters={"max_tokens": 16})
+    wait_until(lambda: vllm.value("vllm:generation_tokens_total") == generated + 16)
+    assert vllm.value("vllm:prompt_tokens_total") == prompts + 10
+    text = vllm.metrics_text()
+    for name, kind in SEEDS_METRICS.items():
+        assert f"# TYPE {name} {kind}" in text
+        if kind == "histogram":
+            new = 15 if "per_output" in name else 1
+            wait_until(lambda name=name, new=new: vllm.value(f"{name}_count") == before[name] + new)
+    labels = 'model="vllm_model",version="1"'
+    for name, limits in {
+        "time_to_first_token_seconds": ("0.001", "10", "+Inf"),
+        "e2e_request_latency_seconds": ("1", "60", "+Inf"),
+        "request_prompt_tokens": ("1", "2000", "+Inf"),
+        "request_params_n": ("1", "20", "+Inf"),
+    }.items():
+        for limit in limits:
+            assert f'vllm:{name}_bucket{{{labels},le="{limit}"}}' in text
+
+
+def test_the_engine_is_configured_by_model_json(vllm: VLLMStack) -> None:
+    (opened,) = calls(vllm.journal, "open")
+    assert (opened["max_model_len"], opened["enable_lora"]) == (4096, True)
+
+
+def test_a_vllm_model_that_does_not_load_says_why(tmp_path: Path) -> None:
+    stack = VLLMStack(tmp_path)
+    (tmp_path / "engine" / "model.json").write_text('{"gpu_memory_utilization": 1.5}')
+    stack.start()
+    try:
+        code, output = stack.finish(seconds=60)
+    finally:
+        stack.close()
+    assert code != 0
+    assert "E1202 InvalidPredictorConfig: model.json: vLLM refuses it" in output
+
+
+def test_an_unknown_engine_argument_is_told_before_triton_starts(tmp_path: Path) -> None:
+    stack = VLLMStack(tmp_path)
+    (tmp_path / "engine" / "model.json").write_text('{"disable_log_requests": true}')
+    stack.start()
+    code, output = stack.finish(seconds=60)
+    assert code != 0
+    assert "E1201 UnexpectedEngineArg" in output
+    assert "enable_log_requests" in output
+    assert not list(stack.work_dir.rglob("triton.log"))
+
+
+@pytest.mark.parametrize("cause", ["its own error", "SIGKILL"])
+def test_the_engines_death_ends_triton(cause: str, tmp_path: Path) -> None:
+    """As the death of any engine process does, so that whoever supervises Triton knows."""
+    stack = VLLMStack(tmp_path)
+    stack.start()
+    try:
+        stack.until_ready()
+        assert "vllm:" not in stack.metrics_text(), "not asked for"
+        url = f"{stack.triton}/v2/models/vllm_model/generate_stream"
+        values = {"text_input": "abc", "stream": True, "parameters": {"max_tokens": 4000}}
+        with httpx.stream("POST", url, json=values, timeout=30) as response:
+            chunks = response.iter_text()
+            first = next(chunks)
+            if cause == "SIGKILL":
+                (host,) = [
+                    pid
+                    for pid, line in processes_of(stack.work_dir).items()
+                    if "vllm.host:VLLMHost" in line
+                ]
+                subprocess.run(["kill", "-9", str(host)], check=True)
+            else:
+                stack.death.touch()
+            text = first + "".join(chunks)
+        assert "E2105 TritonUnavailable" in text
+        wait_until(
+            lambda: (
+                not any("tritonserver" in line for line in processes_of(stack.work_dir).values())
+            )
+        )
+    finally:
+        stack.close()
+
+
+def test_it_serves_where_triton_shows_no_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, grpc_port, metrics = free_ports(3)
+    own = TritonServer._arguments
+    monkeypatch.setattr(
+        TritonServer, "_arguments", lambda *args: [*own(*args), "--allow-metrics=false"]
+    )
+    for name, value in double_environment().items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "serve.yaml").write_text("vllm_model: {args: {REPORT_CUSTOM_METRICS: yes}}")
+    settings = load_settings(
+        engine_dir=vllm_engine(tmp_path / "engine"),
+        cog_triton_config=tmp_path / "serve.yaml",
+        cog_triton_work_dir=tmp_path / "work",
+        triton_http_port=http,
+        triton_grpc_port=grpc_port,
+        triton_metrics_port=metrics,
+    )
+
+    async def run() -> dict[str, Any]:
+        runtime = await Runtime.start(settings)
+        try:
+            async with httpx.AsyncClient() as client:
+                url = f"http://127.0.0.1:{http}/v2/models/vllm_model/generate"
+                response = await client.post(url, json={"text_input": "abc"}, timeout=30)
+                with pytest.raises(httpx.ConnectError):
+                    await client.get(f"http://127.0.0.1:{metrics}/metrics")
+                body: dict[str, Any] = response.json()
+                return body
+        finally:
+            await runtime.stop()
+
+    assert asyncio.run(run())["text_output"] == "abc" + ("abc" * 6)[:16]

@@ -1,0 +1,101 @@
+"""The publisher alone, with a stand-in for the module that only Triton's stub has."""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cog_triton.engines.vllm.messages import MetricsEvent
+from cog_triton.engines.vllm.recorder import Recorder
+from cog_triton.errors import TritonUnavailable
+
+
+class TritonModelException(Exception):
+    pass
+
+
+class MetricFamily:
+    COUNTER, HISTOGRAM = "counter", "histogram"
+    supported = True
+    made: dict[str, list[float]]
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        if not self.supported:
+            raise TritonModelException("metrics not supported")
+        self._name = name
+
+    def Metric(self, labels: Any, buckets: Any = None) -> Any:  # noqa: N802
+        self.made[self._name] = []
+
+        class Metric:
+            increment = observe = self.made[self._name].append
+
+        return Metric
+
+
+@pytest.fixture
+def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    stand_in = ModuleType("triton_python_backend_utils")
+    monkeypatch.setattr(MetricFamily, "made", {}, raising=False)
+    monkeypatch.setattr(MetricFamily, "supported", True)
+    vars(stand_in).update(
+        MetricFamily=MetricFamily,
+        TritonModelException=TritonModelException,
+        Logger=type("Logger", (), {"log_info": print}),
+    )
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    name = "cog_triton.triton.models.vllm_metrics"
+    sys.modules.pop(name, None)
+    try:
+        yield importlib.import_module(name).publisher
+    finally:
+        del sys.modules[name]
+
+
+def test_a_server_that_was_built_without_metrics(
+    publisher: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    MetricFamily.supported = False
+    assert publisher({"model": "m"}, 100, lambda *_: None) is None
+    assert "reports no metrics" in capsys.readouterr().out
+
+
+def test_every_value_is_added_to_its_own_metric(publisher: Callable[..., Any]) -> None:
+    answers = queue.Queue[Any]()
+    answers.put(None)  # the engine is still loading
+    answers.put(MetricsEvent({"vllm:prompt_tokens_total": [5], "vllm:request_params_n": [1, 2]}))
+    done = queue.Queue[None]()
+
+    def fetch(request: Any, emit: Callable[[Any], None]) -> None:
+        if answers.empty():
+            done.put(None)
+            emit(MetricsEvent({}))
+        elif (answer := answers.get()) is None:
+            raise TritonUnavailable("the engine is still loading; try again later")
+        else:
+            emit(answer)
+
+    running = publisher({"model": "m"}, 100, fetch)
+    done.get(timeout=20)
+    running.close()
+    made = MetricFamily.made
+    assert made.pop("vllm:prompt_tokens_total") == [5]
+    assert made.pop("vllm:request_params_n") == [1, 2]
+    assert not any(made.values())
+    assert len(made) == 7
+
+
+def test_nothing_is_recorded_before_somebody_asks() -> None:
+    recorder = Recorder()
+    recorder.record({"a_total": [3], "b": [1.0]})
+    assert recorder.take().values == {}
+    recorder.record({"a_total": [3], "b": [1.0]})
+    recorder.record({"a_total": [4], "b": []})
+    assert recorder.take().values == {"a_total": [7], "b": [1.0]}
+    assert recorder.take().values == {}

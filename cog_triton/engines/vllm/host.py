@@ -41,7 +41,8 @@ class VLLMHost:
         self._model = model
         self._socket = socket
         self._recorder = Recorder()
-        self._engine = api.open_engine(model.arguments, self._recorder.record)
+        self._loop = asyncio.new_event_loop()
+        self._engine = self._loop.run_until_complete(self._open())
         self._peer_numbers = itertools.count(1)
         self._guests: set[asyncio.Task[None]] = set()
         self._loras = {
@@ -60,10 +61,20 @@ class VLLMHost:
         Raises EOFError when it hangs up, and what killed the engine when that is dead.
         """
         try:
-            asyncio.run(self._serve(connection))
+            self._loop.run_until_complete(self._serve(connection))
         finally:
             connection.close()
             self._engine.shutdown()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left))
+            self._loop.close()
+
+    async def _open(self) -> Any:
+        """Load the engine within the loop: from its first moment on, its death is noticed."""
+        return api.open_engine(self._model.arguments, self._recorder.record)
 
     async def _serve(self, connection: Connection) -> None:
         owner = await adopt(connection)
@@ -116,8 +127,10 @@ class VLLMHost:
                     running[handle] = task
                     task.add_done_callback(partial(_forget, running, handle))
         finally:
-            for task in list(running.values()):
+            left = list(running.values())
+            for task in left:
                 task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _run(self, peer: Peer, handle: int, name: str, request: Any) -> None:
         """Answer one request; nothing follows its last event."""

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 from stack import Stack, processes_of, wait_until
-from vllm_engines import calls, double_environment, vllm_engine
+from vllm_engines import calls, double_environment, hugging_face, vllm_engine
 
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import free_ports, load_settings
@@ -41,12 +41,16 @@ SEEDS_METRICS = {
 
 
 class VLLMStack(Stack):
-    """``cog-triton serve`` on a directory with model.json; vLLM is the double."""
+    """``cog-triton serve`` on model.json, which names weights elsewhere; vLLM is the double."""
 
     def __init__(self, directory: Path, *, serve_config: str = "", **environment: str) -> None:
         self.journal = directory / "journal"
         self.death = directory / "death"
-        engine = vllm_engine(directory / "engine", max_model_len=4096, enable_lora="true")
+        hugging_face(directory / "weights")
+        engine = directory / "engine"
+        engine.mkdir()
+        arguments = {"model": "../weights", "max_model_len": 4096, "enable_lora": "true"}
+        (engine / "model.json").write_text(json.dumps(arguments))
         (engine / "multi_lora.json").write_text('{"doll": "org/doll"}')
         config = directory / "serve.yaml"
         config.write_text(serve_config)
@@ -318,7 +322,9 @@ def test_the_engine_is_configured_by_model_json(vllm: VLLMStack) -> None:
 
 def test_a_vllm_model_that_does_not_load_says_why(tmp_path: Path) -> None:
     stack = VLLMStack(tmp_path)
-    (tmp_path / "engine" / "model.json").write_text('{"gpu_memory_utilization": 1.5}')
+    (tmp_path / "engine" / "model.json").write_text(
+        '{"model": "../weights", "gpu_memory_utilization": 1.5}'
+    )
     stack.start()
     try:
         code, output = stack.finish(seconds=60)

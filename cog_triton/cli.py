@@ -171,7 +171,7 @@ def serve(
     max_concurrency: Annotated[
         int,
         typer.Option(envvar="COG_MAX_CONCURRENCY", min=1, help="Predictions Cog accepts at once."),
-    ] = 128,
+    ] = 256,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
 ) -> None:
     """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
@@ -195,7 +195,7 @@ def serve(
             **{name: value for name, value in overrides.items() if value is not None}
         )
         server = CogServer(settings, host, port, max_concurrency, verbose=verbose)
-        server.run(_out.print)
+        server.run(lambda line: _out.print(line, markup=False))
 
 
 @app.command(name="inspect")

@@ -55,6 +55,13 @@ class Settings(BaseSettings):
     max_sequence_length: OptionalInt = Field(None, ge=1, description="prompt and output, tokens")
     log_performance_metrics: bool = Field(False, description="log metrics of every prediction")
 
+    port: Port = Field(5000, description="where Cog listens")
+    cog_triton_drain_file: OptionalPath = Field(None, description="tells the worker to drain")
+    cog_max_concurrency: int = Field(1, ge=1, description="predictions Cog takes at once")
+    max_concurrency: OptionalInt = Field(None, ge=1, description="predictions in the engine")
+    max_queue: OptionalInt = Field(None, ge=0, description="predictions that may wait")
+    drain_timeout: float = Field(25, ge=0, description="seconds to end in, once told to stop")
+
     world_size: int = Field(1, ge=1, description="GPUs the engine spans")
     triton_host: str = Field("127.0.0.1", description="address Triton binds")
     triton_http_port: Port = 8000
@@ -62,6 +69,9 @@ class Settings(BaseSettings):
     triton_metrics_port: Port = 8002
     triton_timeout: float = Field(120, gt=0, description="seconds without a byte from Triton")
     triton_start_timeout: float = Field(300, gt=0, description="seconds until Triton is ready")
+    triton_probe_period: float = Field(1, gt=0, description="seconds between probes of Triton")
+    triton_probe_timeout: float = Field(3, gt=0, description="seconds a probe's answer may take")
+    triton_max_restarts: int = Field(5, ge=0, description="restarts in a row before giving up")
     tritonserver: OptionalPath = Field(None, description="path of the tritonserver binary")
 
     @property

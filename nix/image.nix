@@ -72,7 +72,7 @@ let
               HOME = "/opt/cog-triton/work";
               COG_TRITON_WORK_DIR = "/opt/cog-triton/work";
               COG_PREDICT_TYPE_STUB = "predict.py:Predictor";
-              COG_MAX_CONCURRENCY = "128";
+              COG_MAX_CONCURRENCY = "256";
               # coglet answers 409, with slots free, when two of its threads look for one at once.
               TOKIO_WORKER_THREADS = "1";
               TRITON_HOST = "0.0.0.0";

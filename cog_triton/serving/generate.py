@@ -14,6 +14,7 @@ from cog_triton.engines import contract
 from cog_triton.engines.base import EngineLimits, EngineRequest
 from cog_triton.errors import FrameworkError, PromptTooLong, TritonUnknownError
 from cog_triton.sampling import SamplingParams
+from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.settings import Settings
 from cog_triton.text_stream import TextStream
 from cog_triton.tokenizer import EngineTokenizer
@@ -37,13 +38,16 @@ class Generation:
     finish_reason: Literal["stop", "length"] | None = None
     time_to_first_token: float | None = None
     duration: float = 0.0
-    cancelled: bool = False
-    hang_up: Callable[[], None] = lambda: None
+    ticket: Ticket = field(default_factory=Ticket)
 
     def cancel(self) -> None:
         """Stop the engine, from any thread; whoever reads the stream gets an error."""
-        self.cancelled = True
-        self.hang_up()
+        self.ticket.cancel()
+
+    @property
+    def queue_time(self) -> float | None:
+        """How long it waited for its turn in the engine; None before its turn."""
+        return self.ticket.queue_time
 
     @property
     def tokens_per_second(self) -> float:
@@ -60,9 +64,15 @@ class TextGenerator:
         limits: EngineLimits,
         tokenizer: EngineTokenizer,
         client: TritonClient,
+        admission: Admission | None = None,
+        on_failure: Callable[[], None] = lambda: None,
         to_values: Callable[[EngineRequest], dict[str, Any]] = contract.to_values,
     ) -> None:
-        """`to_values` writes a request as the engine's family wants it."""
+        """`on_failure` is called when the engine or Triton has failed a request, on any thread.
+
+        Without `admission` only the engine's batch bounds what runs at once, and the queue is
+        endless. `to_values` writes a request as the engine's family wants it.
+        """
         self._settings = settings
         self._limits = limits
         self._max_seq_len = min(
@@ -70,6 +80,8 @@ class TextGenerator:
         )
         self._tokenizer = tokenizer
         self._client = client
+        self._admission = admission or Admission(limits.max_batch_size)
+        self._on_failure = on_failure
         self._to_values = to_values
 
     def plan(
@@ -92,12 +104,18 @@ class TextGenerator:
         return Generation(input_ids, sampling, stops, notes)
 
     def stream(self, generation: Generation) -> Generator[str, None, None]:
-        """Text as it is generated; fills in `generation`. Blocks; closing it stops the engine."""
+        """Text as it is generated; fills in `generation`. Blocks; closing it stops the engine.
+
+        The first `next` waits for the request's turn; see `Admission.inside` for what it raises.
+        """
         sampling = generation.sampling
         text_stream = TextStream(self._tokenizer, generation.stops, min_tokens=sampling.min_tokens)
         started = time.perf_counter()
         try:
-            with closing(self._tokens(generation)) as tokens:
+            with (
+                self._admission.inside(generation.ticket),
+                closing(self._tokens(generation)) as tokens,
+            ):
                 for ids in tokens:
                     if generation.time_to_first_token is None:
                         generation.time_to_first_token = time.perf_counter() - started
@@ -133,16 +151,20 @@ class TextGenerator:
         )
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
         http = self._client.request(self._to_values(request), request_id)
-        generation.hang_up = http.hang_up
-        if generation.cancelled:
-            http.hang_up()
+        ticket = generation.ticket
+        ticket.when_ended(http.hang_up)
         seen = False
         try:
             for ids in self._client.tokens(http):
                 seen = True
                 yield ids
+        except FrameworkError:
+            ticket.raise_error()
+            if not ticket.cancelled:
+                self._on_failure()
+            raise
         finally:
-            if generation.cancelled and not seen:
+            if ticket.cancelled and not (seen or ticket.error):
                 # Triton notices a closed connection only when it writes to it.
                 self._stop(request_id)
 

@@ -10,9 +10,9 @@ from cog import BaseRunner, ConcatenateIterator, Input
 from cog_triton import prompts
 from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
 from cog_triton.sampling import SamplingParams
-from cog_triton.serving import livestream
+from cog_triton.serving import drain, livestream
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.lifeline import exit_with_parent
+from cog_triton.serving.lifeline import end_parent, exit_with_parent
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
 from cog_triton.stops import parse_stop_sequences
@@ -27,11 +27,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         """Start everything; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
         livestream.install()
-        self._runtime = await Runtime.start(load_settings(), weights)
+        settings = load_settings()
+        self._runtime = await Runtime.start(settings, weights, on_failed=end_parent)
+        drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
 
     async def healthcheck(self) -> bool:
-        """Whether Triton's process lives."""
-        return self._runtime.server.alive
+        """Whether predictions are served; raises what /health-check says if they are not."""
+        self._runtime.require_ready()
+        return True
 
     async def run(
         self,
@@ -160,6 +163,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             print("Note: Random seed will not impact output if greedy decoding is used.")
         yield from self._runtime.generator.stream(generation)
         first = generation.time_to_first_token
+        self.record_metric("queue_time", generation.queue_time or 0.0)
         self.record_metric("input_token_count", len(generation.input_ids))
         self.record_metric("output_token_count", generation.output_token_count)
         self.record_metric("tokens_per_second", generation.tokens_per_second)

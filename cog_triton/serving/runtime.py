@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from typing_extensions import Self
@@ -12,21 +12,29 @@ from typing_extensions import Self
 from cog_triton import preflight
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.registry import open_engine
-from cog_triton.errors import EngineIncompatible, TritonStartFailed
+from cog_triton.errors import EngineIncompatible, TritonStartFailed, TritonUnavailable
 from cog_triton.machine import Machine, backends_in, library_versions
+from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.supervisor import Supervisor
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.tokenizer import EngineTokenizer
 from cog_triton.triton import distribution
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.repository import ENGINE_MODEL, render
+from cog_triton.triton.repository import ENGINE_MODEL, max_batch_size, render
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
 from cog_triton.triton.server import TritonServer
 
+_STOPPING = "the server is stopping; try again"
+_LAST_WORDS_S = 2.0
+
 
 class Runtime:
-    """A running engine: its tokenizer, its supervised Triton and its `generator`."""
+    """A running engine: its tokenizer, its supervised Triton and its `generator`.
+
+    For metrics: `admission` counts requests, `supervisor` knows the state of Triton.
+    """
 
     def __init__(
         self,
@@ -34,18 +42,36 @@ class Runtime:
         family: EngineFamily,
         tokenizer: EngineTokenizer,
         server: TritonServer,
+        admission: Admission,
+        on_failed: Callable[[], None],
     ) -> None:
+        """`on_failed` is called, on some thread, when Triton could not be kept running."""
         self.settings = settings
         self.family = family
         self.tokenizer = tokenizer
-        self.server = server
-        self._client = TritonClient(settings.triton_url, settings.triton_timeout, family.error)
+        self.admission = admission
+        client = TritonClient(settings.triton_url, settings.triton_timeout, family.error)
         self.generator = TextGenerator(
-            settings, family.limits, tokenizer, self._client, family.values
+            settings,
+            family.limits,
+            tokenizer,
+            client,
+            admission,
+            on_failure=lambda: self.supervisor.suspect(),
+            to_values=family.values,
         )
+        self.supervisor = Supervisor(
+            settings, server, client, self.generator.probe, admission, on_failed
+        )
+        self._draining = False
 
     @classmethod
-    async def start(cls, settings: Settings, weights: str | None = None) -> Self:
+    async def start(
+        cls,
+        settings: Settings,
+        weights: str | None = None,
+        on_failed: Callable[[], None] = lambda: None,
+    ) -> Self:
         """Load the engine and start Triton; raises the coded error that says what is wrong.
 
         Cheap checks come first: a bad config is told before any weights are fetched.
@@ -63,23 +89,43 @@ class Runtime:
         run_dir = _fresh_run_dir(work_dir)
         _require_machine(settings, family, config, run_dir)
         repository = render(family, config, run_dir / "model_repo")
-        runtime = cls(settings, family, tokenizer, TritonServer(settings, repository, run_dir))
+        server = TritonServer(settings, repository, run_dir)
+        admission = admission_for(settings, max_batch_size(repository))
+        runtime = cls(settings, family, tokenizer, server, admission, on_failed)
         try:
-            await runtime.server.start(runtime._client.is_ready, runtime._probe)
+            await runtime.supervisor.start()
         except TritonStartFailed as error:
-            known = family.start_error(runtime.server.log.read_text("utf-8", "replace"))
+            known = family.start_error(server.log.read_text("utf-8", "replace"))
             if known is None:
                 raise
             raise known from error
         return runtime
 
-    async def _probe(self) -> None:
-        await asyncio.to_thread(self.generator.probe)
-
     async def stop(self) -> None:
         """Stop Triton and close every connection."""
-        await self._client.aclose()
-        await self.server.stop()
+        await self.supervisor.stop()
+
+    def require_ready(self) -> None:
+        """Raise E2105 while predictions would not be served, and E2106 when they never will."""
+        if self.supervisor.error is not None:
+            raise self.supervisor.error
+        if self._draining:
+            raise TritonUnavailable(_STOPPING)
+
+    def drain(self) -> None:
+        """Take nothing more, and end what runs or waits within DRAIN_TIMEOUT; blocks."""
+        timeout = self.settings.drain_timeout
+        self._draining = True
+        self.supervisor.retire()
+        self.admission.refuse(TritonUnavailable(_STOPPING))
+        if not self.admission.until_idle(timeout):
+            self.admission.close(
+                TritonUnavailable(
+                    f"the server is stopping, and waited no longer than {timeout:g} s"
+                    " (DRAIN_TIMEOUT); try again"
+                )
+            )
+            self.admission.until_idle(_LAST_WORDS_S)
 
 
 def _require_machine(

@@ -25,7 +25,8 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _UNHEALTHY_S = 5.0
-_DRAIN_S = 30
+_WEBHOOKS_S = 0.5
+_EXIT_S = 15
 
 
 class CogServer:
@@ -42,6 +43,8 @@ class CogServer:
         self._stops = 0
         self._wake = threading.Event()
         self._healthy_at = 0.0
+        self._trouble = ""
+        self._drain_file = settings.work_dir.resolve() / f"drain-{os.getpid()}"
 
     def run(self, say: Callable[[str], None]) -> None:
         """Serve until SIGINT or SIGTERM; raises what made the start fail.
@@ -58,7 +61,7 @@ class CogServer:
         }
         process = reaper.spawn(
             [sys.executable, "-m", "cog.server.http", "--host", self._host],
-            grace=_DRAIN_S,
+            grace=self._settings.drain_timeout + _EXIT_S,
             env=self._environment(),
             cwd=data_dir("runner"),
         )
@@ -66,9 +69,12 @@ class CogServer:
             self._until_ready(process)
             if not self._stops:
                 say(self._ready_line(time.monotonic() - started))
-            self._until_stopped(process, say)
+                self._until_stopped(process, say)
+                self._drain(process, say)
+            self._end(process)
         finally:
             process.kill()
+            self._drain_file.unlink(missing_ok=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -116,6 +122,7 @@ class CogServer:
             "TRITON_GRPC_PORT": str(settings.triton_grpc_port),
             "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
             "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
+            "COG_TRITON_DRAIN_FILE": str(self._drain_file),
             "ENGINE_DIR": str(settings.engine_dir.resolve()),
         }
         if settings.cog_weights:
@@ -151,28 +158,55 @@ class CogServer:
             self._wake.wait(_POLL_S)
 
     def _until_stopped(self, process: reaper.Reaped, say: Callable[[str], None]) -> None:
-        asked = 0
         self._healthy_at = time.monotonic()
-        while process.poll() is None:
-            if self._stops > asked:
-                if asked == 0:
-                    say("Stopping: running predictions may end; once more stops at once")
-                asked = self._stops
-                process.terminate()
-            elif not asked:
-                self._require_health()
-            self._wake.clear()
-            self._wake.wait(_POLL_S if asked else _WATCH_S)
-        if not asked:
-            raise errors.TritonUnavailable(f"Cog exited with code {process.poll()}")
+        while not self._stops:
+            if (code := process.poll()) is not None:
+                raise errors.TritonUnavailable(f"Cog exited with code {code}{self._trouble}")
+            self._watch_health(say)
+            self._wake.wait(_WATCH_S)
 
-    def _require_health(self) -> None:
-        """Raise once Cog has called itself unhealthy for a while: nothing here heals it."""
+    def _drain(self, process: reaper.Reaped, say: Callable[[str], None]) -> None:
+        """Let what runs end: Cog itself would wait for as long as it takes, but not for all."""
+        say("Stopping: running predictions may end; once more stops at once")
+        self._drain_file.parent.mkdir(parents=True, exist_ok=True)
+        self._drain_file.touch()
+        if self._wait(
+            lambda: not self._drain_file.exists() or process.poll() is not None,
+            self._settings.drain_timeout + _EXIT_S,
+        ):
+            self._wait(lambda: process.poll() is not None, _WEBHOOKS_S)
+
+    def _end(self, process: reaper.Reaped) -> None:
+        process.terminate()
+        self._wait(lambda: process.poll() is not None, _EXIT_S)
+
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for `condition`, but no longer than `seconds` or to the second request to stop."""
+        deadline = time.monotonic() + seconds
+        while not (met := condition()) and self._stops < 2 and time.monotonic() < deadline:
+            self._wake.clear()
+            self._wake.wait(_POLL_S)
+        return met
+
+    def _watch_health(self, say: Callable[[str], None]) -> None:
+        """Tell what changes; raise what nothing here heals."""
         health = self._health()
         if health.get("status") not in ("UNHEALTHY", "DEFUNCT"):
             self._healthy_at = time.monotonic()
+            if self._trouble:
+                say("Ready again")
+                self._trouble = ""
+            return
+        reason = str(health.get("user_healthcheck_error") or "Cog's worker has died")
+        error = errors.from_text(reason)
+        if isinstance(error, errors.TritonStartFailed):
+            raise error
+        if isinstance(error, errors.TritonUnavailable):  # Triton is being restarted
+            self._healthy_at = time.monotonic()
+            if self._trouble != f": {error}":
+                say(str(error))
+                self._trouble = f": {error}"
         elif time.monotonic() - self._healthy_at > _UNHEALTHY_S:
-            reason = health.get("user_healthcheck_error") or "Triton or Cog's worker has died"
             raise errors.TritonUnavailable(f"{reason}; stopping")
 
     def _health(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,7 +35,9 @@ class TritonClient:
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._timeout = timeout
         self._to_error = to_error
-        self._http = httpx.AsyncClient(base_url=url, timeout=5, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
+        self.heard_at = 0.0
+        """When a stream last got a byte, by time.monotonic()."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,7 +50,10 @@ class TritonClient:
         await self._http.aclose()
 
     async def is_ready(self) -> bool:
-        """Whether Triton says that all its models are loaded; it says nothing of dead stubs."""
+        """Whether Triton says that all its models are loaded; it says nothing of dead stubs.
+
+        Waits for the answer as long as it takes; call it from one event loop only.
+        """
         try:
             response = await self._http.get("/v2/health/ready")
         except httpx.TransportError:
@@ -70,6 +76,7 @@ class TritonClient:
                 if response.status != 200 and not response.is_event_stream:
                     raise self._failure(response.status, b"".join(response.chunks()))
                 for chunk in response.chunks():
+                    self.heard_at = time.monotonic()
                     ids, error = self._read(buffer.feed(chunk))
                     if ids:
                         yield ids

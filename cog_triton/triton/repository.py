@@ -54,6 +54,11 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
     return target
 
 
+def max_batch_size(repository: Path) -> int:
+    """How many requests the engine of a rendered repository runs at once."""
+    return int(read_config(repository / ENGINE_MODEL / "config.pbtxt").max_batch_size)
+
+
 def read_config(path: Path) -> Any:
     """Parse one ``config.pbtxt`` into tritonclient's ModelConfig."""
     return text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig())

@@ -34,14 +34,23 @@ class TritonServer:
         """Whether the process runs; says nothing of its models' stubs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def root(self) -> int:
+        """The process that everything of Triton descends from; only while it is started."""
+        assert self._process is not None
+        return self._process.process.pid
+
     async def start(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
         """Start, wait for readiness, and prove it with `probe`, a real request.
 
         Raises E2106 with the last log lines at the first sign of death, or when
-        TRITON_START_TIMEOUT has passed; nothing is left running then.
+        TRITON_START_TIMEOUT has passed; nothing is left running then. The log of the start
+        before is kept as ``triton.previous.log``.
         """
+        if self.log.exists():
+            self.log.replace(self.log.with_name("triton.previous.log"))
         triton = distribution.find(self._work_dir, self._settings.tritonserver)
         prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
         with self.log.open("wb") as log:

@@ -63,7 +63,7 @@ def test_an_images_environment(name: str, images: dict[str, Image]) -> None:
     env = images[name].env
     assert env["PATH"].split(":")[0] == "/opt/cog-triton/bin"
     assert (env["TOKIO_WORKER_THREADS"], env["TRITON_HOST"]) == ("1", "0.0.0.0")
-    assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "128")
+    assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "256")
     assert "PYTHONPATH" not in env
     if not name.endswith("cpu"):
         assert env["TRITONSERVER"] == "/opt/tritonserver/bin/tritonserver"

@@ -207,8 +207,10 @@ class Supervisor:
                 for watch in (vitals.trouble(), self._silence(), self._failed_test())
             ]
             try:
-                done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-                return done.pop().result()
+                await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+                # A dead server refuses connections, too: its death says more than that.
+                await asyncio.wait({watches[0]}, timeout=_TICK_S)
+                return next(watch.result() for watch in watches if watch.done())
             finally:
                 for watch in watches:
                     watch.cancel()

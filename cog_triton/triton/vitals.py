@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from typing_extensions import Self
@@ -13,20 +14,20 @@ from cog_triton import reaper
 _SERVER = "tritonserver"
 _STUB = "triton_python_backend_stub"
 _LOOK_S = 0.25
+_DEAD = ("", "Z", "X")
 
 
 class Vitals:
-    """Watches the servers and stubs that run under one process; use as a context manager.
+    """Watches all that runs under one process; use as a context manager.
 
-    Death is told by the kernel (pidfd_open(2)), a SIGSTOP is seen in proc(5) within 0.25 s. A
-    process of another kind is left to whoever started it.
+    The death of a server or a stub is told by the kernel (pidfd_open(2)); that of any other
+    process is left to whoever started it. A SIGSTOP is seen in proc(5), within 0.25 s.
     """
 
     def __init__(self, root: int) -> None:
         """`root` is the process that all of them descend from; start when they are ready."""
-        self._names = {
-            pid: name for pid in reaper.descendants(root) if (name := _name(pid)) is not None
-        }
+        self._all = reaper.descendants(root)
+        self._names = {pid: name for pid in self._all if (name := _name(pid)) is not None}
         self._descriptors: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -40,30 +41,32 @@ class Vitals:
     async def trouble(self) -> str:
         """Wait until a process has died or was stopped; says which and what."""
         loop = asyncio.get_running_loop()
-        died: asyncio.Future[int] = loop.create_future()
-
-        def on_death(pid: int) -> None:
-            if not died.done():
-                died.set_result(pid)
-
+        died = asyncio.Event()
         try:
             for pid in self._names:
                 try:
                     self._descriptors[pid] = os.pidfd_open(pid)
                 except ProcessLookupError:
-                    return self._died(pid)
-                loop.add_reader(self._descriptors[pid], on_death, pid)
-            while not (stopped := [pid for pid in self._names if _state(pid) == "T"]):
-                await asyncio.wait({died}, timeout=_LOOK_S)
-                if died.done():
-                    return self._died(died.result())
-            return f"{self._names[stopped[0]]} (process {stopped[0]}) was stopped"
+                    died.set()
+                else:
+                    loop.add_reader(self._descriptors[pid], died.set)
+            while True:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(died.wait(), _LOOK_S)
+                states = {pid: _state(pid) for pid in self._all}
+                # A server takes its stubs along: it is the one to name.
+                for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
+                    if states[pid] in _DEAD:
+                        return f"{self._describe(pid)} has died"
+                for pid, state in states.items():
+                    if state == "T":
+                        return f"{self._describe(pid)} was stopped"
         finally:
             for descriptor in self._descriptors.values():
                 loop.remove_reader(descriptor)
 
-    def _died(self, pid: int) -> str:
-        return f"{self._names[pid]} (process {pid}) has died"
+    def _describe(self, pid: int) -> str:
+        return f"{self._names.get(pid, 'a process of Triton')} (process {pid})"
 
 
 def _name(pid: int) -> str | None:

@@ -1,0 +1,295 @@
+"""Triton is brought back, or given up, and nobody is left waiting: real processes and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_tokenizers import byte_level
+from small_triton import SmallTriton
+
+from cog_triton import errors
+from cog_triton.engines.base import EngineLimits
+from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
+from cog_triton.sampling import SamplingParams
+from cog_triton.serving import supervisor
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.supervisor import State, Supervisor
+from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton.client import TritonClient
+
+PATIENCE_S = 20
+LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end_id=0, pad_id=0)
+
+
+class Supervised:
+    """A small Triton, its supervisor, and a generator through both."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.triton = SmallTriton(directory, **settings)
+        self.failed = threading.Event()
+        self.door = Admission(2, 10)
+        self.client = TritonClient(self.triton.settings.triton_url, 60, to_error)
+        self.generator = TextGenerator(
+            self.triton.settings,
+            LIMITS,
+            EngineTokenizer(byte_level()),
+            self.client,
+            self.door,
+            on_failure=lambda: self.supervisor.suspect(),
+        )
+        self.supervisor = Supervisor(
+            self.triton.settings,
+            self.triton.server,
+            self.client,
+            self.generator.probe,
+            self.door,
+            self.failed.set,
+        )
+
+    def start(self) -> None:
+        asyncio.run(self.supervisor.start())
+
+    def stop(self) -> None:
+        asyncio.run(self.supervisor.stop())
+
+    def stream(self, tokens: int = 5000) -> Stream:
+        return Stream(self.generator, tokens)
+
+    def until(self, state: State) -> None:
+        until(lambda: self.supervisor.state is state)
+
+
+class Stream(threading.Thread):
+    """A generation that is read on a thread; `error` is what ended it."""
+
+    def __init__(self, generator: TextGenerator, tokens: int) -> None:
+        super().__init__()
+        self._generator = generator
+        self._generation = generator.plan([1], SamplingParams(max_tokens=tokens))
+        self.flowing = threading.Event()
+        self.error: errors.CogTritonError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for _ in self._generator.stream(self._generation):
+                self.flowing.set()
+        except errors.CogTritonError as error:
+            self.error = error
+
+    def end(self) -> errors.CogTritonError | None:
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        return self.error
+
+
+def to_error(text: str) -> errors.CogTritonError:
+    return errors.from_text(text) or TritonUnknownError(text)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(supervisor, "_STABLE_S", 0)
+    item = Supervised(tmp_path)
+    yield item
+    item.triton.is_well()
+    item.stop()
+    assert not item.triton.server.alive
+
+
+def test_it_starts_serves_and_stops(supervised: Supervised) -> None:
+    assert supervised.supervisor.state is State.STARTING
+    supervised.start()
+    assert supervised.supervisor.state is State.READY
+    assert supervised.supervisor.error is None
+    assert supervised.stream(3).end() is None
+    supervised.stop()
+    assert supervised.supervisor.state is State.STOPPED
+    assert not supervised.triton.server.alive
+    assert not supervised.failed.is_set()
+    supervised.supervisor.suspect()  # the last words of a request may come late
+
+
+def test_a_start_that_fails_is_told_and_nothing_is_retried(supervised: Supervised) -> None:
+    supervised.triton.goes_wrong("dies")
+    with pytest.raises(TritonStartFailed, match="exited with code 3"):
+        supervised.start()
+    assert len(supervised.triton.starts) == 1
+    assert not supervised.failed.is_set()
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(supervised: Supervised) -> None:
+    supervised.triton.goes_wrong("unready")
+
+    async def main() -> None:
+        starting = asyncio.ensure_future(supervised.supervisor.start())
+        while not supervised.triton.starts:
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(main())
+    assert not supervised.triton.server.alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_all_requests_end_with_e2105_and_later_ones_are_served(
+    supervised: Supervised, number: int
+) -> None:
+    supervised.start()
+    inside = [supervised.stream(), supervised.stream()]
+    assert all(stream.flowing.wait(PATIENCE_S) for stream in inside)
+    waiting = [supervised.stream(), supervised.stream()]
+    until(lambda: supervised.door.waiting == 2)
+    os.kill(supervised.triton.starts[0], number)
+    ends = [stream.end() for stream in (*inside, *waiting)]
+    assert all(isinstance(error, TritonUnavailable) for error in ends)
+    assert all("try again" in str(error) for error in ends)
+    until(lambda: supervised.supervisor.restarts == 1)
+    supervised.until(State.READY)
+    until(lambda: supervised.stream(3).end() is None)
+    assert len(supervised.triton.starts) == 2
+    assert supervised.supervisor.error is None
+
+
+def test_meanwhile_it_is_told_why_and_how_long(supervised: Supervised) -> None:
+    supervised.start()
+    supervised.triton.goes_wrong("unready")
+    supervised.until(State.RESTARTING)
+    error = supervised.stream(1).end()
+    assert isinstance(error, TritonUnavailable)
+    assert "not ready" in str(error)
+    assert isinstance(supervised.supervisor.error, TritonUnavailable)
+    supervised.triton.is_well()
+    supervised.until(State.READY)
+
+
+def test_a_server_that_hangs_is_killed_and_started_again(supervised: Supervised) -> None:
+    supervised.start()
+    stream = supervised.stream()
+    assert stream.flowing.wait(PATIENCE_S)
+    supervised.triton.goes_wrong("hangs")
+    error = stream.end()
+    supervised.triton.is_well()
+    assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
+    supervised.until(State.READY)
+    assert len(supervised.triton.starts) == 2
+
+
+def test_a_slow_probe_is_no_hang_while_bytes_come(supervised: Supervised) -> None:
+    supervised.start()
+    heard = threading.Event()
+
+    def hear() -> None:
+        while not heard.wait(0.01):
+            supervised.client.heard_at = time.monotonic()
+
+    hearing = threading.Thread(target=hear)
+    hearing.start()
+    supervised.triton.goes_wrong("hangs")
+    time.sleep(1.5)
+    supervised.triton.is_well()
+    heard.set()
+    hearing.join()
+    assert supervised.supervisor.restarts == 0
+
+
+def test_an_engine_that_fails_every_request_is_started_again(supervised: Supervised) -> None:
+    supervised.start()
+    supervised.triton.goes_wrong("broken")
+    assert "CUDA error" in str(supervised.stream(3).end())
+    supervised.until(State.RESTARTING)
+    assert "the engine fails every request" in str(supervised.supervisor.error)
+    supervised.triton.is_well()
+    supervised.until(State.READY)
+
+
+def test_one_failed_request_alone_restarts_nothing(supervised: Supervised) -> None:
+    supervised.start()
+    supervised.triton.goes_wrong("broken")
+    tested = threading.Event()
+
+    def probe() -> None:
+        supervised.triton.is_well()
+        supervised.generator.probe()
+        tested.set()
+
+    supervised.supervisor._probe = probe
+    assert isinstance(supervised.stream(3).end(), TritonUnknownError)
+    assert tested.wait(PATIENCE_S)
+    assert supervised.stream(3).end() is None
+    assert supervised.supervisor.restarts == 0
+
+
+def test_it_gives_up_after_so_many_restarts_in_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    item = Supervised(tmp_path, triton_max_restarts=2)
+    item.start()
+    item.triton.goes_wrong("dies")
+    os.kill(item.triton.starts[0], signal.SIGKILL)
+    assert item.failed.wait(PATIENCE_S)
+    assert item.supervisor.state is State.FAILED
+    assert len(item.triton.starts) == 3
+    said = str(item.supervisor.error)
+    for words in ("E2106", "given up after 2 restarts", "TRITON_MAX_RESTARTS", "code 3"):
+        assert words in said
+    error = item.stream(1).end()
+    assert isinstance(error, TritonUnavailable)
+    assert "a line of the log" not in str(error)
+    item.stop()
+
+
+def test_lives_that_are_too_short_are_a_crash_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    item = Supervised(tmp_path, triton_max_restarts=2)
+    item.start()
+    for count in range(1, 4):
+        until(lambda count=count: len(item.triton.starts) == count)
+        item.until(State.READY)
+        os.kill(item.triton.starts[-1], signal.SIGKILL)
+        until(lambda: item.supervisor.state is not State.READY)
+    assert item.failed.wait(PATIENCE_S)
+    item.stop()
+
+
+def test_lives_that_last_are_none(supervised: Supervised) -> None:
+    supervised.start()
+    for count in range(1, 9):
+        until(lambda count=count: len(supervised.triton.starts) == count)
+        supervised.until(State.READY)
+        os.kill(supervised.triton.starts[-1], signal.SIGKILL)
+        until(lambda: supervised.supervisor.state is not State.READY)
+    supervised.until(State.READY)
+    assert not supervised.failed.is_set()
+
+
+def test_once_retired_it_starts_nothing_again(supervised: Supervised) -> None:
+    supervised.start()
+    supervised.supervisor.retire()
+    os.kill(supervised.triton.starts[0], signal.SIGKILL)
+    supervised.until(State.STOPPED)
+    assert "the server is stopping" in str(supervised.stream(1).end())
+    assert len(supervised.triton.starts) == 1
+    assert not supervised.failed.is_set()

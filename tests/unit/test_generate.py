@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any
 
@@ -29,6 +29,7 @@ from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
 from cog_triton.sampling import SamplingParams
+from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.settings import Settings, load_settings
 from cog_triton.tokenizer import EngineTokenizer
@@ -369,3 +370,72 @@ def test_the_probe_asks_for_one_real_token() -> None:
 def test_a_probe_without_a_token_is_no_proof() -> None:
     with generating(stream()) as (generator, _), pytest.raises(errors.FrameworkError):
         generator.probe()
+
+
+def test_a_request_waits_for_its_turn_and_the_engine_sees_it_then() -> None:
+    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+        generator._admission = Admission(1, 1)
+        first, second, third = (generator.plan([1], SamplingParams(max_tokens=50)) for _ in "123")
+        reading = [pool.submit(list, generator.stream(first))]
+        server.request()
+        reading.append(pool.submit(list, generator.stream(second)))
+        while generator._admission.waiting != 1:
+            assert not reading[1].done()
+        with pytest.raises(errors.Overloaded, match="1 predictions run and 1 wait"):
+            next(generator.stream(third))
+        assert len(server.requests) == 1
+        assert second.queue_time is None
+        second.cancel()
+        assert isinstance(reading[1].exception(PATIENCE_S), TritonUnavailable)
+        assert len(server.requests) == 1
+        first.cancel()
+        assert isinstance(reading[0].exception(PATIENCE_S), TritonUnavailable)
+        assert first.queue_time == 0
+
+
+def test_an_interrupted_request_ends_with_what_interrupted_it() -> None:
+    with (
+        ThreadPoolExecutor() as pool,
+        generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
+    ):
+        door = generator._admission = Admission(1, 1)
+        texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)))
+        assert next(texts) == "a"
+        reader = pool.submit(next, texts)
+        door.close(TritonUnavailable("Triton has died"))
+        error = reader.exception(PATIENCE_S)
+        assert isinstance(error, TritonUnavailable)
+        assert "Triton has died" in str(error)
+        assert server.request().left.wait(PATIENCE_S)
+        assert door.running == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "failures"),
+    [
+        (stream(*tokens("a")), 0),
+        (stream(event(error="E1005 InvalidArgument: no")), 0),
+        (stream(event(error="CUDA error")), 1),
+        ([RESET], 1),
+    ],
+    ids=["text", "user error", "engine error", "broken"],
+)
+def test_a_failure_of_the_engine_is_reported(answer: Answer, failures: int) -> None:
+    failed = []
+    with generating(answer) as (generator, _):
+        generator._on_failure = lambda: failed.append(1)
+        with suppress(errors.CogTritonError):
+            list(generator.stream(generator.plan([1], SamplingParams(max_tokens=50))))
+    assert len(failed) == failures
+
+
+def test_a_cancelled_request_is_no_failure_of_the_engine() -> None:
+    failed = []
+    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+        generator._on_failure = lambda: failed.append(1)
+        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        reader = pool.submit(list, generator.stream(generation))
+        server.request()
+        generation.cancel()
+        assert reader.exception(PATIENCE_S)
+    assert failed == []

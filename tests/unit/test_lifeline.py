@@ -85,3 +85,30 @@ def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
         parent.communicate()
         if pid is not None and alive(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+TAKES_IT_DOWN = """
+import sys, threading
+from cog_triton.serving import lifeline
+lifeline._LAST_WORDS_S = 0.1
+lifeline.exit_with_parent()
+print("ready", flush=True)
+thread = threading.Thread(target=lifeline.end_parent)
+thread.start()
+thread.join()
+threading.Event().wait()
+"""
+
+
+def test_the_worker_takes_its_parent_down_and_ends_with_it() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, TAKES_IT_DOWN, "sleep"], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        assert parent.wait(10) == -signal.SIGKILL
+        until(lambda: not alive(pid), "the worker ends")
+    finally:
+        parent.kill()
+        parent.communicate()

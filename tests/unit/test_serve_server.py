@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.server import CogServer
 from cog_triton.settings import free_ports, load_settings
 
@@ -153,6 +154,43 @@ def test_health() -> None:
     with health(json.dumps(READY).encode()) as port:
         assert server(port=port)._health() == READY
         assert server("0.0.0.0", port)._health() == READY
+
+
+def unhealthy(reason: str) -> bytes:
+    return json.dumps({"status": "UNHEALTHY", "user_healthcheck_error": reason}).encode()
+
+
+RESTARTING = "Healthcheck failed: TritonUnavailable: E2105 TritonUnavailable: it has died"
+GIVEN_UP = "Healthcheck failed: TritonStartFailed: E2106 TritonStartFailed: given up"
+
+
+def test_a_restart_of_triton_is_told_once_and_so_is_its_end() -> None:
+    said: list[str] = []
+    with health(unhealthy(RESTARTING)) as port:
+        cog = server(port=port)
+        for _ in range(3):
+            cog._watch_health(said.append)
+    assert said == ["E2105 TritonUnavailable: it has died"]
+    with health(json.dumps(READY).encode()) as port:
+        cog._port = port
+        for _ in range(3):
+            cog._watch_health(said.append)
+    assert said[1:] == ["Ready again"]
+
+
+def test_a_triton_that_was_given_up_ends_the_server() -> None:
+    with health(unhealthy(GIVEN_UP)) as port, pytest.raises(TritonStartFailed, match="given up"):
+        server(port=port)._watch_health(print)
+
+
+def test_another_sickness_ends_it_after_a_while() -> None:
+    with health(unhealthy("healthcheck timed out")) as port:
+        cog = server(port=port)
+        cog._healthy_at = time.monotonic()
+        cog._watch_health(print)
+        cog._healthy_at -= 60
+        with pytest.raises(TritonUnavailable, match="timed out"):
+            cog._watch_health(print)
 
 
 def has_ipv6() -> bool:

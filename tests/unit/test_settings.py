@@ -55,6 +55,11 @@ def test_defaults() -> None:
         ("WORLD_SIZE", "8", 8),
         ("TRITON_HTTP_PORT", "65535", 65535),
         ("TRITON_TIMEOUT", "0.5", 0.5),
+        ("TRITON_MAX_RESTARTS", "0", 0),
+        ("TRITON_PROBE_PERIOD", "0.25", 0.25),
+        ("MAX_CONCURRENCY", "", None),
+        ("MAX_QUEUE", "0", 0),
+        ("DRAIN_TIMEOUT", "0", 0),
     ],
 )
 def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +86,12 @@ def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatc
         ("TRITON_TIMEOUT", "0"),
         ("TRITON_TIMEOUT", "nan"),
         ("TRITON_START_TIMEOUT", "-3"),
+        ("TRITON_MAX_RESTARTS", "-1"),
+        ("TRITON_PROBE_PERIOD", "0"),
+        ("TRITON_PROBE_TIMEOUT", "0"),
+        ("MAX_CONCURRENCY", "0"),
+        ("MAX_QUEUE", "-1"),
+        ("DRAIN_TIMEOUT", "-1"),
         ("TRITON_START_TIMEOUT", "soon"),
     ],
 )

@@ -215,7 +215,8 @@ async def soak(server: Server, options: argparse.Namespace) -> list[str]:
                 said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
                 print(
                     f"{kind} {place + 1} ({program}): {said}; last ended after {end:.2f} s,"
-                    f" READY after {ready:.2f} s; {counts}",
+                    f" READY after {ready:.2f} s (load {os.getloadavg()[0]:.1f});"
+                    f" {counts}",
                     flush=True,
                 )
                 where = f"{kind} {place + 1}"

@@ -71,7 +71,7 @@ class Served:
             family.limits,
             EngineTokenizer.load(family.directory),
             self.client,
-            family.values,
+            to_values=family.values,
         )
         self._seen = seen
 

@@ -1,0 +1,9 @@
+"""Looks like TensorRT-LLM to whoever builds an engine with it; needs no GPU and no package.
+
+The checkpoints are real: a Hugging Face model, its weights split over the ranks. The engines are
+not: an engine is its checkpoint's bytes behind a header.
+"""
+
+from tensorrt_llm.version import __version__
+
+print(f"[TensorRT-LLM] TensorRT-LLM version: {__version__}", flush=True)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from openvino_reference import engine_greedy
-from test_build_steps import BUILDER
+from test_build_steps import gone
 from tokenizers import Tokenizer
 
 import cog_triton
 from cog_triton.build.config import load_config
-from cog_triton.build.families import OWN
 from cog_triton.build.run import run_build
 from cog_triton.build.workspace import Workspace
 from cog_triton.engine_tar import unpack
+from cog_triton.reaper import descendants
 
 pytestmark = pytest.mark.integration
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
@@ -42,19 +42,27 @@ def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
     ids = engine_greedy(tmp_path / "engine", tokenizer.encode(PROMPT).ids, 8)
     assert "The capital of France is Paris." in tokenizer.decode(ids)
 
-    killed = Workspace(tmp_path / "killed")
-    interrupted = subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(killed.root), str(DEMO), str(OWN)],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(Path(cog_triton.__file__).parents[1])},
-    )
-    while not (killed.of(config) / "quantized").exists():
-        assert interrupted.poll() is None
-        time.sleep(0.02)
-    interrupted.send_signal(signal.SIGKILL)
-    interrupted.wait()
+    # Killed in every step in turn, as soon as its output begins to appear.
+    killed, again = Workspace(tmp_path / "killed"), tmp_path / "again.tar"
+    command = [sys.executable, "-m", "cog_triton", "build", str(DEMO)]
+    for half in ("checkpoint", "quantized", "engine"):
+        interrupted = subprocess.Popen(
+            [*command, f"--work-dir={killed.root}", f"--output={again}"],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(Path(cog_triton.__file__).parents[1])},
+        )
+        while not (killed.of(config) / half).exists():
+            assert interrupted.poll() is None
+            time.sleep(0.02)
+        left = descendants(interrupted.pid)
+        assert left
+        interrupted.send_signal(signal.SIGKILL)
+        interrupted.wait()
+        assert all(gone(pid) for pid in left)
+        assert not again.exists()
     lines.clear()
-    two = run_build(config, killed, tmp_path / "again.tar", echo=lines.append)
+    two = run_build(config, killed, again, echo=lines.append)
     assert "[convert] already done" in lines
-    assert "[quantize] already done" not in lines
+    assert "[quantize] already done" in lines
+    assert "[build] already done" not in lines
     assert two.read_bytes() == one.read_bytes()

@@ -13,7 +13,9 @@ from tensorrt_llm.weights import DTYPES, load_model, of_gpt2, of_llama, of_stage
 
 # What a format of quantize.py is called in a checkpoint.
 ALGORITHMS = {
+    "nvfp4": "NVFP4",
     "fp8": "FP8",
+    "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN",
     "int8_sq": "W8A8_SQ_PER_CHANNEL",
     "int4_awq": "W4A16_AWQ",
     "w4a8_awq": "W4A8_AWQ",
@@ -83,7 +85,7 @@ def _config(
 
 
 def _is_quantized(name: str, algorithm: str | None) -> bool:
-    matrix = name.endswith((".weight",)) and (".attention." in name or ".mlp." in name)
+    matrix = name.endswith(".weight") and (".attention." in name or ".mlp." in name)
     return algorithm is not None and matrix
 
 

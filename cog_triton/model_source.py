@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cog_triton.download.model_tar import ModelTar
 from cog_triton.download.progress import Echo
 from cog_triton.download.request import FetchedModel, ModelRequest
 from cog_triton.download.retry import Retry
 from cog_triton.errors import ModelUnavailable
 from cog_triton.local_model import resolve
+
+if TYPE_CHECKING:
+    from cog_triton.download.model_tar import ModelTar
 
 __all__ = ["FetchedModel", "ModelRequest", "fetch_model", "locate", "resolve", "size"]
 
@@ -103,4 +106,8 @@ def _tar(request: ModelRequest, store: Path) -> ModelTar | None:
             if getattr(request, key) is not None:
                 source = "a tar" if url is not None else repr(request.model_id)
                 raise ModelUnavailable(f"{key} is for Hugging Face models, and {source} is none")
-    return None if url is None else ModelTar(url, sha256, store)
+    if url is None:
+        return None
+    from cog_triton.download.model_tar import ModelTar  # takes its time, as the hub does
+
+    return ModelTar(url, sha256, store)

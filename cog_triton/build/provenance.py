@@ -48,7 +48,7 @@ _TIMEOUT_S = 120
 def versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
     """Versions of what the engine of `config` was built with, as far as they can be known.
 
-    TensorRT-LLM's is the engine's own; `echo` is told if another one is installed.
+    TensorRT-LLM's is the engine's own, if that has it; `echo` is told if another one is installed.
 
     Raises:
         BuildStepFailed: the Python of the steps does not answer.
@@ -61,7 +61,7 @@ def versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
         said += filter(None, [os.environ.get(_VARIABLES.get(key, ""))])
         if said:
             found[key] = said[0]
-    if config.engine == TENSORRT_LLM:
+    if config.engine == TENSORRT_LLM and config.version:
         here = found.get(TENSORRT_LLM, config.version)
         if here != config.version:
             echo(

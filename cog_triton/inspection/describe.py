@@ -95,7 +95,7 @@ def describe(contents: Contents) -> Description:
         manifest=None,
         config=config,
         engine=config.engine,
-        versions={writer: config.version},
+        versions={writer: config.version} if config.version else {},
         world_size=config.pretrained_config.mapping.ranks,
         max_input_len=config.build_config.max_input_len,
         max_seq_len=config.build_config.seq_len,

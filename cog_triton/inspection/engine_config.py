@@ -1,12 +1,14 @@
 """config.json of a built engine, as TensorRT-LLM's `EngineConfig.to_dict` and our builder write it.
 
-Shapes: 0.8 to 0.10 have `max_output_len`, later ones `max_seq_len`; `cp_size` came after 0.12.
-The GPU and TensorRT's version are in none of them.
+Shapes: before 0.8 it is `BuilderConfig.to_dict`, flat and without a version. 0.8 to 0.10 have
+`max_output_len`, later ones `max_seq_len`; `cp_size` came after 0.12. The GPU and TensorRT's
+version are in none of them.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
@@ -111,7 +113,10 @@ class Limits(_Section):
 
 
 class EngineConfig(_Section):
-    """The whole of config.json; without `engine` it is TensorRT-LLM's own."""
+    """The whole of config.json; without `engine` it is TensorRT-LLM's own.
+
+    `version` is its maker's; empty for TensorRT-LLM before 0.8, which did not say.
+    """
 
     engine: str = TENSORRT_LLM
     version: str
@@ -134,11 +139,12 @@ def parse(text: bytes, origin: str) -> EngineConfig:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise EngineCorrupt(f"{origin}: not JSON: {error}") from error
+    if isinstance(value, dict) and isinstance(value.get("builder_config"), dict):
+        value = _of_builder_config(value["builder_config"])
+        origin = f"{origin}, of TensorRT-LLM before 0.8"
     if not isinstance(value, dict) or not {"pretrained_config", "build_config"} <= value.keys():
-        old = isinstance(value, dict) and "builder_config" in value
-        hint = "; TensorRT-LLM before 0.8 made it: build the engine anew" if old else ""
         raise EngineCorrupt(
-            f"{origin}: not a built engine's: must have pretrained_config and build_config{hint}"
+            f"{origin}: not a built engine's: must have pretrained_config and build_config"
         )
     try:
         return EngineConfig.model_validate(value)
@@ -148,3 +154,18 @@ def parse(text: bytes, origin: str) -> EngineConfig:
         value = "missing" if first["type"] == "missing" else repr(first["input"])[:80]
         rule = first["msg"].removeprefix("Value error, ")
         raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
+
+
+def _of_builder_config(old: dict[str, Any]) -> dict[str, Any]:
+    """The shape before 0.8 in the later one; what is missing in it is missed there."""
+    model = {"architecture": "name", "dtype": "precision"}
+    mapping = {"tp_size": "tensor_parallel", "pp_size": "pipeline_parallel"}
+    limits = ("max_input_len", "max_output_len", "max_batch_size", "max_beam_width")
+    return {
+        "version": "",
+        "pretrained_config": {
+            **{new: old[key] for new, key in model.items() if key in old},
+            "mapping": {new: old[key] for new, key in mapping.items() if key in old},
+        },
+        "build_config": {key: old[key] for key in (*limits, "max_num_tokens") if key in old},
+    }

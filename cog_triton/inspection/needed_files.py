@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from cog_triton.inspection.engine_config import CONFIG_NAME, CPU_FAMILIES, EngineConfig
 
-_RANK = re.compile(r"rank(0|[1-9]\d{0,5})\.engine")
+# Before 0.8 names begin with the model's, as in gpt_float16_tp1_rank0.engine.
+_RANK = re.compile(r"(?:.+_)?rank(0|[1-9]\d{0,5})\.engine")
 
 
 def problem(config: EngineConfig, sizes: Mapping[str, int]) -> str | None:
@@ -20,15 +21,16 @@ def problem(config: EngineConfig, sizes: Mapping[str, int]) -> str | None:
         rule = "every OpenVINO engine has it"
     else:
         mapping = config.pretrained_config.mapping
-        held = sorted(int(m[1]) for m in map(_RANK.fullmatch, sizes) if m)
+        held = {int(match[1]): match[0] for match in map(_RANK.fullmatch, sizes) if match}
         rule = (
             f"{CONFIG_NAME} says tp {mapping.tp_size} x pp {mapping.pp_size} x cp"
             f" {mapping.cp_size} = {mapping.ranks}, there are {len(held)} rank*.engine"
         )
         if len(held) > mapping.ranks:
-            return f"rank{held[-1]}.engine is one too many: {rule}"
+            return f"{held[max(held)]} is one too many: {rule}"
         # A config that says a billion would make a billion names.
-        needed = [f"rank{rank}.engine" for rank in range(min(mapping.ranks, len(held) + 1))]
+        ranks = range(min(mapping.ranks, len(held) + 1))
+        needed = [held.get(rank, f"rank{rank}.engine") for rank in ranks]
     for name in needed:
         if name not in sizes:
             return f"{name} is missing: {rule}"

@@ -11,6 +11,22 @@ from typing import Any
 from cog_triton import engine_manifest, engine_tar
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 
+# TensorRT-LLM 0.7, cut to what tells something.
+V0_7: dict[str, Any] = {
+    "builder_config": {
+        "name": "gpt",
+        "precision": "float16",
+        "tensor_parallel": 2,
+        "num_layers": 2,
+        "max_batch_size": 256,
+        "max_beam_width": 1,
+        "max_input_len": 200,
+        "max_output_len": 200,
+        "quant_mode": 0,
+    },
+    "plugin_config": {"gpt_attention_plugin": "float16", "paged_kv_cache": False},
+}
+
 # build_config and pretrained_config of TensorRT-LLM 0.9, cut to what tells something.
 V0_9: dict[str, Any] = {
     "version": "0.9.0",

@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 import zstandard
-from made_engines import V0_9, V1, changed, directory, packed, seed_tar, small_tar, with_manifest
+from made_engines import (
+    V0_7,
+    V0_9,
+    V1,
+    changed,
+    directory,
+    packed,
+    seed_tar,
+    small_tar,
+    with_manifest,
+)
 from typer.testing import CliRunner
 
 from cog_triton.build import package
@@ -176,6 +186,18 @@ def test_a_seed_made_tar_is_told_by_its_config(
     assert document(tmp_path / "engine")["files"] == value["files"]
 
 
+def test_an_engine_of_before_0_8_is_told_too(tmp_path: Path) -> None:
+    """Its files have other names, and its config another shape without a version."""
+    engine = directory(tmp_path / "engine", V0_7, 0)
+    for rank in range(2):
+        (engine / f"gpt_float16_tp2_rank{rank}.engine").write_bytes(b"ftrt")
+    value = document(seed_tar(tmp_path / "seed.tar", engine))
+    assert (value["architecture"], value["dtype"], value["versions"]) == ("gpt", "float16", {})
+    assert (value["world_size"], value["max_seq_len"], value["max_batch_size"]) == (2, 400, 256)
+    (engine / "gpt_float16_tp2_rank1.engine").unlink()
+    assert "rank1.engine is missing: config.json says tp 2 x pp 1" in refusal(engine)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
@@ -210,7 +232,8 @@ def test_a_config_that_cannot_be_is_refused_by_key(
         (b"\xff", "not JSON"),
         (b"[]", "must have pretrained_config and build_config"),
         (b'{"architectures": ["X"]}', "must have pretrained_config and build_config"),
-        (b'{"builder_config": {}}', "TensorRT-LLM before 0.8 made it"),
+        (b'{"builder_config": []}', "must have pretrained_config and build_config"),
+        (b'{"builder_config": {}}', "before 0.8: pretrained_config.architecture: missing: "),
         (b" " * (17 << 20), "config.json has over 16777216 bytes"),
     ],
 )

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stack import REPOSITORY, Stack
+from stack import REPOSITORY, Stack, processes_of
+from tensorrt_llm_tree import Installation, install, models
+from workshop import Workshop
 
 from cog_triton.engine_tar import unpack
 
@@ -48,3 +50,21 @@ def stack(engine_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
     finally:
         running.close()
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    return install(tmp_path_factory.mktemp("tree"))
+
+
+@pytest.fixture(scope="session")
+def old_tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    return install(tmp_path_factory.mktemp("old"), old=True)
+
+
+@pytest.fixture
+def workshop(tree: Installation, tmp_path: Path) -> Iterator[Workshop]:
+    models.llama(tmp_path / "tiny-llama")
+    models.gpt2(tmp_path / "tiny-gpt2")
+    yield Workshop(tmp_path, tree)
+    assert not processes_of(tmp_path)

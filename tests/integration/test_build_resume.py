@@ -54,8 +54,9 @@ def test_a_killed_build_resumes(
     config = llama(tp=2)
     workshop.build(config, "--work-dir", "undisturbed", tar="whole.tar")
     workshop.environment["TENSORRT_LLM_TREE"] = f"{step} sleep 600"
+    begun = workshop.work_of(config) / half
     with workshop.killed(config):
-        wait_until(lambda: (workshop.work_of(config) / half).exists())
+        wait_until(begun.exists)
     del workshop.environment["TENSORRT_LLM_TREE"]
     assert not (workshop.directory / "engine.tar").exists()
     said = workshop.build(config)

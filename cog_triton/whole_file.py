@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -27,7 +29,9 @@ def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     what = f"{path}: needs {'up to ' if at_most else ''}{mb(size)}"
     with room(path.parent, what, 0 if at_most else size):
+        _remove_abandoned(path)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -40,6 +44,14 @@ def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What was written for `path` by a process that was killed; a living one holds its lock."""
+    for file in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        with suppress(OSError), file.open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.unlink()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from cog_triton.build.old_paths import relative
 from cog_triton.errors import BuildConfigInvalid
 
 # What the builder itself keeps in the work directory.
-RESERVED = ("model", "logs", "stamps", "package", "python")
+RESERVED = ("model", "logs", "stamps", "python")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -55,7 +55,7 @@ def _disk(plan: Plan, here: FetchedModel | None, download: int | None, states: l
         return f"{free}; how much is needed is not known"
     parts = sum(not state.startswith("cached") for state in states) + 1
     needed = (0 if here else size) + parts * size
-    return f"{free}, up to {_gb(needed)} needed"
+    return f"{free}, about {_gb(needed)} needed"
 
 
 def _gb(size: int) -> str:

@@ -31,9 +31,11 @@ class TextStream:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens make final."""
+        exempt = max(self._min_tokens - self.token_count, 0)
         self.token_count += len(token_ids)
-        text = self._detokenizer.feed(token_ids)
-        return self._matcher.feed(text) if self.token_count > self._min_tokens else text
+        first, rest = token_ids[:exempt], token_ids[exempt:]
+        text = self._detokenizer.feed(first) if first else ""
+        return text + self._matcher.feed(self._detokenizer.feed(rest)) if rest else text
 
     def finish(self) -> str:
         """What was held back: the beginning of a character or of a stop string."""

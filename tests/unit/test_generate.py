@@ -32,6 +32,7 @@ from cog_triton.sampling import SamplingParams
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.settings import Settings, load_settings
+from cog_triton.text_stream import TextStream
 from cog_triton.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
@@ -439,3 +440,11 @@ def test_a_cancelled_request_is_no_failure_of_the_engine() -> None:
         generation.cancel()
         assert reader.exception(PATIENCE_S)
     assert failed == []
+
+
+def test_min_tokens_end_within_what_is_read_at_once() -> None:
+    ids = TOKENIZER.encode("STOPxSTOPy")
+    for first in range(len(ids) + 1):
+        text = TextStream(TOKENIZER, ["STOP"], min_tokens=len(TOKENIZER.encode("STOPx")))
+        assert text.feed(ids[:first]) + text.feed(ids[first:]) + text.finish() == "STOPx"
+        assert text.stopped

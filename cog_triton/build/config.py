@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from cog_triton import urls
 from cog_triton.build import config_yaml
 from cog_triton.build.arguments import ArgumentValue
 from cog_triton.build.config_errors import describe
@@ -74,9 +75,22 @@ def _variables(value: dict[str, str | int | float]) -> dict[str, str | int | flo
     return value
 
 
+def token(value: SecretStr) -> SecretStr:
+    """`value` without the white space around it, as a file's last line end.
+
+    Raises:
+        ValueError: that is no single word.
+    """
+    word = value.get_secret_value().strip()
+    if not re.fullmatch(r"[!-~]+", word):
+        raise ValueError("must be one word, of ASCII letters, digits and signs")
+    return SecretStr(word)
+
+
 def _fetchable(value: str) -> str:
     if not value.startswith(("http://", "https://", "file:///")):
         raise ValueError("must be an http(s):// or file:/// URL")
+    urls.shown(value)  # or it is none
     return value
 
 
@@ -142,7 +156,7 @@ class BuildConfig(BaseModel):
     weight_format: Literal["safetensors", "bin", "pt"] | None = None
     """Which of the hub's weights to download; safetensors if there are any. The tar of
     model_tar_url is taken as it is."""
-    hf_token: SecretStr | None = None
+    hf_token: Annotated[SecretStr, AfterValidator(token)] | None = None
     """Hugging Face token. It is kept out of logs, errors and engine.tar."""
     model_tar_url: Annotated[Text, AfterValidator(_fetchable)] | None = None
     """http(s):// or file:// URL of a .tar, .tar.gz or .tar.zst that holds the model."""
@@ -208,8 +222,13 @@ class BuildConfig(BaseModel):
         return [(name, step) for name in names if (step := getattr(self, name)) is not None]
 
     def to_yaml(self) -> str:
-        """The config as it is run, without its token: equal text for equal configs."""
+        """The config as it is run, without its secrets: equal text for equal configs.
+
+        Those are its token, and the user, password and query of model_tar_url.
+        """
         value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
+        if self.model_tar_url is not None:
+            value["model_tar_url"] = urls.shown(self.model_tar_url)
         return yaml.safe_dump(value, sort_keys=False)
 
 

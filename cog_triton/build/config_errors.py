@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from cog_triton import urls
 from cog_triton.errors import nearest
 
 _SHOWN_LENGTH = 120
@@ -32,6 +33,8 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
         loc = [str(part) for part in found["loc"]]
         kind, value = found["type"], _SHOWN.repr(found["input"])
         rule = found["msg"].removeprefix("Value error, ")
+        if loc[-1:] == ["model_tar_url"]:
+            value = _address(found["input"])
         mapping = next((name for name in loc[:2] if name in _MAPPINGS), None)
         if mapping is not None and len(loc) > loc.index(mapping) + 1:
             # One entry per type the union allows: to the user it is one mistake.
@@ -58,6 +61,15 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             line = f"{where}: {value[:_SHOWN_LENGTH]}: {rule}"
         lines.setdefault(where, line)
     return "\n".join(lines.values())
+
+
+def _address(value: object) -> str:
+    """`value`, which should be a URL, without what may be secret in it."""
+    try:
+        address = urls.shown(value) if isinstance(value, str) else "***"
+    except ValueError:
+        address = "***"
+    return repr("***" if "@" in address else address)
 
 
 def _choices(expected: str) -> list[str]:

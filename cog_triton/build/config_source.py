@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -86,7 +87,7 @@ def _read_file(path: Path, name: str) -> bytes:
 
 
 def _download(address: str, name: str) -> bytes:
-    content = b""
+    content, deadline = b"", time.monotonic() + _TIMEOUT_S
     try:
         with httpx.stream("GET", address, follow_redirects=True, timeout=_TIMEOUT_S) as response:
             if response.status_code != 200:
@@ -96,6 +97,8 @@ def _download(address: str, name: str) -> bytes:
                 content += chunk
                 if len(content) > MAX_BYTES:
                     break
+                if time.monotonic() > deadline:
+                    raise BuildConfigInvalid(f"config={name!r}: is not here after {_TIMEOUT_S:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         text = str(error) or type(error).__name__
         raise BuildConfigInvalid(f"config={name!r}: {text}") from None

@@ -27,12 +27,24 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _described(error: yaml.YAMLError) -> str:
+    """What is wrong, and where; without the line itself, which may hold a token."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error)
+    parts = ((error.problem_mark, error.problem), (error.context_mark, error.context))
+    return "; ".join(
+        f"line {mark.line + 1}, column {mark.column + 1}: {text}"
+        for mark, text in parts
+        if mark is not None and text
+    )
+
+
 def load(text: str, origin: str) -> dict[Any, Any]:
     """The mapping that `text` is; raises BuildConfigInvalid, which `origin` begins."""
     try:
         raw = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise BuildConfigInvalid(f"{origin}: not valid YAML: {error}") from None
+        raise BuildConfigInvalid(f"{origin}: not valid YAML: {_described(error)}") from None
     except (RecursionError, ValueError) as error:
         raise BuildConfigInvalid(f"{origin}: not usable YAML: {type(error).__name__}") from None
     if not isinstance(raw, dict):

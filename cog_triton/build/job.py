@@ -15,11 +15,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from cog_triton.build import config_source, upload
-from cog_triton.build.config import parse_config
+from cog_triton.build.config import parse_config, token
 from cog_triton.build.run import run_build
 from cog_triton.build.steps import cancellable
 from cog_triton.build.workspace import Workspace
-from cog_triton.errors import CogTritonError, DiskFull
+from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
 
 # While an interrupted step has its own grace, the job must not be killed.
 GRACE_S = 15.0
@@ -46,7 +46,11 @@ class Job(BaseModel):
         text, name = config_source.fetch(self.config)
         config = parse_config(text, name)
         if self.hf_token is not None:
-            config = config.model_copy(update={"hf_token": SecretStr(self.hf_token)})
+            try:
+                word = token(SecretStr(self.hf_token))
+            except ValueError as error:
+                raise InvalidArgument(f"hf_token: {error}") from None
+            config = config.model_copy(update={"hf_token": word})
         echo(f"[config] {name}")
         for line in config.to_yaml().splitlines():
             echo(f"[config]   {line}")

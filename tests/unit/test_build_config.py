@@ -214,6 +214,39 @@ def test_a_token_is_kept_out_of_what_is_written_and_shown() -> None:
     assert "hf_secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("hf_token: hf_secret: x", "line 2, column 20: mapping values are not allowed here"),
+        ("hf_token: 'hf_secret", "line 2, column 11: while scanning a quoted scalar"),
+        ("hf_token: hf_secret\nhf_token: hf_secret", "line 3, column 1: key 'hf_token' is there"),
+        ("hf_token: hf_secret hf_secret", "hf_token: must be one word"),
+        ("model_tar_url: ['http://u:hf_secret@h/m.tar']", "model_tar_url: '***': Input should"),
+        ("model_tar_url: u:hf_secret@h/m.tar", "model_tar_url: '***': must be an http"),
+        ("model_tar_url: ftp://u:hf_secret@h/m.tar?s=hf_secret", "'ftp://h/m.tar': must be an"),
+        ("model_tar_url: 'http://[hf_secret'", "model_tar_url: '***': Invalid IPv6 URL"),
+    ],
+)
+def test_no_mistake_shows_a_secret(line: str, says: str) -> None:
+    with pytest.raises(BuildConfigInvalid) as caught:
+        parse_config(f"model_id: m\n{line}\nexample_name: openvino\nbuild: {{}}\n", "c.yaml")
+    assert says in str(caught.value)
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_the_url_of_a_tar_is_written_without_its_secrets() -> None:
+    url = "https://user:pass@host:8/m.tar?sig=abc#part"
+    config = config_with(model_tar_url=url)
+    assert config.model_tar_url == url
+    assert "model_tar_url: https://host:8/m.tar\n" in config.to_yaml()
+
+
+def test_a_token_ends_before_the_line_end_of_its_file() -> None:
+    config = config_with(hf_token="hf_secret\n")
+    assert config.hf_token is not None
+    assert config.hf_token.get_secret_value() == "hf_secret"
+
+
 def test_time_limits_do_not_make_another_build_of_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert workspace.of(config_with(timeout=3)) == workspace.of(config_with())

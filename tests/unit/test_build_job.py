@@ -68,6 +68,13 @@ def test_the_module_takes_its_job_away_and_leaves_the_error_on_stderr(tmp_path: 
     assert not (tmp_path / "engine.tar").exists()
 
 
+@pytest.mark.parametrize("word", ["hf_a b", "hf_\0", "hf_\u00e9", " "])
+def test_a_token_that_can_be_none_is_refused_and_not_shown(tmp_path: Path, word: str) -> None:
+    says = r"^E1005 InvalidArgument: hf_token: must be one word, of ASCII letters, digits and signs$"
+    with pytest.raises(InvalidArgument, match=says):
+        job_of(tmp_path, config=CONFIG.format("engine"), hf_token=word).run(print)
+
+
 def test_a_full_disk_has_a_code(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
@@ -113,9 +120,10 @@ def test_arguments_are_refused_before_the_model_is_looked_for(tmp_path: Path) ->
     assert e.value.detail.endswith("\nbuild.args.output_dir is missing: build.py requires it")
 
 
-def test_an_error_without_a_code_gets_one(tmp_path: Path) -> None:
-    (tmp_path / "work").write_text("a file where a directory should be")
-    with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)NotADirectoryError"):
+def test_an_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "yaml.py").write_text("1 / 0")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)ZeroDivisionError"):
         Attendant().run(job_of(tmp_path, config=CONFIG.format("e")), lambda _: None)
 
 

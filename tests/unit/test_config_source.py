@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -12,6 +14,7 @@ from urllib.parse import quote
 import pytest
 from small_http import reply, serving
 
+from cog_triton.build import config_source
 from cog_triton.build.config_source import MAX_BYTES, fetch
 from cog_triton.errors import BuildConfigInvalid
 from cog_triton.settings import free_ports
@@ -130,6 +133,23 @@ def test_addresses_that_lead_nowhere(address: str, rule: str) -> None:
     with pytest.raises(BuildConfigInvalid, match=rule) as caught:
         fetch(address)
     assert len(str(caught.value)) < 1000
+
+
+def test_a_server_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                request.wfile.write(b"#")
+                time.sleep(0.01)
+
+    monkeypatch.setattr(config_source, "_TIMEOUT_S", 1.0)
+    with (
+        serving(drip) as url,
+        pytest.raises(BuildConfigInvalid, match=r"/c\.yaml': is not here after 1 s"),
+    ):
+        fetch(f"{url}/c.yaml?sig=secret")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

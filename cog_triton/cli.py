@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,15 +100,14 @@ def build(
     """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
 
     Arguments are checked against the options of the scripts before anything runs.
-    What is finished is not done again, after a kill either: builds resume. --check
-    ends with exit code 2 if the options of a script are not known here.
+    What is finished is not done again, after a kill either: builds resume.
+    --check ends with exit code 2 if the options of a script are not known here.
 
     Example: cog-triton build configs/build/smollm2-135m-cpu.yaml -o engine.tar
     """
     from cog_triton.build import command
 
-    def echo(line: str) -> None:
-        _out.print(line, markup=False)
+    echo = typer.echo  # a tenth of what rich takes, and scripts write many lines
 
     with _coded_errors():
         if clean:
@@ -122,9 +122,9 @@ def build(
                 raise typer.Exit(2)
             return
         command.build(config, work_dir, output, echo, cache=not no_cache)
-        _out.print(
-            f"Built {_escaped(str(output))} ({output.stat().st_size / 1e6:.0f} MB)."
-            f" Serve it: cog-triton serve {_escaped(str(output))}"
+        echo(
+            f"Built {output} ({output.stat().st_size / 1e6:.0f} MB)."
+            f" Serve it: cog-triton serve {shlex.quote(str(output))}"
         )
 
 

@@ -8,8 +8,9 @@ from cog_triton.build.check import check_arguments
 from cog_triton.build.config import load_config
 from cog_triton.build.plan import make_plan
 from cog_triton.build.plan_report import as_lines
+from cog_triton.build.relay import Echo
 from cog_triton.build.run import run_build
-from cog_triton.build.steps import Echo, cancellable
+from cog_triton.build.steps import cancellable
 from cog_triton.build.translate import translation_lines
 from cog_triton.build.workspace import Workspace
 

@@ -61,7 +61,8 @@ class Families:
         """`tensorrt_llm` is what holds its ``examples``, by default TRTLLM_DIR.
 
         Raises:
-            InvalidArgument: there are no examples in TRTLLM_DIR.
+            InvalidArgument: there are no examples in TRTLLM_DIR, or COG_TRITON_STEP_PYTHON cannot
+                be run.
         """
         settings = load_settings()
         self._own = own
@@ -69,6 +70,8 @@ class Families:
         if self._root is not None and not (self._root / "examples").is_dir():
             raise InvalidArgument(f"TRTLLM_DIR={str(self._root)!r}: has no directory examples")
         self.python = str(settings.cog_triton_step_python or sys.executable)
+        if shutil.which(self.python) is None:
+            raise InvalidArgument(f"COG_TRITON_STEP_PYTHON={self.python!r}: is no program")
 
     def find(self, name: str) -> str:
         """The family that a config calls `name`, as its path below the examples.

@@ -4,14 +4,15 @@ manifest."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cog_triton import engine_manifest, engine_tar
+from cog_triton import engine_manifest, engine_tar, tar_forms
 from cog_triton.build import provenance
 from cog_triton.build.config import BuildConfig
 from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.errors import BuildStepFailed, EngineCorrupt
+from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.inspection import engine_config, needed_files
 from cog_triton.inspection.engine_config import TENSORRT_LLM, EngineConfig
 
@@ -33,6 +34,23 @@ _TOKENIZER = (
 _SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
 _LARGE = 1 << 30
 _TENTHS = 10
+
+
+def check(output: Path) -> None:
+    """Raise InvalidArgument unless an engine.tar can get the name `output`: better before a build.
+
+    Raises:
+        InvalidArgument: its suffix is no tar's, it is a directory, or it lies where none can be
+            written.
+    """
+    tar_forms.by_name(output)
+    if output.is_dir():
+        raise InvalidArgument(f"output {str(output)!r}: is a directory")
+    place = next(path for path in output.absolute().parents if os.path.lexists(path))
+    if not place.is_dir():
+        raise InvalidArgument(f"output {str(output)!r}: {place} is not a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"output {str(output)!r}: {place} cannot be written to")
 
 
 def write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,7 @@ def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan
     translation = translate(config, family, partial(families.offers, family))
     config = translation.config
     check_inputs(config)
-    work_dir = work_dir.resolve()
+    work_dir = Path(os.path.realpath(work_dir))
     steps: list[Step] = []
     for name, step in config.steps():
         env = {key: str(value) for key, value in {**config.env, **step.env}.items()}

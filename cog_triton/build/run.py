@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from cog_triton import model_source, tar_forms
+from cog_triton import model_source
 from cog_triton.build import model, package, stamps
 from cog_triton.build.check import check_arguments
 from cog_triton.build.config import BuildConfig
 from cog_triton.build.families import OWN
 from cog_triton.build.plan import Plan, Step, make_plan
-from cog_triton.build.steps import Echo, cancellable, run_step
+from cog_triton.build.relay import Echo
+from cog_triton.build.steps import cancellable, run_step
 from cog_triton.build.translate import translation_lines
 from cog_triton.build.workspace import Workspace, locked
 from cog_triton.download.request import FetchedModel
@@ -42,13 +44,15 @@ def run_build(
         `output`.
 
     Raises:
-        InvalidArgument: `output` has another suffix.
+        InvalidArgument: `output` has another suffix or cannot be written there, or the workspace
+            cannot be used.
+        DiskFull: no space was left.
         UserError: E1300-E1306, as the config, its arguments, the model or a script finds.
         BuildStepFailed, BuildStepTimeout: a step ended with an error of its own, or did not end.
         BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
     """
-    tar_forms.by_name(output)
-    with cancellable():
+    package.check(output)
+    with cancellable(), workspace.coded():
         work_dir = workspace.of(config)
         plan = make_plan(config, work_dir, examples)
         for line in translation_lines(plan.config, plan.notes):
@@ -110,8 +114,9 @@ def _run_steps(
     """The engine directory, and the fingerprint of the step that wrote it."""
     moved: dict[Path, Path] = {}
     # Calibration downloads its data sets itself, as gated as models are.
-    token = plan.config.hf_token
-    secrets = {} if token is None else {"HF_TOKEN": token.get_secret_value()}
+    given = plan.config.hf_token
+    token = given.get_secret_value() if given else os.environ.get("HF_TOKEN", "").strip()
+    secrets = {"HF_TOKEN": token} if token else {}
     written, wanted = plan.model, ""
     for step, wanted in zip(plan.steps, stamps.of_steps(plan, source), strict=True):
         done = stamps.finished(step, wanted) if cache else None

@@ -56,7 +56,7 @@ def finished(step: Step, fingerprint: str) -> Path | None:
         written = step.cwd / str(stamp["written"])
         if stamp["fingerprint"] == fingerprint and stamp["output"] == _listing(written):
             return written
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -11,27 +11,25 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
 from cog_triton import reaper
 from cog_triton.build import environment, outputs
 from cog_triton.build.plan import Step
+from cog_triton.build.relay import Echo, Relay
 from cog_triton.errors import (
     BuildCancelled,
     BuildStepFailed,
     BuildStepTimeout,
+    DiskFull,
     InvalidArgument,
     from_text,
 )
 
-Echo = Callable[[str], None]
-LAST_LINES = 40
 _GRACE_S = 5.0
 _SILENCE_S = 60.0
-_REDRAW_S = 5.0
-_BLOT = "***"
 
 
 def run_step(
@@ -51,6 +49,7 @@ def run_step(
     Raises:
         UserError: the script refused its input with a coded error.
         BuildStepTimeout: it ran longer than `timeout`; its processes are gone.
+        DiskFull: it failed and its last lines say that no space was left.
         BuildStepFailed: any other failure, with exit code and last lines.
         BuildCancelled: the build was interrupted; the step's processes are gone.
     """
@@ -59,14 +58,17 @@ def run_step(
     if step.output_dir.exists():
         shutil.rmtree(step.output_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    relay = _Relay(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
+    relay = Relay(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
     began, since_ns = time.monotonic(), _clock_of(log_dir)
     status = _run_to_end(step, relay, secrets)
+    if relay.failure is not None:
+        raise relay.failure
     if status != 0:
         refused = from_text(relay.last[-1]) if relay.last else None
         if refused is not None:
             raise type(refused)(f"[{step.name}] {refused.detail}")
-        raise BuildStepFailed(f"step {step.name} ended with exit code {status}:\n{relay.text}")
+        failed = DiskFull if os.strerror(errno.ENOSPC) in relay.text else BuildStepFailed
+        raise failed(f"step {step.name} ended with exit code {status}:\n{relay.text}")
     try:
         written = outputs.written(step, since_ns)
     except BuildStepFailed as error:
@@ -75,42 +77,7 @@ def run_step(
     return written
 
 
-class _Relay:
-    """Passes a step's output on; `last` are its last lines."""
-
-    def __init__(self, name: str, log: Path, echo: Echo, secrets: Sequence[str]) -> None:
-        self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self.heard = time.monotonic()
-        self._name, self._log, self._echo = name, log, echo
-        self._secrets = [secret for secret in secrets if secret]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.last)
-
-    def run(self, source: io.TextIOWrapper) -> None:
-        """Until `source` ends. Of a line that is redrawn, as bars are, few states are told."""
-        redrawn, told = False, 0.0
-        with self._log.open("w", encoding="utf-8") as file, source:
-            for line in source:
-                for secret in self._secrets:
-                    line = line.replace(secret, _BLOT)
-                file.write(line)
-                file.flush()
-                self.heard = time.monotonic()
-                if redrawn and self.last:
-                    self.last.pop()
-                redrawn = line.endswith("\r")
-                self.last.append(line.rstrip("\r\n"))
-                if not redrawn or self.heard - told >= _REDRAW_S:
-                    told = self.heard
-                    self.tell(self.last[-1])
-
-    def tell(self, line: str) -> None:
-        self._echo(f"[{self._name}] {line}")
-
-
-def _run_to_end(step: Step, relay: _Relay, secrets: Mapping[str, str]) -> int:
+def _run_to_end(step: Step, relay: Relay, secrets: Mapping[str, str]) -> int:
     """The exit code (128 + n for signal n); no process of the step is left, whatever happens."""
     process = reaper.spawn(
         step.argv,
@@ -137,7 +104,7 @@ def _run_to_end(step: Step, relay: _Relay, secrets: Mapping[str, str]) -> int:
         thread.join()
 
 
-def _wait(step: Step, process: reaper.Reaped, relay: _Relay) -> int:
+def _wait(step: Step, process: reaper.Reaped, relay: Relay) -> int:
     began = time.monotonic()
     while True:
         passed = time.monotonic() - began
@@ -149,6 +116,8 @@ def _wait(step: Step, process: reaper.Reaped, relay: _Relay) -> int:
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(min(_SILENCE_S, left))
+        if relay.failure is not None:
+            raise relay.failure
         silence = time.monotonic() - relay.heard
         if silence >= _SILENCE_S:
             relay.tell(

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +17,14 @@ from pathlib import Path
 import yaml
 
 from cog_triton.build.config import BuildConfig
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import DiskFull, InvalidArgument
 
 
 class Workspace:
     """The directories below `root`; none is made before it is needed."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
+        self.root = Path(os.path.realpath(root))  # which, unlike resolve, bears links in a loop
         self.models = self.root / "models"
 
     def of(self, config: BuildConfig) -> Path:
@@ -32,6 +34,27 @@ class Workspace:
             part.pop("timeout", None)
         digest = hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()
         return self.root / "builds" / digest[:16]
+
+    @contextlib.contextmanager
+    def coded(self) -> Iterator[None]:
+        """What the file system says while a build works here, as coded errors.
+
+        Raises:
+            DiskFull: no space or quota is left.
+            InvalidArgument: something below the root cannot be read or written.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                free = shutil.disk_usage(self._existing()).free
+                raise DiskFull(f"{error}; {free / 1e6:.1f} MB free in {self.root}") from error
+            if str(error.filename or "").startswith(str(self.root)):
+                raise InvalidArgument(f"work_dir {self.root}: {error}") from error
+            raise
+
+    def _existing(self) -> Path:
+        return next(path for path in (self.root, *self.root.parents) if path.is_dir())
 
     def others(self, own: Path) -> list[Path]:
         """The work directories of other configs."""

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
 import cog_triton
 from cog_triton import engine_manifest
 from cog_triton.build.config import BuildConfig, parse_config
 from cog_triton.build.families import Script
-from cog_triton.build.plan import Step
+from cog_triton.build.plan import Step, make_plan
+from cog_triton.build.relay import LONGEST
 from cog_triton.build.run import run_build
 from cog_triton.build.steps import run_step
 from cog_triton.build.workspace import Workspace, locked
@@ -27,6 +29,7 @@ from cog_triton.errors import (
     BuildConfigInvalid,
     BuildStepFailed,
     BuildStepTimeout,
+    DiskFull,
     EngineIncompatible,
     InvalidArgument,
 )
@@ -302,6 +305,124 @@ def test_a_failure_carries_step_exit_code_and_last_lines(tmp_path: Path) -> None
     lines = str(caught.value).splitlines()
     assert lines[0] == "E2300 BuildStepFailed: step build ended with exit code 7:"
     assert lines[1:] == [f"line {i}" for i in range(60, 100)]
+
+
+def test_a_line_that_never_ends_is_told_in_pieces_and_shows_no_secret(tmp_path: Path) -> None:
+    secret, lines = "hf_" + "s3cret" * 5, []
+    line = "".join(f"{i:09} {secret} " for i in range(5000))
+    step = step_of(
+        tmp_path,
+        "import os, pathlib\nsecret = os.environ['HF_TOKEN']\npathlib.Path('out').mkdir()\n"
+        "pathlib.Path('out/w').touch()\n"
+        "print(''.join(f'{i:09} {secret} ' for i in range(5000)), end='')",
+    )
+    run_step(step, tmp_path / "logs", lines.append, {"HF_TOKEN": secret})
+    told = [text.removeprefix("[build] ") for text in lines[:-1]]
+    assert len(told) > 10
+    assert max(map(len, told)) <= LONGEST + len(secret)
+    assert "".join(told) == line.replace(secret, "***")
+    assert (tmp_path / "logs" / "build.log").read_text("utf-8") == "".join(told)
+
+
+@pytest.mark.parametrize("origin", ["config", "environment"])
+def test_what_steps_say_shows_no_token(
+    tmp_path: Path, examples: Path, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    build = examples / "fake" / "build.py"
+    build.write_text(f"import os\nprint('has', os.environ['HF_TOKEN'])\n{build.read_text()}")
+    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
+    if origin == "config":
+        config = config.model_copy(update={"hf_token": SecretStr("hf_secret")})
+    else:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret\n")
+    run_build(config, workspace, tmp_path / "e.tar", echo=lines.append, examples=examples)
+    assert "[build] has ***" in lines
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"hf_secret" not in written
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), SystemExit(1)])
+def test_a_step_whose_output_nobody_takes_ends_with_that_error(
+    tmp_path: Path, error: BaseException
+) -> None:
+    def echo(_line: str) -> None:
+        raise error
+
+    step = step_of(tmp_path, "while True: print('still here', flush=True)")
+    with pytest.raises(type(error)):
+        run_step(step, tmp_path / "logs", echo)
+
+
+def test_a_script_that_found_the_disk_full_says_so_with_its_code(tmp_path: Path) -> None:
+    step = step_of(tmp_path, "open('/dev/full', 'w').write('x' * 9999)")
+    with pytest.raises(DiskFull, match=r"(?s)step build ended with exit code 1:.*No space left"):
+        run_step(step, tmp_path / "logs", lambda _: None)
+
+
+def test_a_log_that_finds_the_disk_full_has_a_code(tmp_path: Path, examples: Path) -> None:
+    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
+    logs = workspace.of(config) / "logs"
+    logs.mkdir(parents=True)
+    (logs / "build.log").symlink_to("/dev/full")
+    (examples / "fake" / "build.py").write_text("while True: print('x' * 100)")
+    with pytest.raises(DiskFull, match=r"No space left on device; [0-9.]+ MB free in "):
+        run_build(config, workspace, tmp_path / "e.tar", echo=print, examples=examples)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "loop", "loop/below"])
+def test_a_work_directory_that_cannot_be_is_refused(
+    tmp_path: Path, examples: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InvalidArgument, match=f"work_dir {tmp_path / place}: "):
+        run_build(
+            config_of(tmp_path),
+            Workspace(tmp_path / place),
+            tmp_path / "e.tar",
+            echo=print,
+            examples=examples,
+        )
+
+
+@pytest.mark.parametrize(
+    ("output", "rule"),
+    [
+        ("there.tar", "is a directory"),
+        ("file/e.tar", "/file is not a directory"),
+        ("loop/e.tar", "/loop is not a directory"),
+        ("shut/e.tar", "/shut cannot be written to"),
+        ("e.zip", "its name must end in one of"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_build(
+    tmp_path: Path, examples: Path, output: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "there.tar").mkdir()
+    (tmp_path / "shut").mkdir()
+    # Root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "shut")
+    with pytest.raises(InvalidArgument, match=f"^E1005 .*output '.*{output}': .*{rule}"):
+        run_build(
+            config_of(tmp_path),
+            Workspace(tmp_path / "work"),
+            tmp_path / output,
+            echo=print,
+            examples=examples,
+        )
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("python", ["/nonexistent/python", "/", "/etc/passwd"])
+def test_a_python_of_the_steps_that_cannot_be_run_is_refused_before_the_build(
+    tmp_path: Path, examples: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COG_TRITON_STEP_PYTHON", python)
+    with pytest.raises(InvalidArgument, match=f"COG_TRITON_STEP_PYTHON='{python}': is no program"):
+        make_plan(config_of(tmp_path), tmp_path / "work", examples)
 
 
 def test_a_coded_error_of_a_script_stays_what_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import signal
 
-# What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a shell starts in the background ignores Ctrl-C, and what nohup starts a hang-up; and so
+# would all that tests start.
+for number, default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)

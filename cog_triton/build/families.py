@@ -86,7 +86,8 @@ class Families:
                 if path in there:
                     return path
         short_names = {PurePosixPath(path).name: path for path in there}
-        known = [*short_names, *_ALIASES, *there]
+        aliases = [name for name, meant in _ALIASES.items() if meant in short_names]
+        known = [*short_names, *aliases, *there]
         raise UnknownExample(
             f"example_name {name!r}: there is {', '.join(sorted(short_names))}"
             f"{nearest(name, known)}{self._hint()}"

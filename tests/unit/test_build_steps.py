@@ -18,7 +18,7 @@ from pydantic import SecretStr
 import cog_triton
 from cog_triton import engine_manifest
 from cog_triton.build.config import BuildConfig, parse_config
-from cog_triton.build.families import Script
+from cog_triton.build.families import Families, Script
 from cog_triton.build.plan import Step, make_plan
 from cog_triton.build.relay import LONGEST
 from cog_triton.build.run import run_build
@@ -32,6 +32,7 @@ from cog_triton.errors import (
     DiskFull,
     EngineIncompatible,
     InvalidArgument,
+    UnknownExample,
 )
 
 CONVERT = """
@@ -414,6 +415,12 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_build(
             examples=examples,
         )
     assert not (tmp_path / "work").exists()
+
+
+def test_an_unknown_family_is_not_said_to_be_one_that_is_not_there(examples: Path) -> None:
+    (examples / "examples").mkdir()
+    with pytest.raises(UnknownExample, match=r"'gpt': there is fake \(TensorRT-LLM's families: "):
+        Families(examples, tensorrt_llm=examples).find("gpt")
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", "/", "/etc/passwd"])

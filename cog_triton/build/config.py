@@ -31,6 +31,10 @@ RESERVED = ("model", "logs", "stamps", "python")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_OPTION = re.compile(
+    r"^token$|(^|[_-])((hf|hub|auth|access|api)[_-]?(token|key)|secret|password|credentials?)$",
+    re.IGNORECASE,
+)
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
@@ -51,6 +55,11 @@ def _option_names(value: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     for key in value:
         if not _OPTION.fullmatch(key):
             raise ValueError(f"option name {key!r} must be written without dashes before it")
+        if _SECRET_OPTION.search(key):
+            raise ValueError(
+                f"{key} may be secret, and a config is packed into engine.tar: hf_token, beside"
+                " model_id, reaches the steps as HF_TOKEN"
+            )
     texts = [
         text for item in value.values() for text in (item if isinstance(item, list) else [item])
     ]

@@ -51,7 +51,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             choices = _choices(found.get("ctx", {}).get("expected", ""))
             near = nearest(str(found["input"]), choices) if isinstance(found["input"], str) else ""
             line = f"{where}: {value[:_SHOWN_LENGTH]}: must be one of {', '.join(choices)}{near}"
-        elif loc[-1:] in (["hf_token"], ["env"]):
+        elif loc[-1:] in (["hf_token"], ["env"], ["args"]):
             line = f"{where}: {rule}"  # what may be secret is not shown
         elif not where:
             line = rule

@@ -170,6 +170,10 @@ def config_with(**changes: object) -> BuildConfig:
         ({"model_tar_url": "file:///m.tar", "revision": "main"}, "revision is for the hub"),
         ({"model_tar_url": "m.tar"}, "model_tar_url: 'm.tar': must be an http(s):// or file://"),
         ({"env": {"HF_TOKEN": "hf_123"}}, "HF_TOKEN may be secret"),
+        (
+            {"build": {"script": "b.py", "output_dir": "e", "args": {"hf-token": "hf_123"}}},
+            "build.args: hf-token may be secret",
+        ),
         ({"env": {"PYTHONPATH": "x"}}, "PYTHONPATH is the builder's own"),
         ({"env": {"A B": "x"}}, "'A B' is no name of an environment variable"),
         ({"env": {"A": ["x"]}}, "env.A: ['x']: must be a text or a number"),

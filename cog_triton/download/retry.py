@@ -25,9 +25,12 @@ class Retry:
 
     Args:
         limit: so many failures in a row, not one byte between them, are the end.
+        limit_at_first: as long as nothing has come at all, so many are: who waits for a server
+            to start wants to know soon that its address is wrong.
     """
 
     limit: int = 8
+    limit_at_first: int = 5
     first_s: float = 0.5
     most_s: float = 30.0
 
@@ -72,7 +75,9 @@ class Patience:
         if reached > self._mark:
             self._failures, self._mark = 0, reached
         self._failures += 1
-        if self._failures >= self._retry.limit:
+        if self._failures >= self._retry.limit or (
+            reached == 0 and self._failures >= self._retry.limit_at_first
+        ):
             raise ModelUnavailable(
                 f"{self._name}: {trouble} ({self._failures} attempts without progress)"
             ) from None

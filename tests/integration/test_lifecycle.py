@@ -205,7 +205,7 @@ def test_bad_settings_are_coded_errors_in_seconds(
         ("tensorrt_lm: {args: {}}", ["tensorrt_lm", "did you mean 'tensorrt_llm'"]),
         ("tensorrt_llm: {args: {kv_cache_bg: 2}}", ["kv_cache_bg", "did you mean 'kv_cache_gb'"]),
         ("tensorrt_llm: {args: {max_batch_size: many}}", ["max_batch_size='many'"]),
-        ("postprocessing: {args: {postprocessing_instance_count: 64}}", ["must be 1"]),
+        ("postprocessing: {args: {postprocessing_instance_count: 0}}", ["instance_count=0"]),
     ],
 )
 def test_a_bad_serve_config_is_a_coded_error_in_seconds(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from older_configs import TINY_GPT2
 from stack import wait_until
 from tensorrt_llm_tree import Installation, driver, models
 from test_builder_predictions import predict, start_builder
@@ -16,28 +17,6 @@ from cog_triton.engine_tar import unpack
 
 pytestmark = pytest.mark.integration
 
-# As it stands in the older builder's documentation.
-QUICK_START = """
-model_id: sshleifer/tiny-gpt2
-example_name: gpt
-convert_to_ft:
-  script: hf_gpt_convert.py
-  output_dir: ./c-model/gpt2/1-gpu
-  args:
-    in-file: /src/models/sshleifer/tiny-gpt2
-    out-dir: ./c-model/gpt2
-    tensor-parallelism: 1
-    storage-type: float16
-build:
-  script: build.py
-  output_dir: ./engine_outputs/
-  args:
-    model_dir: ./c-model/gpt2/1-gpu
-    output_dir: ./engine_outputs/
-    # Keys without values are treated as flags
-    use_gpt_attention_plugin:
-    remove_input_padding:
-"""
 RANKS = [(1, 1), (2, 1), (1, 2)]
 
 
@@ -197,7 +176,7 @@ def test_the_quick_start_of_the_older_builder_runs_as_it_is(
 ) -> None:
     """Its own scripts are there, so nothing is translated; the model comes as a tar."""
     tar = packed(workshop.directory / "tiny-gpt2", workshop.directory / "model.tar")
-    config = {**yaml.safe_load(QUICK_START), "model_tar_url": tar.as_uri()}
+    config = {**yaml.safe_load(TINY_GPT2), "model_tar_url": tar.as_uri()}
     workshop.tree = old_tree
     said = workshop.build(config)
     assert not [line for line in said if line.startswith("[translate]")]
@@ -210,7 +189,7 @@ def test_the_quick_start_of_the_older_builder_runs_as_it_is(
 def test_the_quick_start_of_the_older_builder_runs_on_newer_scripts(workshop: Workshop) -> None:
     """They are not there any more, so it is translated, and says so."""
     models.gpt2(workshop.directory / "sshleifer" / "tiny-gpt2")
-    said = workshop.build(yaml.safe_load(QUICK_START))
+    said = workshop.build(yaml.safe_load(TINY_GPT2))
     assert "[translate] build: build.py -> trtllm-build" in said
     assert "[build] [TensorRT-LLM] TensorRT-LLM version: 1.2.1" in said
     manifest = unpack(workshop.directory / "engine.tar", workshop.directory / "unpacked").manifest
@@ -224,6 +203,6 @@ def test_a_directory_that_a_script_chooses_is_found(
     """Whoever names the argument's directory, and not the script's, gets the engine too."""
     models.gpt2(workshop.directory / "sshleifer" / "tiny-gpt2")
     workshop.tree = old_tree
-    changed = QUICK_START.replace("./c-model/gpt2/1-gpu", "./c-model/gpt2")
+    changed = TINY_GPT2.replace("./c-model/gpt2/1-gpu", "./c-model/gpt2")
     said = workshop.build(yaml.safe_load(changed))
     assert "[convert_to_ft] wrote c-model/gpt2/1-gpu" in said

@@ -18,8 +18,8 @@ from pydantic import SecretStr
 import cog_triton
 from cog_triton import engine_manifest
 from cog_triton.build.config import BuildConfig, parse_config
-from cog_triton.build.families import Families, Script
-from cog_triton.build.plan import Step, make_plan
+from cog_triton.build.families import Script
+from cog_triton.build.plan import Step
 from cog_triton.build.relay import LONGEST
 from cog_triton.build.run import run_build
 from cog_triton.build.steps import run_step
@@ -32,7 +32,6 @@ from cog_triton.errors import (
     DiskFull,
     EngineIncompatible,
     InvalidArgument,
-    UnknownExample,
 )
 
 CONVERT = """
@@ -369,67 +368,6 @@ def test_a_log_that_finds_the_disk_full_has_a_code(tmp_path: Path, examples: Pat
     (examples / "fake" / "build.py").write_text("while True: print('x' * 100)")
     with pytest.raises(DiskFull, match=r"No space left on device; [0-9.]+ MB free in "):
         run_build(config, workspace, tmp_path / "e.tar", echo=print, examples=examples)
-
-
-@pytest.mark.parametrize("place", ["file", "file/below", "loop", "loop/below"])
-def test_a_work_directory_that_cannot_be_is_refused(
-    tmp_path: Path, examples: Path, place: str
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(InvalidArgument, match=f"work_dir {tmp_path / place}: "):
-        run_build(
-            config_of(tmp_path),
-            Workspace(tmp_path / place),
-            tmp_path / "e.tar",
-            echo=print,
-            examples=examples,
-        )
-
-
-@pytest.mark.parametrize(
-    ("output", "rule"),
-    [
-        ("there.tar", "is a directory"),
-        ("file/e.tar", "/file is not a directory"),
-        ("loop/e.tar", "/loop is not a directory"),
-        ("shut/e.tar", "/shut cannot be written to"),
-        ("e.zip", "its name must end in one of"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_refused_before_the_build(
-    tmp_path: Path, examples: Path, output: str, rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "there.tar").mkdir()
-    (tmp_path / "shut").mkdir()
-    # Root may write anywhere.
-    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "shut")
-    with pytest.raises(InvalidArgument, match=f"^E1005 .*output '.*{output}': .*{rule}"):
-        run_build(
-            config_of(tmp_path),
-            Workspace(tmp_path / "work"),
-            tmp_path / output,
-            echo=print,
-            examples=examples,
-        )
-    assert not (tmp_path / "work").exists()
-
-
-def test_an_unknown_family_is_not_said_to_be_one_that_is_not_there(examples: Path) -> None:
-    (examples / "examples").mkdir()
-    with pytest.raises(UnknownExample, match=r"'gpt': there is fake \(TensorRT-LLM's families: "):
-        Families(examples, tensorrt_llm=examples).find("gpt")
-
-
-@pytest.mark.parametrize("python", ["/nonexistent/python", "/", "/etc/passwd"])
-def test_a_python_of_the_steps_that_cannot_be_run_is_refused_before_the_build(
-    tmp_path: Path, examples: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COG_TRITON_STEP_PYTHON", python)
-    with pytest.raises(InvalidArgument, match=f"COG_TRITON_STEP_PYTHON='{python}': is no program"):
-        make_plan(config_of(tmp_path), tmp_path / "work", examples)
 
 
 def test_a_coded_error_of_a_script_stays_what_it_is(tmp_path: Path) -> None:

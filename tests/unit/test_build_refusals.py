@@ -1,0 +1,77 @@
+"""What a build refuses before anything runs: places it cannot write, and programs it lacks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from test_build_steps import config_of
+from test_build_steps import examples as examples  # a fixture
+
+from cog_triton.build.families import Families
+from cog_triton.build.plan import make_plan
+from cog_triton.build.run import run_build
+from cog_triton.build.workspace import Workspace
+from cog_triton.errors import InvalidArgument, UnknownExample
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "loop", "loop/below"])
+def test_a_work_directory_that_cannot_be_is_refused(
+    tmp_path: Path, examples: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InvalidArgument, match=f"work_dir {tmp_path / place}: "):
+        run_build(
+            config_of(tmp_path),
+            Workspace(tmp_path / place),
+            tmp_path / "e.tar",
+            echo=print,
+            examples=examples,
+        )
+
+
+@pytest.mark.parametrize(
+    ("output", "rule"),
+    [
+        ("there.tar", "is a directory"),
+        ("file/e.tar", "/file is not a directory"),
+        ("loop/e.tar", "/loop is not a directory"),
+        ("shut/e.tar", "/shut cannot be written to"),
+        ("e.zip", "its name must end in one of"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_build(
+    tmp_path: Path, examples: Path, output: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "there.tar").mkdir()
+    (tmp_path / "shut").mkdir()
+    # Root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "shut")
+    with pytest.raises(InvalidArgument, match=f"^E1005 .*output '.*{output}': .*{rule}"):
+        run_build(
+            config_of(tmp_path),
+            Workspace(tmp_path / "work"),
+            tmp_path / output,
+            echo=print,
+            examples=examples,
+        )
+    assert not (tmp_path / "work").exists()
+
+
+def test_an_unknown_family_is_not_said_to_be_one_that_is_not_there(examples: Path) -> None:
+    (examples / "examples").mkdir()
+    with pytest.raises(UnknownExample, match=r"'gpt': there is fake \(TensorRT-LLM's families: "):
+        Families(examples, tensorrt_llm=examples).find("gpt")
+
+
+@pytest.mark.parametrize("python", ["/nonexistent/python", "/", "/etc/passwd"])
+def test_a_python_of_the_steps_that_cannot_be_run_is_refused_before_the_build(
+    tmp_path: Path, examples: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COG_TRITON_STEP_PYTHON", python)
+    with pytest.raises(InvalidArgument, match=f"COG_TRITON_STEP_PYTHON='{python}': is no program"):
+        make_plan(config_of(tmp_path), tmp_path / "work", examples)

@@ -47,7 +47,7 @@ def test_a_source_change_moves_one_layer(factory: Factory) -> None:
             for layer in new.about["layers"]
             if layer["digest"] == new.digests["source"]
         )
-        assert size < 1_000_000
+        assert size < 2_000_000  # uncompressed
 
 
 def test_a_model_as_an_image(factory: Factory, tmp_path: Path) -> None:

@@ -156,12 +156,12 @@ class EngineFamily(ABC):
         `limits` are final after it: arguments may move them.
         """
 
-    def render_own(self, config: Any, arguments: Mapping[str, Any]) -> None:
+    def render_own(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
         """Fill `config` of one of `own_models`, which only this family adds to the repository.
 
-        Their code is in ``triton_model_repo``. Raises E1202 for unknown arguments.
+        Their code is in ``triton_model_repo``; by default there are none. Raises E1202 for
+        unknown arguments.
         """
-        raise NotImplementedError(config.name)
 
     def adapt(self, config: Any) -> None:  # noqa: B027
         """Fit the config of a text model to the engine, after `render`; by default it fits."""

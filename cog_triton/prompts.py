@@ -8,27 +8,12 @@ writes is data and never interpreted.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
 from string import Formatter
-from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from cog_triton.errors import (
-    BadMessages,
-    BadPromptTemplate,
-    PromptRequired,
-    PromptTemplateError,
-    TritonTokenizerError,
-    nearest,
-)
+from cog_triton.chat_template import render_chat
+from cog_triton.errors import BadPromptTemplate, PromptRequired, PromptTemplateError, nearest
 from cog_triton.tokenizer import EngineTokenizer
 
 _FIELDS = ["prompt", "system_prompt"]
@@ -80,41 +65,6 @@ def render(
     return RenderedPrompt(text, add_special_tokens=False, warnings=warnings)
 
 
-def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: EngineTokenizer) -> str:
-    """The model's chat template applied to `messages`, ready for the assistant's turn.
-
-    The text carries its own BOS: encode it with ``add_special_tokens=False``. Raises BadMessages
-    (E1006) when the template refuses the messages or the model has none, TritonTokenizerError
-    (E2102) when the template itself is broken.
-    """
-    try:
-        return _apply(messages, tokenizer)
-    except BadMessages as error:
-        others = [message for message in messages if message.get("role") != "system"]
-        if len(others) == len(messages):
-            raise
-        _apply(others, tokenizer)
-        raise BadMessages(f"{error.detail}; this model takes no system prompt") from error
-
-
-def _apply(messages: Sequence[Mapping[str, Any]], tokenizer: EngineTokenizer) -> str:
-    if tokenizer.chat_template is None:
-        raise BadMessages("the model has no chat template; use a prompt instead of messages")
-    template = _compile(tokenizer.chat_template)
-    try:
-        return template.render(
-            messages=messages,
-            add_generation_prompt=True,
-            bos_token=tokenizer.bos_token or "",
-            eos_token=tokenizer.eos_token or "",
-        )
-    except TemplateError as error:
-        raise BadMessages(f"the model's chat template refuses the messages: {error}") from error
-    except Exception as error:  # a template can fail in as many ways as any program
-        detail = f"the model's chat template fails: {type(error).__name__}: {error}"
-        raise BadMessages(detail) from error
-
-
 def _format(origin: str, template: str, prompt: str, system_prompt: str) -> RenderedPrompt:
     values = {"prompt": prompt, "system_prompt": system_prompt}
     pieces = list(_parse(origin, template))
@@ -145,39 +95,3 @@ def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None]]:
                 f"{nearest(name, _FIELDS) if name not in _FIELDS else ''}; {hint}"
             )
         yield literal, name
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks what to train on in some chat templates; here it is just text."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-@lru_cache(maxsize=16)
-def _compile(source: str) -> Template:
-    """The template in the environment that Hugging Face gives chat templates."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _Generation],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        detail = f"the chat template is broken: line {error.lineno}: {error.message}"
-        raise TritonTokenizerError(detail) from error

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 
+from cog_triton.chat_template import render_chat
 from cog_triton.errors import (
     BadMessages,
     BadPromptTemplate,
@@ -12,7 +13,7 @@ from cog_triton.errors import (
     PromptTemplateError,
     TritonTokenizerError,
 )
-from cog_triton.prompts import RenderedPrompt, render, render_chat
+from cog_triton.prompts import RenderedPrompt, render
 from cog_triton.tokenizer import EngineTokenizer
 
 CHATML = """{%- for m in messages %}

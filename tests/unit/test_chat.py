@@ -1,0 +1,186 @@
+"""Chat messages: what is taken, what is refused and how, and the prompts they become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from chat_templates import LLAMA_3, MISTRAL, QWEN, SMOLLM2
+from hypothesis import given
+from hypothesis import strategies as st
+from small_tokenizers import byte_level
+
+from cog_triton.chat import parse_messages, render_messages
+from cog_triton.errors import BadMessages
+from cog_triton.tokenizer import EngineTokenizer
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def tokenizer(template: str | None, bos: str | None = None, eos: str | None = None) -> Any:
+    return EngineTokenizer(byte_level(), chat_template=template, bos_token=bos, eos_token=eos)
+
+
+def test_messages_are_role_and_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    value = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "", "refusal": None, "tool_calls": [], "audio": None},
+    ]
+    assert parse_messages(value) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, ["messages:", "null"]),
+        ("Hi", ["messages:", "text"]),
+        ({}, ["messages:", "an object"]),
+        ([], ["messages:", "empty"]),
+        ([USER, 3], ["messages[1]:", "a number"]),
+        ([USER, None], ["messages[1]:", "null"]),
+        ([["user", "Hi"]], ["messages[0]:", "a list"]),
+        ([{"content": "Hi"}], ["messages[0].role:", "missing", "assistant"]),
+        ([{"role": "usr", "content": "Hi"}], ["messages[0].role:", "'usr'", "'user'"]),
+        ([{"role": 1, "content": "Hi"}], ["messages[0].role:", "1;"]),
+        ([{"role": ["user"], "content": "Hi"}], ["messages[0].role:"]),
+        ([{"role": "tool", "content": "4"}], ["messages[0].role='tool'", "tools"]),
+        ([{"role": "user"}], ["messages[0].content:", "missing"]),
+        ([{"role": "user", "content": None}], ["messages[0].content:", "null"]),
+        ([{"role": "user", "content": 7}], ["messages[0].content:", "a number"]),
+        ([{"role": "user", "content": ["Hi"]}], ["messages[0].content[0]:", "text"]),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            ["messages[0].content[0].type='image_url'", "text alone"],
+        ),
+        ([{"role": "user", "content": [{"text": "Hi"}]}], ["content[0].type=None"]),
+        ([{"role": "user", "content": [{"type": "text"}]}], ["content[0].text:", "null"]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]}],
+            ["content[0].cache", "unknown"],
+        ),
+        ([{**USER, "contents": "x"}], ["messages[0].contents", "did you mean 'content'"]),
+        ([{**USER, "name": "Bob"}], ["messages[0].name", "not supported"]),
+        ([{**USER, "tool_calls": [{}]}], ["messages[0].tool_calls", "not supported"]),
+        ([{"role": "user", "content": " \n"}], ["blank"]),
+        ([{"role": "user", "content": "\ud83e"}], ["messages[0].content:", "surrogates"]),
+    ],
+)
+def test_bad_messages_are_told_by_place_and_rule(value: Any, words: list[str]) -> None:
+    with pytest.raises(BadMessages) as caught:
+        parse_messages(value)
+    for word in ["E1006", *words]:
+        assert word in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_whatever_comes_is_taken_or_refused_with_the_code(value: Any) -> None:
+    try:
+        messages = parse_messages(value)
+    except BadMessages:
+        return
+    assert all(set(message) == {"role", "content"} for message in messages)
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "Two"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            LLAMA_3,
+            "<|im_start|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nOne<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n1<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nTwo<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            QWEN,
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n"
+            "<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\nTwo<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+        (
+            SMOLLM2,
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n"
+            "<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\nTwo<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+        (
+            MISTRAL,
+            "<|im_start|>[INST] One [/INST] 1<|im_end|>[INST] Be brief.\n\nTwo [/INST]",
+        ),
+    ],
+)
+def test_templates_of_known_models(template: str, expected: str) -> None:
+    known = tokenizer(template, "<|im_start|>", "<|im_end|>")
+    rendered = render_messages(CHAT, "not used: the chat brings its own", known)
+    assert rendered.text == expected
+    assert not rendered.add_special_tokens
+
+
+def test_the_servers_system_prompt_comes_first_where_the_chat_has_none() -> None:
+    chatml = tokenizer(QWEN)
+    assert render_messages([USER], "Rhyme.", chatml).text.startswith(
+        "<|im_start|>system\nRhyme.<|im_end|>\n<|im_start|>user\nHi"
+    )
+    assert "You are a helpful assistant" in render_messages([USER], None, chatml).text
+
+
+def test_roles_out_of_turn_are_refused_in_the_templates_words() -> None:
+    with pytest.raises(BadMessages, match="must alternate"):
+        render_messages([USER, USER], None, tokenizer(MISTRAL, "<s>", "</s>"))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ messages[0].update({'content': 'x'}) }}",
+        "{{ ''['__class__'].__mro__ }}",
+        "{{ (messages|attr('__class__')).__mro__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{% include '/etc/passwd' %}",
+        "{{ '%s'|format(messages.__len__) }}{{ range(10**9)|list }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(attack: str) -> None:
+    with pytest.raises(BadMessages, match="E1006"):
+        render_messages([USER], None, tokenizer(attack))
+
+
+def test_what_a_user_writes_is_no_template() -> None:
+    text = render_messages(
+        [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}], None, tokenizer(QWEN)
+    ).text
+    assert "{{ 7 * 7 }}{% raw %}" in text
+
+
+def test_messages_survive_json() -> None:
+    value = json.loads(json.dumps([{"role": "user", "content": "größer 🦙"}]))
+    assert parse_messages(value)[0]["content"] == "größer 🦙"

@@ -165,6 +165,15 @@ def serve(
     triton_metrics_port: Annotated[
         int | None, typer.Option(help="Triton's metrics port (TRITON_METRICS_PORT, 8002).")
     ] = None,
+    openai_port: Annotated[
+        int,
+        typer.Option(
+            envvar="OPENAI_PORT",
+            help="Port of the OpenAI API and of /metrics; 0 for neither.",
+            min=0,
+            max=65535,
+        ),
+    ] = 8080,
     config: Annotated[
         Path | None, typer.Option(help="Serve config, YAML (COG_TRITON_CONFIG).")
     ] = None,
@@ -176,8 +185,8 @@ def serve(
 ) -> None:
     """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
 
-    Answers POST /predictions (streamed with Accept: text/event-stream) on PORT, and Triton's
-    own API on its ports. Example: cog-triton serve engine.tar
+    Answers POST /predictions (streamed with Accept: text/event-stream) on PORT, OpenAI's API on
+    OPENAI_PORT, and Triton's own API on its ports. Example: cog-triton serve engine.tar
     """
     from cog_triton.serving.server import CogServer
     from cog_triton.settings import load_settings
@@ -187,6 +196,8 @@ def serve(
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
             "triton_metrics_port": triton_metrics_port,
+            "openai_port": openai_port,
+            "cog_host": host,
             "cog_triton_config": config,
             "cog_weights": engine,
             "triton_host": None if "TRITON_HOST" in os.environ else host,

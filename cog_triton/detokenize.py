@@ -73,12 +73,7 @@ class _ByteLevelStream:
 
     def _token_bytes(self, token_id: int) -> bytes:
         token = self._vocabulary.visible(token_id)
-        if token is None:
-            return b""
-        try:
-            return bytes([_BYTE_OF[char] for char in token])
-        except KeyError:  # an added token is plain text, not spelled in the byte alphabet
-            return token.encode()
+        return b"" if token is None else _spelled(token)
 
 
 class _WindowStream:
@@ -125,6 +120,31 @@ class _Vocabulary:
         """The token; None when it is special, or when there is no such id."""
         token: str | None = self._id_to_token(token_id)
         return None if token_id in self._special else token
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """What a token stands for inside a text, which need not be whole characters.
+
+    A leading space is part of it. Of a special token it is the name, of an unknown id nothing.
+    """
+    token: str | None = tokenizer.id_to_token(token_id)
+    if token is None:
+        return b""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return _spelled(token)
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    once: str = tokenizer.decode([token_id])
+    twice: str = tokenizer.decode([token_id, token_id])  # decoders strip the first space only
+    return (twice[len(once) :] or token).encode()
+
+
+def _spelled(token: str) -> bytes:
+    """The bytes that a token of byte-level BPE spells."""
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:  # an added token is plain text, not spelled in the byte alphabet
+        return token.encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

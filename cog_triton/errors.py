@@ -78,6 +78,24 @@ class BadMessages(UserError):
     code = "E1006"
 
 
+class Unauthorized(UserError):
+    """The API key (OPENAI_API_KEY) is missing or wrong."""
+
+    code = "E1007"
+
+
+class RequestTooLarge(UserError):
+    """The request has more bytes than MAX_REQUEST_BYTES."""
+
+    code = "E1008"
+
+
+class NotFound(UserError):
+    """There is no such path, method or model."""
+
+    code = "E1009"
+
+
 class InvalidArgumentMinTokens(UserError):
     """Both min_tokens and min_new_tokens were set, to different values."""
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from cog_triton.errors import InvalidArgument
 
 MAX_SEED = 2**64 - 1
-_MAX_INT32 = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
+"""Tokens are counted in 32 bits, which bounds `max_tokens`, `min_tokens` and `top_k`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
         for name in ("max_tokens", "min_tokens", "top_k"):
             value = getattr(self, name)
-            _require(value <= _MAX_INT32, name, value, "must be less than 2^31")
+            _require(value <= MAX_TOKENS, name, value, "must be less than 2^31")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must not be negative")
         if self.min_tokens > self.max_tokens:
             raise InvalidArgument(

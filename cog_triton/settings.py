@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cog_triton.errors import InvalidArgument
@@ -24,6 +24,12 @@ OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
 EngineDir = Annotated[Path, BeforeValidator(lambda value: value or IMAGE_ENGINE_DIR)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+OptionalPort = Annotated[
+    int | None,
+    Field(ge=1, le=65535),
+    BeforeValidator(lambda value: None if value in ("", "0", 0) else value),
+]
+OptionalText = Annotated[str | None, BeforeValidator(_blank_is_unset)]
 
 
 class Settings(BaseSettings):
@@ -61,6 +67,14 @@ class Settings(BaseSettings):
     max_concurrency: OptionalInt = Field(None, ge=1, description="predictions in the engine")
     max_queue: OptionalInt = Field(None, ge=0, description="predictions that may wait")
     drain_timeout: float = Field(25, ge=0, description="seconds to end in, once told to stop")
+    cog_host: str = Field("127.0.0.1", description="address Cog and our own HTTP server bind")
+    openai_port: OptionalPort = Field(None, description="port of the OpenAI API; unset is off")
+    openai_api_key: Annotated[SecretStr | None, BeforeValidator(_blank_is_unset)] = Field(
+        None, description="key that requests of the OpenAI API must bring"
+    )
+    served_model_name: OptionalText = Field(None, description="name of the model in the OpenAI API")
+    max_request_bytes: int = Field(8 << 20, ge=1, description="longest body of a request, bytes")
+    metrics_port: OptionalPort = Field(None, description="port of /metrics and /health alone")
 
     world_size: int = Field(1, ge=1, description="GPUs the engine spans")
     triton_host: str = Field("127.0.0.1", description="address Triton binds")

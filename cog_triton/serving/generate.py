@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineLimits, EngineRequest
@@ -23,17 +23,32 @@ from cog_triton.triton.client import TritonClient
 _request_numbers = itertools.count(1)
 
 
+class TokenLogProb(NamedTuple):
+    """A token that was chosen, and the natural logarithm of its probability."""
+
+    token_id: int
+    log_prob: float
+
+
 @dataclass(slots=True)
 class Generation:
     """One request and what became of it; counts are tokens, times are seconds.
 
-    `notes` are remarks for the log of the prediction, such as a clamped max_tokens.
+    `notes` are remarks for the log of the prediction, such as a clamped max_tokens. `arrivals`
+    are the times of `time.perf_counter`, each with the number of tokens that came then.
     """
 
     input_ids: Sequence[int]
     sampling: SamplingParams
     stops: Sequence[str]
     notes: list[str] = field(default_factory=list)
+    id: str = ""
+    endpoint: str = ""
+    ignore_eos: bool = False
+    return_log_probs: bool = False
+    log_probs: list[TokenLogProb] = field(default_factory=list)
+    started: float = 0.0
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
     output_token_count: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     time_to_first_token: float | None = None
@@ -55,6 +70,18 @@ class Generation:
         return self.output_token_count / self.duration if self.duration else 0.0
 
 
+class Observer(Protocol):
+    """Is told of every generation, on the thread that reads it."""
+
+    def started(self, generation: Generation) -> None:
+        """It has been asked for; from now on it waits or runs."""
+        ...
+
+    def ended(self, generation: Generation, error: BaseException | None) -> None:
+        """It is over; `error` is what its reader gets, GeneratorExit for one who has left."""
+        ...
+
+
 class TextGenerator:
     """Turns token ids into streamed text through one Triton server."""
 
@@ -67,11 +94,13 @@ class TextGenerator:
         admission: Admission | None = None,
         on_failure: Callable[[], None] = lambda: None,
         to_values: Callable[[EngineRequest], dict[str, Any]] = contract.to_values,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`on_failure` is called when the engine or Triton has failed a request, on any thread.
 
-        Without `admission` only the engine's batch bounds what runs at once, and the queue is
-        endless. `to_values` writes a request as the engine's family wants it.
+        `observers` are told of every generation. Without `admission` only the engine's batch
+        bounds what runs at once, and the queue is endless. `to_values` writes a request as the
+        engine's family wants it.
         """
         self._settings = settings
         self._limits = limits
@@ -83,6 +112,12 @@ class TextGenerator:
         self._admission = admission or Admission(limits.max_batch_size)
         self._on_failure = on_failure
         self._to_values = to_values
+        self._observers = observers
+
+    @property
+    def max_seq_len(self) -> int:
+        """How many tokens prompt and output may have together."""
+        return self._max_seq_len
 
     def plan(
         self, input_ids: Sequence[int], sampling: SamplingParams, stops: Sequence[str] = ()
@@ -108,17 +143,33 @@ class TextGenerator:
 
         The first `next` waits for the request's turn; see `Admission.inside` for what it raises.
         """
+        generation.started = time.perf_counter()
+        for observer in self._observers:
+            observer.started(generation)
+        error: BaseException | None = None
+        try:
+            yield from self._text(generation)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            generation.duration = time.perf_counter() - generation.started
+            for observer in self._observers:
+                observer.ended(generation, error)
+
+    def _text(self, generation: Generation) -> Generator[str, None, None]:
         sampling = generation.sampling
         text_stream = TextStream(self._tokenizer, generation.stops, min_tokens=sampling.min_tokens)
-        started = time.perf_counter()
         try:
             with (
                 self._admission.inside(generation.ticket),
                 closing(self._tokens(generation)) as tokens,
             ):
                 for ids in tokens:
+                    now = time.perf_counter()
+                    generation.arrivals.append((now, len(ids)))
                     if generation.time_to_first_token is None:
-                        generation.time_to_first_token = time.perf_counter() - started
+                        generation.time_to_first_token = now - generation.started
                     if text := text_stream.feed(ids):
                         yield text
                     if text_stream.stopped:
@@ -129,7 +180,6 @@ class TextGenerator:
             generation.finish_reason = "length" if full else "stop"
         finally:
             generation.output_token_count = text_stream.token_count
-            generation.duration = time.perf_counter() - started
 
     def probe(self) -> None:
         """One real token through the engine; raises what stands in the way."""
@@ -143,20 +193,26 @@ class TextGenerator:
 
     def _tokens(self, generation: Generation) -> Generator[list[int], None, None]:
         settings, limits = self._settings, self._limits
+        end_id = limits.end_id if settings.end_id is None else settings.end_id
         request = EngineRequest(
             input_ids=generation.input_ids,
             sampling=generation.sampling,
-            end_id=limits.end_id if settings.end_id is None else settings.end_id,
+            end_id=-1 if generation.ignore_eos else end_id,
             pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
+            return_log_probs=generation.return_log_probs,
         )
+        log_probs: list[float] | None = [] if generation.return_log_probs else None
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
         http = self._client.request(self._to_values(request), request_id)
         ticket = generation.ticket
         ticket.when_ended(http.hang_up)
         seen = False
         try:
-            for ids in self._client.tokens(http):
+            for ids in self._client.tokens(http, log_probs):
                 seen = True
+                if log_probs is not None:
+                    generation.log_probs += map(TokenLogProb, ids, log_probs)
+                    log_probs.clear()
                 yield ids
         except FrameworkError:
             ticket.raise_error()

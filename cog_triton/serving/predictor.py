@@ -11,8 +11,10 @@ from cog_triton import prompts
 from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
 from cog_triton.sampling import SamplingParams
 from cog_triton.serving import drain, livestream
+from cog_triton.serving.frontend import Frontend
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.lifeline import end_parent, exit_with_parent
+from cog_triton.serving.metrics import Metrics
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
 from cog_triton.stops import parse_stop_sequences
@@ -28,7 +30,12 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         exit_with_parent()
         livestream.install()
         settings = load_settings()
-        self._runtime = await Runtime.start(settings, weights, on_failed=end_parent)
+        self._metrics = Metrics()
+        frontend = Frontend(settings, self._metrics)
+        self._runtime = await Runtime.start(
+            settings, weights, on_failed=end_parent, observers=[self._metrics]
+        )
+        frontend.open(self._runtime)
         drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
 
     async def healthcheck(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from typing_extensions import Self
@@ -15,7 +15,7 @@ from cog_triton.engines.registry import open_engine
 from cog_triton.errors import EngineIncompatible, TritonStartFailed, TritonUnavailable
 from cog_triton.machine import Machine, backends_in, library_versions
 from cog_triton.serving.admission import Admission, admission_for
-from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.generate import Observer, TextGenerator
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -44,6 +44,7 @@ class Runtime:
         server: TritonServer,
         admission: Admission,
         on_failed: Callable[[], None],
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`on_failed` is called, on some thread, when Triton could not be kept running."""
         self.settings = settings
@@ -59,6 +60,7 @@ class Runtime:
             admission,
             on_failure=lambda: self.supervisor.suspect(),
             to_values=family.values,
+            observers=observers,
         )
         self.supervisor = Supervisor(
             settings, server, client, self.generator.probe, admission, on_failed
@@ -71,6 +73,7 @@ class Runtime:
         settings: Settings,
         weights: str | None = None,
         on_failed: Callable[[], None] = lambda: None,
+        observers: Sequence[Observer] = (),
     ) -> Self:
         """Load the engine and start Triton; raises the coded error that says what is wrong.
 
@@ -91,7 +94,7 @@ class Runtime:
         repository = render(family, config, run_dir / "model_repo")
         server = TritonServer(settings, repository, run_dir)
         admission = admission_for(settings, max_batch_size(repository))
-        runtime = cls(settings, family, tokenizer, server, admission, on_failed)
+        runtime = cls(settings, family, tokenizer, server, admission, on_failed, observers)
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:

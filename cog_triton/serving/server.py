@@ -90,6 +90,9 @@ class CogServer:
             "TRITON_GRPC_PORT": (settings.triton_host, settings.triton_grpc_port),
             "TRITON_METRICS_PORT": (settings.triton_host, settings.triton_metrics_port),
         }
+        for name, number in self._own_ports().items():
+            if number is not None:
+                ports[name] = (self._host, number)
         taken: dict[int, str] = {}
         for name, (host, port) in ports.items():
             if port in taken:
@@ -106,13 +109,20 @@ class CogServer:
                     f" choose another with {name}=..."
                 ) from error
 
+    def _own_ports(self) -> dict[str, int | None]:
+        """Those of our own HTTP server, None where it is off."""
+        settings = self._settings
+        return {"OPENAI_PORT": settings.openai_port, "METRICS_PORT": settings.metrics_port}
+
     def _environment(self) -> dict[str, str]:
         settings = self._settings
         environment = {
             **os.environ,
             # coglet starts its worker as `python` of PATH, not as this interpreter.
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "COG_HOST": self._host,
             "PORT": str(self._port),
+            **{name: str(number or "") for name, number in self._own_ports().items()},
             "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
             "COG_MAX_CONCURRENCY": str(self._max_concurrency),
             # coglet answers 409, with slots free, when two of its threads look for one at once.
@@ -222,8 +232,9 @@ class CogServer:
         settings = self._settings
         host = reachable(self._host)
         base = f"http://{'localhost' if host == '127.0.0.1' else host}"
+        openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
         return (
-            f"Ready in {seconds:.1f} s (Triton on {settings.triton_http_port},"
+            f"Ready in {seconds:.1f} s ({openai}Triton on {settings.triton_http_port},"
             f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try:\n"
             f"curl -sN -XPOST {base}:{self._port}/predictions"
             " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"

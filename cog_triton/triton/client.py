@@ -64,11 +64,14 @@ class TritonClient:
         """A request for `tokens`, not sent yet; its `hang_up` stops the engine."""
         return self._request(values, request_id, self._timeout)
 
-    def tokens(self, request: HTTPStream) -> Generator[list[int], None, None]:
+    def tokens(
+        self, request: HTTPStream, log_probs: list[float] | None = None
+    ) -> Generator[list[int], None, None]:
         """New token ids, one list for each network read, until the engine is done.
 
-        Raises the coded error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing
-        the iterator stops the engine.
+        `log_probs` gets one value for each of them, if they were asked for. Raises the coded
+        error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing the iterator stops
+        the engine.
         """
         buffer = EventBuffer()
         try:
@@ -77,7 +80,7 @@ class TritonClient:
                     raise self._failure(response.status, b"".join(response.chunks()))
                 for chunk in response.chunks():
                     self.heard_at = time.monotonic()
-                    ids, error = self._read(buffer.feed(chunk))
+                    ids, error = self._read(buffer.feed(chunk), log_probs)
                     if ids:
                         yield ids
                     if error is not None:
@@ -112,17 +115,19 @@ class TritonClient:
         body = json.dumps({**values, "id": request_id} if request_id else values).encode()
         return HTTPStream(self._host, self._port, _PATH, body, timeout)
 
-    def _read(self, payloads: list[bytes]) -> tuple[list[int], CogTritonError | None]:
+    def _read(
+        self, payloads: list[bytes], log_probs: list[float] | None
+    ) -> tuple[list[int], CogTritonError | None]:
         """Token ids up to the first event that is an error, and that error."""
         ids: list[int] = []
         try:
             for payload in payloads:
-                ids += self._token_ids(payload)
+                ids += self._token_ids(payload, log_probs)
         except CogTritonError as error:
             return ids, error
         return ids, None
 
-    def _token_ids(self, payload: bytes) -> list[int]:
+    def _token_ids(self, payload: bytes, log_probs: list[float] | None) -> list[int]:
         try:
             event = json.loads(payload)
         except ValueError as error:
@@ -138,6 +143,8 @@ class TritonClient:
         ids: list[int] = tokens if isinstance(tokens, list) else [tokens]
         if any(type(token) is not int for token in ids):
             raise TritonMalformedEvent(f"output_ids are not all integers: {_show(payload)}")
+        if log_probs is not None:
+            log_probs += _log_probs(event, len(ids), payload)
         return ids
 
     def _failure(self, status: int, body: bytes) -> CogTritonError:
@@ -145,6 +152,15 @@ class TritonClient:
             return self._to_error(str(json.loads(body)["error"]))
         except (ValueError, KeyError, TypeError):
             return TritonUnknownError(f"Triton answered HTTP {status}: {_show(body)}")
+
+
+def _log_probs(event: Mapping[str, Any], count: int, payload: bytes) -> list[float]:
+    """Those of the event's `count` tokens, also where an engine sends all so far again."""
+    values = event.get("output_log_probs")
+    found: list[Any] = values if isinstance(values, list) else [values]
+    if len(found) < count or any(type(value) not in (float, int) for value in found):
+        raise TritonMalformedEvent(f"no output_log_probs for its tokens: {_show(payload)}")
+    return found[len(found) - count :]
 
 
 def _show(raw: bytes) -> str:

@@ -60,7 +60,7 @@ class Stack:
 
     def __init__(self, work_dir: Path, engine: str | None, **environment: str) -> None:
         self.work_dir = work_dir
-        self.port, self.http, self.grpc, self.metrics = free_ports(4)
+        self.port, self.http, self.grpc, self.metrics, self.openai = free_ports(5)
         self.environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -69,6 +69,7 @@ class Stack:
             "TRITON_HTTP_PORT": str(self.http),
             "TRITON_GRPC_PORT": str(self.grpc),
             "TRITON_METRICS_PORT": str(self.metrics),
+            "OPENAI_PORT": str(self.openai),
             **environment,
         }
         self.command = [sys.executable, "-m", "cog_triton", "serve", *([engine] if engine else [])]
@@ -77,6 +78,7 @@ class Stack:
         self.cwd: Path | None = None
         self.url = f"http://127.0.0.1:{self.port}"
         self.triton = f"http://127.0.0.1:{self.http}"
+        self.own = f"http://127.0.0.1:{self.openai}"
 
     def start(self) -> None:
         with self.log.open("wb") as log:

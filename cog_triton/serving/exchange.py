@@ -1,0 +1,131 @@
+"""One request of OpenAI's API being answered: streamed or whole, stopped when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cog_triton.serving import http_errors
+from cog_triton.serving.generate import Generation, TextGenerator, TokenLogProb
+from cog_triton.serving.openai_answers import DONE, Answer, event
+from cog_triton.serving.reading import Reading
+
+# An error that comes before this, such as E2107, is told by the HTTP status; a client that waits
+# longer gets the head of the stream, and later errors are an event of it.
+_HEAD_S = 1.0
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text, and the log probabilities of what it was made of."""
+
+    text: str
+    log_probs: tuple[TokenLogProb, ...]
+
+
+class Exchange(Response):
+    """Generates only once it is sent; a client that leaves ends the generation."""
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        generation: Generation,
+        answer: Answer,
+        *,
+        stream: bool,
+        include_usage: bool,
+    ) -> None:
+        super().__init__()
+        self._generator = generator
+        self._generation = generation
+        self._answer = answer
+        self._streamed = stream
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as ASGI has it."""
+        leaving = asyncio.ensure_future(self._cancel_when_left(receive))
+        reading = Reading(self._pieces)
+        try:
+            if self._streamed:
+                await self._send_stream(reading, scope, receive, send)
+            else:
+                await (await self._whole(reading))(scope, receive, send)
+        finally:
+            leaving.cancel()
+            if not reading.ended:
+                self._generation.cancel()
+
+    async def _cancel_when_left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.cancel()
+
+    def _pieces(self) -> Iterator[Piece]:
+        generation = self._generation
+        for text in self._generator.stream(generation):
+            yield Piece(text, self._taken())
+        if rest := self._taken():
+            yield Piece("", rest)
+
+    def _taken(self) -> tuple[TokenLogProb, ...]:
+        log_probs = tuple(self._generation.log_probs)
+        del self._generation.log_probs[: len(log_probs)]
+        return log_probs
+
+    async def _whole(self, reading: Reading[Piece]) -> Response:
+        pieces: list[Piece] = []
+        try:
+            while (arrived := await reading.next()) is not None:
+                pieces += arrived
+        except Exception as error:  # noqa: BLE001 - answered, with its code
+            return http_errors.response(http_errors.coded(error))
+        text, log_probs = self._joined(pieces)
+        return http_errors.json_response(self._answer.whole(text, log_probs, self._generation))
+
+    async def _send_stream(
+        self, reading: Reading[Piece], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            arrived = await reading.next(_HEAD_S)
+        except Exception as error:  # noqa: BLE001 - answered, with its code
+            await http_errors.response(http_errors.coded(error))(scope, receive, send)
+            return
+        headers = [*_HEADERS, (b"x-request-id", self._answer.id.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        opening = self._answer.opening()
+        data = self._event(opening) if opening else b""
+        try:
+            while arrived is not None:
+                if arrived:
+                    data += self._event(self._answer.piece(*self._joined(arrived)))
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                data = b""
+                arrived = await reading.next()
+            data = self._event(self._answer.closing(self._generation))
+            if self._include_usage:
+                data += event(self._answer.usage(self._generation))
+            data += DONE
+        except Exception as error:  # noqa: BLE001 - told in the stream, with its code
+            data = event(http_errors.body(http_errors.coded(error)))
+        await send({"type": "http.response.body", "body": data})
+
+    def _event(self, piece: dict[str, Any]) -> bytes:
+        return event({**piece, "usage": None} if self._include_usage else piece)
+
+    def _joined(self, pieces: Sequence[Piece]) -> tuple[str, list[TokenLogProb] | None]:
+        text = "".join([piece.text for piece in pieces])
+        if not self._generation.return_log_probs:
+            return text, None
+        return text, [value for piece in pieces for value in piece.log_probs]

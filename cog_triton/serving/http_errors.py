@@ -1,0 +1,86 @@
+"""Errors over HTTP, in the shape of OpenAI's: the status, and our code in the body."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from typing import Any
+
+from starlette.responses import Response
+
+from cog_triton import errors
+from cog_triton.errors import CogTritonError, UserError
+
+_STATUS: dict[type[CogTritonError], int] = {
+    errors.Unauthorized: 401,
+    errors.NotFound: 404,
+    errors.RequestTooLarge: 413,
+    errors.Overloaded: 429,
+    errors.TritonUnavailable: 503,
+    errors.TritonTimeout: 504,
+}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+# Words that OpenAI's clients look for, beside our own.
+_WORDS: dict[type[CogTritonError], str] = {
+    errors.PromptTooLong: "context_length_exceeded",
+    errors.Unauthorized: "invalid_api_key",
+    errors.Overloaded: "rate_limit_exceeded",
+}
+_RETRY_AFTER_S = {429: "1", 503: "5"}
+
+
+def status_of(error: CogTritonError) -> int:
+    """The HTTP status: 4xx for what the caller can fix, 429 and 503 for what passes."""
+    return _STATUS.get(type(error), 400 if isinstance(error, UserError) else 500)
+
+
+def coded(error: BaseException) -> CogTritonError:
+    """`error`, or E2100 for one that nobody foresaw, which is told in the server's log."""
+    if isinstance(error, CogTritonError):
+        return error
+    traceback.print_exception(error)
+    return errors.TritonUnknownError(f"internal error: {type(error).__name__}")
+
+
+def body(error: CogTritonError, status: int | None = None) -> dict[str, Any]:
+    """OpenAI's error object; the message starts with our code, and ends with OpenAI's word."""
+    status = status or status_of(error)
+    word = _WORDS.get(type(error))
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {
+        "error": {
+            "message": f"{error} ({word})" if word else str(error),
+            "type": kind,
+            "param": _param(error),
+            "code": error.code,
+        }
+    }
+
+
+def response(error: CogTritonError, status: int | None = None) -> Response:
+    """The error as a response; what may pass says when to try again."""
+    status = status or status_of(error)
+    headers = {}
+    if status in _RETRY_AFTER_S:
+        headers["Retry-After"] = _RETRY_AFTER_S[status]
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 413:
+        headers["Connection"] = "close"  # the rest of the body is not read
+    return json_response(body(error, status), status, headers)
+
+
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """JSON in ASCII, so that halves of surrogate pairs in a client's words harm nobody."""
+    text = json.dumps(content, separators=(",", ":"))
+    return Response(text, status, headers, media_type="application/json")
+
+
+def _param(error: CogTritonError) -> str | None:
+    """The field at fault: our messages about one begin with its name."""
+    if not isinstance(error, errors.InvalidArgument | errors.BadMessages):
+        return None
+    name = error.detail.partition(":")[0].partition("=")[0].partition("[")[0].partition(".")[0]
+    return name if name.isidentifier() else None

@@ -1,0 +1,238 @@
+"""Bodies of the OpenAI API: what is taken, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.errors import BadMessages, InvalidArgument, UserError
+from cog_triton.sampling import MAX_TOKENS
+from cog_triton.serving.openai_requests import ChatRequest, CompletionRequest, parse
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+TEXT: dict[str, Any] = {"model": "m", "prompt": "Hi"}
+
+
+def test_the_defaults_are_openais() -> None:
+    request = parse(ChatRequest, CHAT)
+    sampling = request.sampling()
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.max_tokens == MAX_TOKENS
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.0, 0.0)
+    assert sampling.repetition_penalty == 1.0
+    assert not sampling.greedy
+    assert request.stops() is None
+    assert not request.log_probs
+    assert len({parse(ChatRequest, CHAT).sampling().seed for _ in range(8)}) > 1
+
+
+def test_what_is_said_is_taken() -> None:
+    request = parse(
+        ChatRequest,
+        {
+            **CHAT,
+            "max_completion_tokens": 7,
+            "min_tokens": 2,
+            "temperature": 0,
+            "top_p": 0.5,
+            "top_k": 3,
+            "presence_penalty": -1,
+            "frequency_penalty": 1.5,
+            "repetition_penalty": 1.1,
+            "seed": 0,
+            "stop": ["a", "b"],
+            "logprobs": True,
+            "top_logprobs": 0,
+        },
+    )
+    sampling = request.sampling()
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (7, 2, 0)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.5, 3)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 1.5)
+    assert sampling.repetition_penalty == 1.1
+    assert sampling.greedy
+    assert request.stops() == ["a", "b"]
+    assert request.log_probs
+    assert parse(ChatRequest, {**CHAT, "stop": "x"}).stops() == ["x"]
+    assert parse(ChatRequest, {**CHAT, "stop": []}).stops() == []
+    assert parse(ChatRequest, {**CHAT, "top_k": -1}).sampling().top_k == 0
+    assert parse(ChatRequest, {**CHAT, "max_tokens": 5, "max_completion_tokens": 5}).limit == 5
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"n": 1},
+        {"n": 1.0},
+        {"n": None},
+        {"logit_bias": {}},
+        {"tools": []},
+        {"tools": None, "tool_choice": "none", "parallel_tool_calls": False},
+        {"user": "someone", "safety_identifier": "x", "prompt_cache_key": "y"},
+        {"store": False, "metadata": None},
+        {"modalities": ["text"]},
+        {"service_tier": "auto"},
+        {"response_format": {"type": "text"}},
+        {"length_penalty": 1.0, "use_beam_search": False, "min_p": 0},
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {"temperature": None, "top_p": None, "max_tokens": None, "stop": None, "seed": None},
+    ],
+)
+def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
+    parse(ChatRequest, {**CHAT, **neutral})
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"n": 2}, ["n=2", "one answer"]),
+        ({"n": True}, ["n=True"]),
+        ({"n": "1"}, ["n='1'"]),
+        ({"best_of": 4}, ["best_of=4"]),
+        ({"tools": [{"type": "function"}]}, ["tools=", "not supported"]),
+        ({"tool_choice": "required"}, ["tool_choice='required'"]),
+        ({"functions": [{}]}, ["functions="]),
+        ({"logit_bias": {"1": 5}}, ["logit_bias="]),
+        ({"modalities": ["text", "audio"]}, ["modalities="]),
+        ({"store": True}, ["store=True"]),
+        ({"metadata": {"a": "b"}}, ["metadata="]),
+        ({"reasoning_effort": "high"}, ["reasoning_effort="]),
+        ({"echo": True}, ["echo=True"]),
+        ({"temprature": 1}, ["temprature: unknown field", "'temperature'"]),
+        ({"zzz": 1}, ["zzz: unknown field"]),
+        ({"a b": 1}, ["'a b': unknown field"]),
+        ({"temperature": 2.1}, ["temperature=2.1", "less than or equal to 2"]),
+        ({"temperature": -0.1}, ["temperature=-0.1"]),
+        ({"temperature": "0"}, ["temperature='0'", "number"]),
+        ({"temperature": True}, ["temperature=True"]),
+        ({"top_p": 1.01}, ["top_p=1.01"]),
+        ({"top_k": -2}, ["top_k=-2"]),
+        ({"presence_penalty": 2.5}, ["presence_penalty=2.5"]),
+        ({"frequency_penalty": -3}, ["frequency_penalty=-3"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty=0", "greater than 0"]),
+        ({"max_tokens": 0}, ["max_tokens=0"]),
+        ({"max_tokens": 1.5}, ["max_tokens=1.5"]),
+        ({"max_tokens": 2**40}, ["max_tokens=1099511627776"]),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, ["max_tokens=5", "6"]),
+        ({"min_tokens": 5, "max_tokens": 2}, ["min_tokens=5", "max_tokens=2"]),
+        ({"seed": -1}, ["seed=-1"]),
+        ({"seed": 2**64}, ["seed=18446744073709551616"]),
+        ({"seed": 1.5}, ["seed=1.5"]),
+        ({"stop": ""}, ["stop", "empty"]),
+        ({"stop": ["a", ""]}, ["stop", "empty"]),
+        ({"stop": ["x"] * 17}, ["stop", "17"]),
+        ({"stop": [1]}, ["stop="]),
+        ({"stop": {"a": 1}}, ["stop="]),
+        ({"stream": "yes"}, ["stream='yes'"]),
+        ({"stream_options": {"include_usage": True}}, ["stream_options", "stream is true"]),
+        ({"stream": True, "stream_options": {"usage": 1}}, ["stream_options.usage", "unknown"]),
+        ({"logprobs": 3}, ["logprobs=3"]),
+        ({"top_logprobs": 0}, ["top_logprobs", "logprobs is true"]),
+        ({"logprobs": True, "top_logprobs": 2}, ["top_logprobs=2", "chosen token"]),
+        ({"logprobs": True, "top_logprobs": 99}, ["top_logprobs=99"]),
+        ({"response_format": {"type": "xml"}}, ["response_format.type='xml'"]),
+        ({"response_format": {"type": "json_schema"}}, ["response_format", "json_schema"]),
+        ({"response_format": "json"}, ["response_format='json'"]),
+        ({"model": None}, ["model=None"]),
+        ({"model": 3}, ["model=3"]),
+        ({"prompt": "Hi"}, ["prompt: unknown field"]),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    extra: dict[str, Any], words: list[str]
+) -> None:
+    def taken() -> None:
+        request = parse(ChatRequest, {**CHAT, **extra})
+        request.sampling()
+        request.stops()
+
+    with pytest.raises(InvalidArgument) as caught:
+        taken()
+    for word in ["E1005", *words]:
+        assert word in str(caught.value)
+
+
+def test_long_values_are_shortened() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse(ChatRequest, {**CHAT, "temperature": "x" * 9000})
+    assert len(str(caught.value)) < 300
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(BadMessages, match="messages: missing"):
+        parse(ChatRequest, {"model": "m"})
+    with pytest.raises(InvalidArgument, match="model: missing"):
+        parse(ChatRequest, {"messages": []})
+    with pytest.raises(InvalidArgument, match="prompt: missing"):
+        parse(CompletionRequest, {"model": "m"})
+
+
+@pytest.mark.parametrize("body", [None, 3, "x", [], [CHAT]])
+def test_the_body_must_be_an_object(body: Any) -> None:
+    with pytest.raises(InvalidArgument, match="JSON object"):
+        parse(ChatRequest, body)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Hi", "Hi"),
+        (["Hi"], "Hi"),
+        ([1], [1]),
+        ([1, 2], [1, 2]),
+        ([[1, 2]], [1, 2]),
+    ],
+)
+def test_one_prompt_may_be_written_in_four_ways(prompt: Any, expected: Any) -> None:
+    assert parse(CompletionRequest, {**TEXT, "prompt": prompt}).one_prompt() == expected
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1], [2]]},
+        {"prompt": []},
+        {"prompt": None},
+        {"prompt": [1, "a"]},
+        {"prompt": [True]},
+        {"prompt": {"a": 1}},
+        {"logprobs": 1},
+        {"logprobs": True},
+        {"suffix": "x"},
+        {"echo": True},
+        {"max_completion_tokens": 1},
+    ],
+)
+def test_completions_refuse_what_they_cannot_do(extra: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(extra))):
+        parse(CompletionRequest, {**TEXT, **extra}).one_prompt()
+
+
+def test_logprobs_of_the_chosen_tokens() -> None:
+    assert parse(CompletionRequest, {**TEXT, "logprobs": 0}).log_probs
+    assert not parse(CompletionRequest, TEXT).log_probs
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    [*ChatRequest.model_fields, *CompletionRequest.model_fields, "n", "tools", "user", "store"]
+)
+
+
+@given(st.dictionaries(FIELDS | st.text(max_size=5), JSON, max_size=5))
+def test_whatever_comes_is_taken_or_refused_with_a_code(extra: dict[str, Any]) -> None:
+    for kind, body in ((ChatRequest, CHAT), (CompletionRequest, TEXT)):
+        try:
+            request = parse(kind, {**body, **extra})
+            request.sampling()
+            request.stops()
+        except UserError:
+            continue

@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -74,6 +74,10 @@ class Settings(BaseSettings):
     )
     served_model_name: OptionalText = Field(None, description="name of the model in the OpenAI API")
     max_request_bytes: int = Field(8 << 20, ge=1, description="longest body of a request, bytes")
+    log_format: Annotated[
+        Literal["json", "console"], BeforeValidator(lambda value: value or "json")
+    ] = Field("json", description="of the log, Cog's as well")
+    log_requests: bool = Field(True, description="log a line for each request")
     metrics_port: OptionalPort = Field(None, description="port of /metrics and /health alone")
 
     world_size: int = Field(1, ge=1, description="GPUs the engine spans")

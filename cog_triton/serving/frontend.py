@@ -15,10 +15,10 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.serving import http_errors
 from cog_triton.serving.http import create_app
 from cog_triton.serving.http_server import HTTPServer, bind
-from cog_triton.serving.metrics import Metrics
 from cog_triton.serving.openai_api import OpenAI
 from cog_triton.serving.openai_schema import openapi
 from cog_triton.serving.runtime import Runtime
+from cog_triton.serving.telemetry import Telemetry
 from cog_triton.settings import Settings, reachable
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,10 +32,11 @@ class Frontend:
     Until `open`, every path answers 503; requests are never refused by the kernel.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
         """Raises E1005 when a port is taken."""
         self._settings = settings
-        self._metrics = metrics
+        self._telemetry = telemetry
+        self._metrics = telemetry.metrics
         self._apps: dict[str, _Changing] = {}
         self._servers = []
         for name, port in (
@@ -66,7 +67,7 @@ class Frontend:
                 routes,
                 require_ready=runtime.require_ready,
                 api_key=key.get_secret_value() if key else None,
-                on_refused=self._metrics.refused,
+                on_refused=self._telemetry.refused,
             )
 
     def stop(self) -> None:

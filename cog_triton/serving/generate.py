@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineLimits, EngineRequest
-from cog_triton.errors import FrameworkError, PromptTooLong, TritonUnknownError
+from cog_triton.errors import CogTritonError, FrameworkError, PromptTooLong, TritonUnknownError
 from cog_triton.sampling import SamplingParams
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.settings import Settings
@@ -81,6 +81,10 @@ class Observer(Protocol):
         """It is over; `error` is what its reader gets, GeneratorExit for one who has left."""
         ...
 
+    def refused(self, endpoint: str, error: CogTritonError) -> None:
+        """A request was turned away before there was anything to generate."""
+        ...
+
 
 class TextGenerator:
     """Turns token ids into streamed text through one Triton server."""
@@ -94,11 +98,11 @@ class TextGenerator:
         admission: Admission | None = None,
         on_failure: Callable[[], None] = lambda: None,
         to_values: Callable[[EngineRequest], dict[str, Any]] = contract.to_values,
-        observers: Sequence[Observer] = (),
+        observer: Observer | None = None,
     ) -> None:
         """`on_failure` is called when the engine or Triton has failed a request, on any thread.
 
-        `observers` are told of every generation. Without `admission` only the engine's batch
+        `observer` is told of every generation. Without `admission` only the engine's batch
         bounds what runs at once, and the queue is endless. `to_values` writes a request as the
         engine's family wants it.
         """
@@ -112,7 +116,7 @@ class TextGenerator:
         self._admission = admission or Admission(limits.max_batch_size)
         self._on_failure = on_failure
         self._to_values = to_values
-        self._observers = observers
+        self._observer = observer
 
     @property
     def max_seq_len(self) -> int:
@@ -144,8 +148,8 @@ class TextGenerator:
         The first `next` waits for the request's turn; see `Admission.inside` for what it raises.
         """
         generation.started = time.perf_counter()
-        for observer in self._observers:
-            observer.started(generation)
+        if self._observer:
+            self._observer.started(generation)
         error: BaseException | None = None
         try:
             yield from self._text(generation)
@@ -154,8 +158,8 @@ class TextGenerator:
             raise
         finally:
             generation.duration = time.perf_counter() - generation.started
-            for observer in self._observers:
-                observer.ended(generation, error)
+            if self._observer:
+                self._observer.ended(generation, error)
 
     def _text(self, generation: Generation) -> Generator[str, None, None]:
         sampling = generation.sampling

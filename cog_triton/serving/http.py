@@ -25,12 +25,13 @@ def create_app(
     *,
     require_ready: Callable[[], None],
     api_key: str | None = None,
-    on_refused: Callable[[CogTritonError], None] = lambda _: None,
+    on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
 ) -> Starlette:
     """The application; every error it answers has OpenAI's shape and our code.
 
     `require_ready` raises why requests are not served now. Paths below /v1/ need `api_key`, if
-    there is one. `on_refused` is told of every request that is turned away before generation.
+    there is one. `on_refused` is told the endpoint and error of every request that is turned away
+    before anything is generated.
     """
 
     async def health(request: Request) -> Response:
@@ -42,13 +43,13 @@ def create_app(
 
     def refused(request: Request, error: Exception) -> Response:
         found = http_errors.coded(error)
-        on_refused(found)
+        on_refused(endpoint_of(request.scope), found)
         return http_errors.response(found)
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         found = _of_status(error, request)
-        on_refused(found)
+        on_refused(endpoint_of(request.scope), found)
         response = http_errors.response(found, error.status_code)
         response.headers.update(error.headers or {})
         return response
@@ -64,7 +65,7 @@ class _Guard:
     """Asks for the API key, and answers what nobody foresaw."""
 
     def __init__(
-        self, app: ASGIApp, api_key: str | None, on_refused: Callable[[CogTritonError], None]
+        self, app: ASGIApp, api_key: str | None, on_refused: Callable[[str, CogTritonError], None]
     ) -> None:
         self._app = app
         self._expected = f"Bearer {api_key}".encode() if api_key else None
@@ -73,7 +74,7 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may_pass(scope):
             error = Unauthorized("send the server's API key, as Authorization: Bearer KEY")
-            self._on_refused(error)
+            self._on_refused(endpoint_of(scope), error)
             await http_errors.response(error)(scope, receive, send)
             return
         begun = False
@@ -89,7 +90,7 @@ class _Guard:
             if begun:
                 raise
             found = http_errors.coded(error)
-            self._on_refused(found)
+            self._on_refused(endpoint_of(scope), found)
             await http_errors.response(found)(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
@@ -97,6 +98,12 @@ class _Guard:
             return True
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(sent, self._expected)
+
+
+def endpoint_of(scope: Scope) -> str:
+    """What a request was for, out of few names: nobody fills the log or the metrics with more."""
+    names = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+    return names.get(scope["path"], "other")
 
 
 def _of_status(error: HTTPException, request: Request) -> CogTritonError:

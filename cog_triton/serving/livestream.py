@@ -33,6 +33,12 @@ def install() -> None:
     asyncio.run_coroutine_threadsafe = _cancellable  # type: ignore[assignment]
 
 
+def prediction_id() -> str:
+    """Cog's id of the prediction that this code runs for; ``""`` outside of one."""
+    values = contextvars.copy_context().items()
+    return next((str(value) for key, value in values if key.name == "_coglet_prediction_id"), "")
+
+
 def live(chunks: Chunks, cancel: Callable[[], None]) -> Iterator[str]:
     """`chunks`, for coglet to iterate, in the caller's context: its print() and its metrics
     belong to the prediction.

@@ -84,8 +84,8 @@ class Metrics:
         """Ask `value` for a counter whenever the metrics are read."""
         self.registry.register(_Total(f"cog_triton_{name}", help_text, value))
 
-    def refused(self, error: CogTritonError) -> None:
-        """A request was turned away before anything was generated."""
+    def refused(self, endpoint: str, error: CogTritonError) -> None:
+        """See `Observer.refused`."""
         self._errors.labels(error.code).inc()
 
     def started(self, generation: Generation) -> None:

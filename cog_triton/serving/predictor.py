@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton import prompts
-from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
+from cog_triton import chat, prompts
+from cog_triton.errors import (
+    BadMessages,
+    CogTritonError,
+    InvalidArgumentMaxTokens,
+    InvalidArgumentMinTokens,
+)
+from cog_triton.prompts import RenderedPrompt
 from cog_triton.sampling import SamplingParams
 from cog_triton.serving import drain, livestream
 from cog_triton.serving.frontend import Frontend
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.lifeline import end_parent, exit_with_parent
-from cog_triton.serving.metrics import Metrics
 from cog_triton.serving.runtime import Runtime
+from cog_triton.serving.telemetry import Telemetry
 from cog_triton.settings import load_settings
 from cog_triton.stops import parse_stop_sequences
 
 DEFAULT_MAX_TOKENS = 512
+_ENDPOINT = "predictions"
 
 
 class Predictor(BaseRunner):  # type: ignore[misc]
@@ -30,10 +39,10 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         exit_with_parent()
         livestream.install()
         settings = load_settings()
-        self._metrics = Metrics()
-        frontend = Frontend(settings, self._metrics)
+        self._telemetry = Telemetry(settings)
+        frontend = Frontend(settings, self._telemetry)
         self._runtime = await Runtime.start(
-            settings, weights, on_failed=end_parent, observers=[self._metrics]
+            settings, weights, on_failed=end_parent, observer=self._telemetry
         )
         frontend.open(self._runtime)
         drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
@@ -45,7 +54,9 @@ class Predictor(BaseRunner):  # type: ignore[misc]
 
     async def run(
         self,
-        prompt: str = Input(description="Prompt to send to the model."),
+        prompt: str = Input(
+            default="", description="Prompt to send to the model; or send messages instead."
+        ),
         system_prompt: str | None = Input(
             default=None,
             description="System prompt that guides the behaviour of the model. Defaults to the"
@@ -127,29 +138,62 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             ge=-1,
             description="Old name of min_tokens. Both may not be set.",
         ),
+        messages: list[dict[str, Any]] | None = Input(  # noqa: B008 - Cog reads it there
+            default=None,
+            description="Chat instead of a prompt: objects with role (system, user, assistant) and"
+            " content, put into the model's own chat template.",
+        ),
     ) -> ConcatenateIterator[str]:
         """Validate, tokenize, and return the live stream of text."""
+        with self._telling_of_refusal():
+            # Cog takes 2.0 for an integer and hands it on as a float, hence the int() below.
+            sampling = SamplingParams(
+                max_tokens=_max_tokens(max_tokens, max_new_tokens),
+                min_tokens=_min_tokens(min_tokens, min_new_tokens),
+                temperature=temperature,
+                top_k=max(int(top_k), 0),
+                top_p=top_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                length_penalty=length_penalty,
+                seed=secrets.randbelow(2**31) if seed is None else int(seed),
+            )
+            rendered = self._rendered(prompt, system_prompt, prompt_template, messages)
+            generation = self._plan(rendered, sampling, stop_sequences)
+        settings = self._runtime.settings
+        log_metrics = log_performance_metrics or settings.log_performance_metrics
+        return livestream.live(self._report(generation, log_metrics), generation.cancel)
+
+    def _rendered(
+        self,
+        prompt: str,
+        system_prompt: str | None,
+        prompt_template: str | None,
+        messages: list[dict[str, Any]] | None,
+    ) -> RenderedPrompt:
+        settings, tokenizer = self._runtime.settings, self._runtime.tokenizer
+        own = settings.system_prompt if system_prompt is None else system_prompt
+        if messages is None:
+            return prompts.render(
+                prompt,
+                own,
+                request_template=prompt_template,
+                default_template=settings.prompt_template,
+                tokenizer=tokenizer,
+            )
+        for name, value in (("prompt", prompt), ("prompt_template", prompt_template)):
+            if value:
+                raise BadMessages(f"messages and {name}: set one of them")
+        chats = chat.parse_messages(messages)
+        if system_prompt and any(message["role"] == "system" for message in chats):
+            raise BadMessages("messages and system_prompt: there is a system message already")
+        return chat.render_messages(chats, own, tokenizer)
+
+    def _plan(
+        self, rendered: RenderedPrompt, sampling: SamplingParams, stop_sequences: str | None
+    ) -> Generation:
         settings, runtime = self._runtime.settings, self._runtime
-        # Cog takes 2.0 for an integer and hands it on as a float, hence the int() below.
-        sampling = SamplingParams(
-            max_tokens=_max_tokens(max_tokens, max_new_tokens),
-            min_tokens=_min_tokens(min_tokens, min_new_tokens),
-            temperature=temperature,
-            top_k=max(int(top_k), 0),
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            length_penalty=length_penalty,
-            seed=secrets.randbelow(2**31) if seed is None else int(seed),
-        )
-        rendered = prompts.render(
-            prompt,
-            settings.system_prompt if system_prompt is None else system_prompt,
-            request_template=prompt_template,
-            default_template=settings.prompt_template,
-            tokenizer=runtime.tokenizer,
-        )
         generation = runtime.generator.plan(
             runtime.tokenizer.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
             sampling,
@@ -158,8 +202,16 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             ),
         )
         generation.notes.extend(rendered.warnings)
-        log_metrics = log_performance_metrics or settings.log_performance_metrics
-        return livestream.live(self._report(generation, log_metrics), generation.cancel)
+        generation.id, generation.endpoint = livestream.prediction_id(), _ENDPOINT
+        return generation
+
+    @contextmanager
+    def _telling_of_refusal(self) -> Iterator[None]:
+        try:
+            yield
+        except CogTritonError as error:
+            self._telemetry.refused(_ENDPOINT, error)
+            raise
 
     def _report(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
         """The generation's text, then its metrics and log lines in the prediction's own log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from typing_extensions import Self
@@ -44,7 +44,7 @@ class Runtime:
         server: TritonServer,
         admission: Admission,
         on_failed: Callable[[], None],
-        observers: Sequence[Observer] = (),
+        observer: Observer | None = None,
     ) -> None:
         """`on_failed` is called, on some thread, when Triton could not be kept running."""
         self.settings = settings
@@ -60,7 +60,7 @@ class Runtime:
             admission,
             on_failure=lambda: self.supervisor.suspect(),
             to_values=family.values,
-            observers=observers,
+            observer=observer,
         )
         self.supervisor = Supervisor(
             settings, server, client, self.generator.probe, admission, on_failed
@@ -73,7 +73,7 @@ class Runtime:
         settings: Settings,
         weights: str | None = None,
         on_failed: Callable[[], None] = lambda: None,
-        observers: Sequence[Observer] = (),
+        observer: Observer | None = None,
     ) -> Self:
         """Load the engine and start Triton; raises the coded error that says what is wrong.
 
@@ -94,7 +94,7 @@ class Runtime:
         repository = render(family, config, run_dir / "model_repo")
         server = TritonServer(settings, repository, run_dir)
         admission = admission_for(settings, max_batch_size(repository))
-        runtime = cls(settings, family, tokenizer, server, admission, on_failed, observers)
+        runtime = cls(settings, family, tokenizer, server, admission, on_failed, observer)
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:

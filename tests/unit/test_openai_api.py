@@ -70,27 +70,21 @@ class Served:
             options["json"] = body
         return httpx.post(f"{self.url}{path}", timeout=PATIENCE_S, **options)
 
-    def started(self, generation: Generation) -> None:
-        pass
-
     def require_ready(self) -> None:
         if self.trouble is not None:
             raise self.trouble
 
 
-class Ended:
+class Seen(Metrics):
     """Remembers what became of generations."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.generations: list[tuple[Generation, BaseException | None]] = []
-        self.event = Event()
-
-    def started(self, generation: Generation) -> None:
-        self.event.clear()
 
     def ended(self, generation: Generation, error: BaseException | None) -> None:
+        super().ended(generation, error)
         self.generations.append((generation, error))
-        self.event.set()
 
 
 @contextmanager
@@ -99,19 +93,17 @@ def api(answer: Answer, *, slots: int = 4, queue: float = 8, **options: Any) -> 
     limits = EngineLimits(
         max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
     )
-    metrics, ended, door = Metrics(), Ended(), Admission(slots, queue)
+    metrics, door = Seen(), Admission(slots, queue)
     with serving(answer) as triton:
         client = TritonClient(
             triton.url,
             2 * PATIENCE_S,
             lambda text: errors.from_text(text) or TritonUnknownError(text),
         )
-        generator = TextGenerator(
-            settings, limits, TOKENIZER, client, door, observers=[metrics, ended]
-        )
+        generator = TextGenerator(settings, limits, TOKENIZER, client, door, observer=metrics)
         listening = bind("OPENAI_PORT", "127.0.0.1", 0)
         served = Served(f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, door)
-        served.ended = ended.generations
+        served.ended = metrics.generations
         key = settings.openai_api_key
         app = create_app(
             OpenAI(settings, TOKENIZER, generator, "small").routes(),

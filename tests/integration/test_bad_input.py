@@ -1,0 +1,176 @@
+"""Bad input to both APIs: each kind answers with its code, and harms nobody."""
+
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from stack import Stack
+
+pytestmark = pytest.mark.integration
+
+LONG = "word " * 9000
+USER = {"role": "user", "content": "Hi."}
+PREDICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "E1001"),
+    ({"prompt": "\n"}, "E1001"),
+    ({}, "E1001"),
+    ({"prompt": LONG}, "E1002"),
+    ({"prompt": "Hi.", "prompt_template": "nothing"}, "E1003"),
+    ({"prompt": "Hi.", "prompt_template": "{prompt"}, "E1004"),
+    ({"prompt": "Hi.", "prompt_template": "{prompt.__class__}"}, "E1004"),
+    ({"prompt": "Hi.", "repetition_penalty": -1}, "E1005"),
+    ({"prompt": "Hi.", "frequency_penalty": 1e30}, "E1005"),
+    ({"prompt": "Hi.", "min_tokens": 10, "max_tokens": 2}, "E1005"),
+    ({"prompt": "Hi.", "length_penalty": 3}, "E1005"),
+    ({"prompt": "Hi.", "max_tokens": 2**31}, "E1005"),
+    ({"prompt": "Hi.", "seed": 2**64}, "E1005"),
+    ({"messages": []}, "E1006"),
+    ({"messages": [{}]}, "E1006"),
+    ({"messages": [{"role": "wizard", "content": "Hi."}]}, "E1006"),
+    ({"messages": [{"role": "user"}]}, "E1006"),
+    ({"messages": [{"role": "user", "content": 4}]}, "E1006"),
+    ({"messages": [USER], "prompt": "Hi."}, "E1006"),
+    ({"messages": [USER], "prompt_template": "{prompt}"}, "E1006"),
+    ({"messages": [{"role": "system", "content": "a"}, USER], "system_prompt": "b"}, "E1006"),
+    ({"messages": [{"role": "user", "content": LONG}]}, "E1002"),
+    ({"prompt": "Hi.", "min_tokens": 1, "min_new_tokens": 2}, "E1101"),
+    ({"prompt": "Hi.", "max_tokens": 1, "max_new_tokens": 2}, "E1102"),
+    ({"prompt": 5}, "422"),
+    ({"prompt": None}, "422"),
+    ({"prompt": "Hi.", "temperature": "hot"}, "422"),
+    ({"prompt": "Hi.", "temperature": 6}, "422"),
+    ({"prompt": "Hi.", "top_p": -0.1}, "422"),
+    ({"prompt": "Hi.", "top_k": -2}, "422"),
+    ({"prompt": "Hi.", "max_tokens": 0}, "422"),
+    ({"prompt": "Hi.", "seed": -1}, "422"),
+    ({"messages": "Hi."}, "422"),
+    ({"messages": ["Hi."]}, "422"),
+]
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "E1006"),
+    ({"messages": "Hi."}, "E1006"),
+    ({"messages": []}, "E1006"),
+    ({"messages": ["Hi."]}, "E1006"),
+    ({"messages": [{"role": "wizard", "content": "Hi."}]}, "E1006"),
+    ({"messages": [{"role": "tool", "content": "Hi."}]}, "E1006"),
+    ({"messages": [{"role": "user", "content": None}]}, "E1006"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "E1006"),
+    ({"messages": [{"role": "user", "content": " "}]}, "E1006"),
+    ({"messages": [{"role": "user", "content": LONG}]}, "E1002"),
+    ({"model": "gpt-4"}, "E1009"),
+    ({"model": 3}, "E1005"),
+    ({"temperature": 3}, "E1005"),
+    ({"temperature": "hot"}, "E1005"),
+    ({"top_p": 2}, "E1005"),
+    ({"top_k": -5}, "E1005"),
+    ({"max_tokens": 0}, "E1005"),
+    ({"max_tokens": 2, "max_completion_tokens": 3}, "E1005"),
+    ({"min_tokens": 5, "max_tokens": 2}, "E1005"),
+    ({"seed": -1}, "E1005"),
+    ({"seed": "x"}, "E1005"),
+    ({"stop": ""}, "E1005"),
+    ({"stop": [1]}, "E1005"),
+    ({"n": 2}, "E1005"),
+    ({"tools": [{"type": "function"}]}, "E1005"),
+    ({"logit_bias": {"5": 1}}, "E1005"),
+    ({"logprobs": True, "top_logprobs": 5}, "E1005"),
+    ({"presence_penalty": 3}, "E1005"),
+    ({"repetition_penalty": 0}, "E1005"),
+    ({"stream": "yes"}, "E1005"),
+    ({"stream_options": {"include_usages": True}}, "E1005"),
+    ({"response_format": {"type": "yaml"}}, "E1005"),
+    ({"temprature": 1}, "E1005"),
+    ({"prompt": "Hi."}, "E1005"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(stack: Stack) -> str:
+    return str(httpx.get(f"{stack.own}/v1/models").json()["data"][0]["id"])
+
+
+@pytest.mark.parametrize(("values", "code"), PREDICTIONS)
+def test_predictions(stack: Stack, values: dict[str, Any], code: str) -> None:
+    answer = httpx.post(f"{stack.url}/predictions", json={"input": values}, timeout=60)
+    if code == "422":
+        assert answer.status_code == 422
+    else:
+        assert answer.json()["status"] == "failed"
+        assert f"{code} " in answer.json()["error"]
+    assert stack.engine_requests() == 0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("values", "code"), CHAT)
+def test_chat(stack: Stack, model: str, values: dict[str, Any], code: str, streamed: bool) -> None:
+    body = {"model": model, "messages": [USER], "stream": streamed, **values}
+    answer = httpx.post(f"{stack.own}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == (404 if code == "E1009" else 400)
+    error = answer.json()["error"]
+    assert error["code"] == code
+    assert error["message"].startswith(f"{code} ")
+    assert stack.engine_requests() == 0
+
+
+@pytest.fixture
+def own_document(stack: Stack, model: str) -> dict[str, Any]:
+    """Our own schema, with the one model that is there, and answers that end soon."""
+    found: dict[str, Any] = httpx.get(f"{stack.own}/openapi.json").json()
+    for name in ("ChatRequest", "CompletionRequest"):
+        schema = found["components"]["schemas"][name]
+        schema["properties"]["model"] = {"const": model}
+        schema["properties"]["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 3}
+        schema["properties"].pop("max_completion_tokens", None)
+        schema["required"].append("max_tokens")
+    return found
+
+
+@pytest.fixture
+def cogs_document(stack: Stack) -> dict[str, Any]:
+    """Cog's schema without what would end the server, call other hosts, or take long."""
+    found: dict[str, Any] = httpx.get(f"{stack.url}/openapi.json").json()
+    del found["paths"]["/shutdown"]
+    schemas = found["components"]["schemas"]
+    schemas["PredictionRequest"] = {
+        "type": "object",
+        "required": ["input"],
+        "properties": {"input": {"$ref": "#/components/schemas/Input"}},
+    }
+    properties = schemas["Input"]["properties"]
+    properties["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 3}
+    properties.pop("max_new_tokens")
+    schemas["Input"]["required"] = ["max_tokens"]
+    return found
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("which", ["own", "cogs"])
+def test_whatever_the_schema_allows_or_forbids_is_no_error_of_ours(
+    stack: Stack, which: str, mode: GenerationMode, request: pytest.FixtureRequest
+) -> None:
+    document = request.getfixturevalue(f"{which}_document")
+    schema = schemathesis.openapi.from_dict(document)
+    base_url = stack.own if which == "own" else stack.url
+    tried = []
+    for found in schema.get_all_operations():
+        operation = found.ok()
+
+        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def answers(case: schemathesis.Case) -> None:
+            answer = case.call(base_url=base_url, timeout=60)
+            assert answer.status_code < 500, answer.text
+
+        if operation.body or mode == GenerationMode.POSITIVE:  # any text may be a path
+            answers()
+            tried.append(operation.label)
+    assert any(label.startswith("POST") for label in tried)
+
+
+def test_the_server_is_as_well_as_before(stack: Stack) -> None:
+    assert stack.health() == "READY"
+    assert httpx.get(f"{stack.own}/health").status_code == 200
+    assert stack.predict(temperature=0, max_tokens=4)["status"] == "succeeded"

@@ -1,0 +1,268 @@
+"""OpenAI's API in front of the real Cog, the real Triton and the real model."""
+
+import asyncio
+import json
+import re
+import subprocess
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from stack import Stack, wait_until
+
+pytestmark = pytest.mark.integration
+
+FRANCE = "What is the capital of France?"
+PARIS = "The capital of France is Paris."
+ASK = [{"role": "user", "content": FRANCE}]
+FREED_S = 10
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.own}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def model(client: openai.OpenAI) -> str:
+    (only,) = client.models.list().data
+    return only.id
+
+
+def test_a_chat_is_that_of_predictions(stack: Stack, client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(
+        model=model, messages=ASK, temperature=0, max_completion_tokens=32
+    )
+    (choice,) = answer.choices
+    assert choice.message.content == PARIS
+    assert choice.finish_reason == "stop"
+    metrics = stack.predict(FRANCE, temperature=0, max_tokens=32)["metrics"]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == metrics["input_token_count"]
+    assert answer.usage.completion_tokens == metrics["output_token_count"]
+
+
+def test_a_streamed_chat_with_usage(client: openai.OpenAI, model: str) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model=model,
+            messages=ASK,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(said) == PARIS
+    assert len([text for text in said if text]) > 2
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (37, 7)
+
+
+def test_streams_of_the_async_client_run_together(stack: Stack, model: str) -> None:
+    async def one(client: openai.AsyncOpenAI, number: int) -> tuple[str, str | None]:
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": f"Say the number {number}."}],
+            max_tokens=24,
+            stream=True,
+        )
+        said, reason = "", None
+        async for chunk in stream:
+            said += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason or reason
+        return said, reason
+
+    async def all_of_them() -> list[tuple[str, str | None]]:
+        url = f"{stack.own}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(12)))
+
+    results = asyncio.run(all_of_them())
+    assert all(said and reason in ("stop", "length") for said, reason in results)
+
+
+def test_completions_continue_a_text(client: openai.OpenAI, model: str) -> None:
+    prompt = "The capital of France is"
+    whole = client.completions.create(
+        model=model, prompt=prompt, temperature=0, max_tokens=4, logprobs=0
+    )
+    (choice,) = whole.choices
+    assert choice.text.startswith(" Paris")
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None
+    assert "".join(choice.logprobs.tokens or []) == choice.text
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs or [])
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 4)
+    streamed = client.completions.create(
+        model=model, prompt=prompt, temperature=0, max_tokens=4, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in streamed) == choice.text
+
+
+def test_curl_streams(stack: Stack, model: str) -> None:
+    body = {"model": model, "messages": ASK, "temperature": 0, "stream": True}
+    done = subprocess.run(
+        [
+            "curl",
+            "-sN",
+            f"{stack.own}/v1/chat/completions",
+            "-H",
+            "Content-Type: application/json",
+            "-d",
+            json.dumps(body),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *events, last = [line.removeprefix("data: ") for line in done.stdout.split("\n\n") if line]
+    assert last == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == PARIS
+
+
+@pytest.mark.parametrize("stop", ["nce is P", [" Paris", "zzz"]])
+def test_a_stop_string_ends_the_answer_before_it(
+    client: openai.OpenAI, model: str, stop: Any
+) -> None:
+    answer = client.chat.completions.create(model=model, messages=ASK, temperature=0, stop=stop)
+    first = stop if isinstance(stop, str) else stop[0]
+    assert answer.choices[0].message.content == PARIS[: PARIS.index(first)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_seed_gives_the_same_text_through_both_apis(
+    stack: Stack, client: openai.OpenAI, model: str
+) -> None:
+    def one(seed: int) -> str:
+        answer = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Invent a name."}],
+            seed=seed,
+            max_tokens=24,
+        )
+        return answer.choices[0].message.content or ""
+
+    texts = [one(seed) for seed in (0, 1, 2)]
+    assert [one(seed) for seed in (0, 1, 2)] == texts
+    assert len(set(texts)) > 1
+    same = stack.predict("Invent a name.", seed=1, temperature=1, top_p=1, max_tokens=24)
+    assert "".join(same["output"]) == texts[1]
+
+
+def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI, model: str) -> None:
+    (described,) = client.models.list().data
+    room = described.model_dump()["max_model_len"]
+    ids = [28120] * (room - 3)
+    answer = client.completions.create(
+        model=model, prompt=ids, extra_body={"ignore_eos": True}, timeout=120
+    )
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == room
+    assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_that_leaves_frees_the_engine(stack: Stack, model: str, streamed: bool) -> None:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Tell me a very long story."}],
+        "stream": streamed,
+        "max_tokens": 4000,
+        "ignore_eos": True,
+    }
+    with httpx.Client(timeout=60) as http:
+        if streamed:
+            with http.stream("POST", f"{stack.own}/v1/chat/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                for _ in range(12):
+                    next(lines)
+                assert stack.engine_requests() == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(f"{stack.own}/v1/chat/completions", json=body, timeout=2)
+    wait_until(lambda: stack.engine_requests() == 0, FREED_S)
+
+
+def metrics_of(stack: Stack) -> dict[str, float]:
+    """/metrics, by name and labels."""
+    lines = httpx.get(f"{stack.own}/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_metrics_move_with_the_requests(stack: Stack, client: openai.OpenAI, model: str) -> None:
+    names = [
+        "cog_triton_time_to_first_token_seconds_count",
+        "cog_triton_inter_token_latency_seconds_count",
+        "cog_triton_request_duration_seconds_count",
+        "cog_triton_queue_time_seconds_count",
+        "cog_triton_prompt_tokens_total",
+        "cog_triton_generation_tokens_total",
+        'cog_triton_requests_total{endpoint="chat",outcome="stop"}',
+        'cog_triton_requests_total{endpoint="predictions",outcome="stop"}',
+        'cog_triton_errors_total{code="E1001"}',
+        'cog_triton_errors_total{code="E1002"}',
+    ]
+
+    before = metrics_of(stack)
+    client.chat.completions.create(model=model, messages=ASK, temperature=0)
+    stack.predict(FRANCE, temperature=0)
+    stack.predict(" ")
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=model, prompt="word " * 9000)
+    after = metrics_of(stack)
+    moved = [after[name] - before.get(name, 0) for name in names]
+    assert moved == [2, 12, 2, 2, 74, 14, 1, 1, 1, 1]
+    for name in ("requests_running", "requests_waiting", "engine_restarts_total"):
+        assert after[f"cog_triton_{name}"] == 0
+    assert after["cog_triton_ready"] == 1
+
+
+def test_tritons_own_metrics_are_reachable(stack: Stack) -> None:
+    answer = httpx.get(f"{stack.own}/metrics/triton")
+    assert answer.status_code == 200
+    assert "nv_inference_request_success" in answer.text
+    assert "nv_trt_llm_request_metrics" in answer.text
+
+
+def test_the_log_has_a_line_for_each_request_and_no_prompt(
+    stack: Stack, client: openai.OpenAI, model: str
+) -> None:
+    secret = "xyzzy-plugh-43"
+    answer = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": secret}], max_tokens=3
+    )
+    prediction = stack.predict(secret, max_tokens=3)
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=model, prompt=secret, n=2)
+    for request_id in (answer.id, prediction["id"]):
+        (line,) = re.findall(rf"^.* id={request_id} .*$", stack.output, re.MULTILINE)
+        assert "outcome=length" in line
+        assert "output_tokens=3" in line
+        assert "ttft_s=0." in line
+    assert "refused endpoint=completions code=E1005" in stack.output
+    assert secret not in stack.output
+
+
+def test_messages_are_an_input_of_predictions_too(stack: Stack) -> None:
+    chat = [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": [{"type": "text", "text": FRANCE}]},
+    ]
+    body = {"input": {"messages": chat, "temperature": 0, "max_tokens": 32}}
+    prediction = httpx.post(f"{stack.url}/predictions", json=body, timeout=60).json()
+    assert "Paris" in "".join(prediction["output"])
+    plain = {"input": {"messages": ASK, "temperature": 0, "max_tokens": 32}}
+    same = httpx.post(f"{stack.url}/predictions", json=plain, timeout=60).json()
+    assert "".join(same["output"]) == PARIS
+
+
+def test_health(stack: Stack) -> None:
+    assert httpx.get(f"{stack.own}/health").json() == {"status": "ready"}

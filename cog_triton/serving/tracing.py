@@ -43,7 +43,12 @@ class Tracing:
         name = os.environ.get("OTEL_SERVICE_NAME", "cog-triton")
         provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": name}))
         provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+        self._provider = provider
         self._tracer = provider.get_tracer("cog_triton")
+
+    def close(self) -> None:
+        """Send what is still here."""
+        self._provider.shutdown()
 
     def started(self, generation: Generation) -> None:
         """Nothing to do yet."""

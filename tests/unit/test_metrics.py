@@ -1,0 +1,147 @@
+"""What is counted of a generation once it has ended."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
+from cog_triton.errors import Overloaded, PromptTooLong
+from cog_triton.sampling import SamplingParams
+from cog_triton.serving.distribution import Distribution
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.metrics import Metrics, gaps
+
+
+def generation(**values: Any) -> Generation:
+    made = Generation([1] * 5, SamplingParams(max_tokens=9), (), endpoint="chat")
+    made.ticket.queue_time = 0.03
+    defaults: dict[str, Any] = {
+        "output_token_count": 4,
+        "time_to_first_token": 0.2,
+        "duration": 0.8,
+        "finish_reason": "stop",
+        "arrivals": [(10.2, 1), (10.3, 2), (10.8, 1)],
+    }
+    for name, value in {**defaults, **values}.items():
+        setattr(made, name, value)
+    return made
+
+
+def read(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.text().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name.removeprefix("cog_triton_"): float(value) for name, value in pairs}
+
+
+def test_a_generation_that_succeeded() -> None:
+    metrics = Metrics()
+    metrics.ended(generation(), None)
+    values = read(metrics)
+    assert values['requests_total{endpoint="chat",outcome="stop"}'] == 1
+    assert values["prompt_tokens_total"] == 5
+    assert values["generation_tokens_total"] == 4
+    assert values["time_to_first_token_seconds_sum"] == 0.2
+    assert values["request_duration_seconds_sum"] == 0.8
+    assert values["queue_time_seconds_sum"] == 0.03
+    assert values["inter_token_latency_seconds_count"] == 3
+    assert values["inter_token_latency_seconds_sum"] == pytest.approx(0.6)
+    assert values['inter_token_latency_seconds_bucket{le="0.1"}'] == 2
+    assert values["requests_cancelled_total"] == 0
+    assert not any(name.startswith("errors_total{") for name in values)
+
+
+def test_one_that_never_had_its_turn() -> None:
+    metrics = Metrics()
+    made = generation(time_to_first_token=None, arrivals=[], output_token_count=0)
+    made.ticket.queue_time = None
+    metrics.ended(made, Overloaded("full"))
+    values = read(metrics)
+    assert values['requests_total{endpoint="chat",outcome="error"}'] == 1
+    assert values['errors_total{code="E2107"}'] == 1
+    assert values["time_to_first_token_seconds_count"] == 0
+    assert values["queue_time_seconds_count"] == 0
+
+
+def test_errors_nobody_foresaw_and_refusals_have_codes() -> None:
+    metrics = Metrics()
+    metrics.ended(generation(), KeyError("x"))
+    metrics.refused("chat", PromptTooLong("long"))
+    values = read(metrics)
+    assert values['errors_total{code="E2100"}'] == 1
+    assert values['errors_total{code="E1002"}'] == 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "left"])
+def test_a_client_that_leaves_is_no_error(how: str) -> None:
+    metrics = Metrics()
+    made = generation()
+    if how == "cancelled":
+        made.cancel()
+    metrics.ended(made, Overloaded("x") if how == "cancelled" else GeneratorExit())
+    values = read(metrics)
+    assert values["requests_cancelled_total"] == 1
+    assert values['requests_total{endpoint="chat",outcome="cancelled"}'] == 1
+    assert not any(name.startswith("errors_total{") for name in values)
+
+
+def test_values_that_are_asked_for_when_read() -> None:
+    metrics = Metrics()
+    state = {"running": 3.0, "restarts": 0.0}
+    metrics.watch("requests_running", "Running", lambda: state["running"])
+    metrics.watch_total("engine_restarts", "Restarts", lambda: state["restarts"])
+    state["restarts"] = 2
+    values = read(metrics)
+    assert (values["requests_running"], values["engine_restarts_total"]) == (3, 2)
+
+
+def test_process_metrics_are_there() -> None:
+    text = Metrics().text().decode()
+    assert "process_resident_memory_bytes" in text
+    assert "process_open_fds" in text
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9))))
+def test_gaps_add_up_to_the_time_from_first_to_last(steps: list[tuple[float, int]]) -> None:
+    now, arrivals = 0.0, []
+    for pause, count in steps:
+        now += pause
+        arrivals.append((now, count))
+    found = list(gaps(arrivals))
+    assert sum(count for _, count in found) == sum(count for _, count in steps[1:])
+    total = now - arrivals[0][0] if arrivals else 0
+    assert sum(gap * count for gap, count in found) == pytest.approx(total, abs=1e-9)
+
+
+@given(st.lists(st.floats(-1, 6)))
+def test_the_distribution_is_a_histogram_of_the_library(values: list[float]) -> None:
+    buckets = (0.5, 1.0, 2.5)
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    expected = Histogram("x", "Help", buckets=buckets, registry=theirs)
+    found = Distribution("x", "Help", buckets)
+    ours.register(found)
+    for value in values:
+        expected.observe(value)
+    found.add((value, 1) for value in values)
+
+    def text(registry: CollectorRegistry) -> list[str]:
+        lines = generate_latest(registry).decode().splitlines()
+        return [line for line in lines if "_created" not in line and "_sum" not in line]
+
+    assert text(ours) == text(theirs)
+
+
+def test_many_threads_lose_no_value() -> None:
+    found = Distribution("x", "Help", (1.0,))
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(400):
+            pool.submit(found.add, [(0.5, 2), (3, 1)])
+    registry = CollectorRegistry()
+    registry.register(found)
+    text = generate_latest(registry).decode()
+    assert "x_count 1200.0" in text
+    assert 'x_bucket{le="1.0"} 800.0' in text

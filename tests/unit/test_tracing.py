@@ -1,0 +1,66 @@
+"""Spans for OpenTelemetry: only where its variables ask for them, and its packages are there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from small_http import reply, serving
+
+from cog_triton.errors import InvalidArgument, Overloaded
+from cog_triton.sampling import SamplingParams
+from cog_triton.serving import tracing
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.telemetry import Telemetry
+from cog_triton.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+
+
+def test_nothing_is_wanted_unless_said() -> None:
+    assert not tracing.wanted()
+    Telemetry(load_settings())
+
+
+def test_wanted_without_the_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(InvalidArgument, match=r"OTEL_EXPORTER_OTLP_ENDPOINT.*opentelemetry-sdk"):
+        Telemetry(load_settings())
+
+
+def test_spans_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    bodies: list[bytes] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        bodies.append(request.rfile.read(int(request.headers["Content-Length"])))
+        reply(request, 200)
+
+    with serving(answer) as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "here")
+        tracer = tracing.Tracing()
+        made = Generation([1, 2], SamplingParams(max_tokens=9), (), id="id-1", endpoint="chat")
+        made.output_token_count, made.finish_reason, made.duration = 3, "stop", 0.5
+        tracer.started(made)
+        tracer.ended(made, None)
+        tracer.ended(made, Overloaded("full"))
+        tracer.close()
+    found = trace_service.ExportTraceServiceRequest.FromString(bodies[0]).resource_spans[0]
+    assert any(item.value.string_value == "here" for item in found.resource.attributes)
+    good, bad = found.scope_spans[0].spans
+    values = {item.key: item.value for item in good.attributes}
+    assert values["gen_ai.response.id"].string_value == "id-1"
+    assert values["gen_ai.usage.output_tokens"].int_value == 3
+    assert good.end_time_unix_nano - good.start_time_unix_nano == pytest.approx(5e8, abs=1e3)
+    assert bad.status.message == "E2107"

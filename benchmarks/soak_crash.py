@@ -14,111 +14,20 @@ import argparse
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
-from dataclasses import astuple, dataclass
 from itertools import cycle
 from pathlib import Path
 
 import httpx
+from served import Counts, Server, read
 
-from cog_triton import errors, reaper
-from cog_triton.settings import free_ports
+from cog_triton import errors
 
 STUBS = ("tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing")
 SETTLE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the server holds: it and everything below it."""
-
-    processes: int
-    shared_memory: int
-    ports: int
-    descriptors: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.processes} processes, {self.shared_memory} in /dev/shm,"
-            f" {self.ports} ports, {self.descriptors} descriptors"
-        )
-
-    def within(self, other: Counts) -> bool:
-        """Whether nothing is more than in `other`."""
-        return all(mine <= its for mine, its in zip(astuple(self), astuple(other), strict=True))
-
-
-class Server:
-    """One ``cog-triton serve`` on ports of its own."""
-
-    def __init__(self, engine: str, work_dir: str) -> None:
-        self.port, *triton = free_ports(4)
-        names = ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
-        ports = dict(zip(names, map(str, triton), strict=True))
-        self.log = Path(work_dir) / "serve.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cog_triton", "serve", engine, f"--port={self.port}"],
-                env={**os.environ, **ports, "COG_TRITON_WORK_DIR": work_dir},
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def pids(self) -> set[int]:
-        return {self.process.pid, *reaper.descendants(self.process.pid)}
-
-    def pid_of(self, program: str) -> int:
-        """The tritonserver, or the stub of a model; 0 while there is none."""
-        for pid in self.pids:
-            words = _read(pid, "cmdline").decode().split("\0")
-            if program == "tritonserver" and words[0].endswith("/bin/tritonserver"):
-                return pid
-            if words[0].endswith("_stub") and f"/{program}/1/" in words[1]:
-                return pid
-        return 0
-
-    def counts(self) -> Counts:
-        pids = self.pids
-        descriptors = [link for pid in pids for link in _links(pid)]
-        sockets = {
-            f"socket:[{line.split()[9]}]"
-            for table in ("/proc/net/tcp", "/proc/net/tcp6")
-            for line in Path(table).read_text().splitlines()
-            if line.split()[3] == "0A"
-        }
-        # The names of Triton's memory begin with the process that started Triton.
-        memory = [path for path in Path("/dev/shm").iterdir() if path.name.startswith("cog_triton")]
-        ours = [path for path in memory if int(path.name.split("_")[2]) in pids]
-        return Counts(len(pids), len(ours), len(sockets & set(descriptors)), len(descriptors))
-
-    async def ready(self, http: httpx.AsyncClient) -> bool:
-        try:
-            answer = await http.get("/health-check", timeout=10)
-        except httpx.TransportError:
-            return False
-        return bool(answer.json()["status"] == "READY")
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
-def _links(pid: int) -> list[str]:
-    links = []
-    with suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                links.append(str(entry.readlink()))
-    return links
 
 
 async def one(
@@ -261,7 +170,7 @@ def main() -> int:
             pids = server.pids
             server.process.send_signal(signal.SIGTERM)
             code = server.process.wait(60)
-            left = [pid for pid in pids if _read(pid, "cmdline")]
+            left = [pid for pid in pids if read(pid, "cmdline")]
             shared = [
                 path.name
                 for path in Path("/dev/shm").iterdir()

@@ -28,7 +28,7 @@ class EngineRequest:
 
     `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
     `stop_words` are token id sequences that end the output and are cut from it, `bad_words`
-    such that are never generated.
+    such that are never generated. `guide` is the JSON Schema that the output follows, as text.
     """
 
     input_ids: Sequence[int]
@@ -37,6 +37,7 @@ class EngineRequest:
     pad_id: int | None = None
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    guide: str | None = None
     streaming: bool = True
     exclude_input_in_output: bool = False
     return_log_probs: bool = False
@@ -171,6 +172,11 @@ class EngineFamily(ABC):
         from cog_triton.engines import contract
 
         return contract.to_values(request)
+
+    @property
+    def guides(self) -> bool:
+        """Whether requests may have a `guide`; asked after `render`."""
+        return False
 
     @property
     def world_size(self) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cog_triton.engines.base import EngineRequest
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.json_schema import OBJECT, parse_schema
 from cog_triton.sampling import SamplingParams
 
 _SAMPLING = {
@@ -52,8 +53,11 @@ _NEUTRAL: dict[str, float] = {
     "skip_cross_attn_blocks": 0,
     "stop": 0,
 }
+_GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 _WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
-HONOURED = frozenset({*_SAMPLING, *_SCALARS, *_WORDS, "input_ids", "input_lengths"})
+HONOURED = frozenset(
+    {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths"}
+)
 
 
 def to_values(request: EngineRequest) -> dict[str, Any]:
@@ -71,6 +75,8 @@ def to_values(request: EngineRequest) -> dict[str, Any]:
     for name, attr in _WORDS.items():
         if words := getattr(request, attr):
             values[name] = flatten_words(words).ravel().tolist()
+    if request.guide is not None:
+        values |= {_GUIDE_TYPE: "json_schema", _GUIDE: request.guide}
     return values
 
 
@@ -97,6 +103,7 @@ def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
         ),
         stop_words=_words("stop_words_list", tensors),
         bad_words=_words("bad_words_list", tensors),
+        guide=_guide(tensors),
         **{
             "streaming": False,
             **{name: _scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
@@ -149,6 +156,33 @@ def unflatten_words(
 
 def _words(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[int, ...], ...]:
     return unflatten_words(tensors[name], name) if name in tensors else ()
+
+
+def _guide(tensors: Mapping[str, npt.NDArray[Any]]) -> str | None:
+    """The JSON Schema to follow; of TensorRT-LLM's kinds of guides, those that are one."""
+    if not _is_given(_GUIDE_TYPE, tensors):
+        if _is_given(_GUIDE, tensors):
+            raise InvalidArgument(f"{_GUIDE}: needs {_GUIDE_TYPE}")
+        return None
+    kind = _text(_GUIDE_TYPE, tensors)
+    if kind == "json":
+        return OBJECT
+    if kind != "json_schema":
+        raise InvalidArgument(f"{_GUIDE_TYPE}={kind[:80]!r}: must be json or json_schema")
+    guide = _text(_GUIDE, tensors)
+    parse_schema(guide, _GUIDE)
+    return guide
+
+
+def _is_given(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> bool:
+    return name in tensors and tensors[name].size > 0
+
+
+def _text(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    if not _is_given(name, tensors):
+        raise InvalidArgument(f"{name}: missing; it is required")
+    value = _scalar(name, tensors[name])
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _scalar(name: str, tensor: npt.NDArray[Any]) -> Any:

@@ -120,6 +120,11 @@ class OpenVINOFamily(EngineFamily):
 
     name = "openvino"
 
+    @property
+    def guides(self) -> bool:
+        """See `EngineFamily.guides`."""
+        return True
+
     @classmethod
     def recognises(cls, directory: Path) -> bool:
         return (directory / "openvino_model.xml").is_file()

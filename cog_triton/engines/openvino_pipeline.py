@@ -199,6 +199,10 @@ def _generation_config(request: EngineRequest, end_ids: frozenset[int]) -> Any:
         if sampling.top_k:
             config.top_k = sampling.top_k
         config.rng_seed = sampling.seed
+    if request.guide is not None:
+        guide = og.StructuredOutputConfig()
+        guide.json_schema = request.guide
+        config.structured_output_config = guide
     try:
         config.validate()
     except RuntimeError as error:

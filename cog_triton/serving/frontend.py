@@ -59,7 +59,11 @@ class Frontend:
             ]
             if name == "OPENAI_PORT":
                 api = OpenAI(
-                    self._settings, runtime.tokenizer, runtime.generator, model_name(runtime)
+                    self._settings,
+                    runtime.tokenizer,
+                    runtime.generator,
+                    model_name(runtime),
+                    guides=runtime.family.guides,
                 )
                 routes += [*api.routes(), Route("/openapi.json", _schema, methods=["GET"])]
             key = self._settings.openai_api_key

@@ -46,6 +46,7 @@ class Generation:
     endpoint: str = ""
     ignore_eos: bool = False
     return_log_probs: bool = False
+    guide: str | None = None
     log_probs: list[TokenLogProb] = field(default_factory=list)
     started: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -204,6 +205,7 @@ class TextGenerator:
             end_id=-1 if generation.ignore_eos else end_id,
             pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
             return_log_probs=generation.return_log_probs,
+            guide=generation.guide,
         )
         log_probs: list[float] | None = [] if generation.return_log_probs else None
         request_id = f"{os.getpid()}-{next(_request_numbers)}"

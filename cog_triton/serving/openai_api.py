@@ -33,12 +33,20 @@ class OpenAI:
     """The endpoints; `model` is the one name that requests may give."""
 
     def __init__(
-        self, settings: Settings, tokenizer: EngineTokenizer, generator: TextGenerator, model: str
+        self,
+        settings: Settings,
+        tokenizer: EngineTokenizer,
+        generator: TextGenerator,
+        model: str,
+        *,
+        guides: bool,
     ) -> None:
+        """`guides` says whether the engine can hold its output to a JSON Schema."""
         self._settings = settings
         self._tokenizer = tokenizer
         self._generator = generator
         self._model = model
+        self._guides = guides
         self._token_text = TokenText(tokenizer)
         self._created = int(time.time())
 
@@ -89,6 +97,7 @@ class OpenAI:
         generation = self._generator.plan(ids, request.sampling(), stops)
         generation.ignore_eos = bool(request.ignore_eos)
         generation.return_log_probs = request.log_probs
+        generation.guide = self._guide(request)
         answer = answer_kind(self._model, self._token_text)
         generation.id, generation.endpoint = answer.id, answer.endpoint
         options = request.stream_options
@@ -100,13 +109,15 @@ class OpenAI:
             include_usage=bool(options and options.include_usage),
         )
 
-    def _chat_prompt(self, request: ChatRequest) -> list[int]:
-        form = request.response_format
-        if form is not None and form.type != "text":
+    def _guide(self, request: AnyRequest) -> str | None:
+        guide = request.guide()
+        if guide is not None and not self._guides:
             raise InvalidArgument(
-                f"response_format.type={form.type!r}: not supported: this engine has no guided"
-                " decoding; use 'text'"
+                "response_format: only type 'text' is supported: this engine has no guided decoding"
             )
+        return guide
+
+    def _chat_prompt(self, request: ChatRequest) -> list[int]:
         rendered = chat.render_messages(
             chat.parse_messages(request.messages), self._settings.system_prompt, self._tokenizer
         )

@@ -6,12 +6,14 @@ with the value that changes nothing; everything else is refused by name.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cog_triton import json_schema
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
 from cog_triton.sampling import MAX_TOKENS, SamplingParams
 
@@ -108,6 +110,10 @@ class Request(BaseModel):
         """Whether the chosen tokens' log probabilities are wanted."""
         raise NotImplementedError
 
+    def guide(self) -> str | None:
+        """The JSON Schema that the answer must follow."""
+        return None
+
     def sampling(self) -> SamplingParams:
         """OpenAI's defaults where nothing was said; raises E1005."""
         return SamplingParams(
@@ -157,6 +163,17 @@ class ChatRequest(Request):
     def log_probs(self) -> bool:
         """See `Request.log_probs`."""
         return bool(self.logprobs)
+
+    def guide(self) -> str | None:
+        """The JSON Schema of the answer, None for free text; raises E1005."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        if form.json_schema is None:
+            return json_schema.OBJECT
+        text = json.dumps(form.json_schema.schema_)
+        json_schema.parse_schema(text, "response_format.json_schema.schema")
+        return text
 
 
 class CompletionRequest(Request):

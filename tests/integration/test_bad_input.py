@@ -82,6 +82,15 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "E1005"),
     ({"stream_options": {"include_usages": True}}, "E1005"),
     ({"response_format": {"type": "yaml"}}, "E1005"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "foo"}},
+            }
+        },
+        "E1005",
+    ),
     ({"temprature": 1}, "E1005"),
     ({"prompt": "Hi."}, "E1005"),
 ]

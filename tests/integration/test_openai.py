@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 from stack import Stack, wait_until
 
@@ -154,6 +155,63 @@ def test_a_seed_gives_the_same_text_through_both_apis(
     assert len(set(texts)) > 1
     same = stack.predict("Invent a name.", seed=1, temperature=1, top_p=1, max_tokens=24)
     assert "".join(same["output"]) == texts[1]
+
+
+class City(pydantic.BaseModel):
+    name: str
+    population: int
+    capital_of: str | None
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_answer_follows_its_schema(client: openai.OpenAI, model: str, seed: int) -> None:
+    answer = client.chat.completions.parse(
+        model=model,
+        messages=[{"role": "user", "content": "Describe a city."}],
+        response_format=City,
+        seed=seed,
+        max_tokens=200,
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert isinstance(choice.message.parsed, City)
+
+
+def test_an_answer_is_a_json_object(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Describe Paris as JSON, in one line."}],
+        response_format={"type": "json_object"},
+        temperature=0,
+        max_tokens=300,
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+@pytest.mark.parametrize("schema", [{"type": "foo"}, {"pattern": "("}, {"$ref": "#/nope"}])
+def test_a_bad_schema_harms_nobody_even_straight_at_triton(
+    stack: Stack, client: openai.OpenAI, model: str, schema: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="E1005"):
+        client.chat.completions.create(
+            model=model,
+            messages=ASK,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "bad", "schema": schema},
+            },
+        )
+    values = {
+        "input_ids": [1, 2],
+        "input_lengths": 2,
+        "request_output_len": 4,
+        "guided_decoding_guide_type": "json_schema",
+        "guided_decoding_guide": json.dumps(schema),
+    }
+    answer = httpx.post(f"{stack.triton}/v2/models/tensorrt_llm/generate", json=values)
+    assert answer.status_code == 400
+    assert "E1005 InvalidArgument: guided_decoding_guide" in answer.json()["error"]
+    assert stack.predict(FRANCE, temperature=0)["status"] == "succeeded"
 
 
 def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI, model: str) -> None:

@@ -26,6 +26,7 @@ DTYPES = {
     "TYPE_UINT64": np.uint64,
     "TYPE_FP32": np.float32,
     "TYPE_BOOL": np.bool_,
+    "TYPE_STRING": np.object_,
 }
 Tensors = dict[str, np.ndarray[Any, Any]]
 
@@ -38,6 +39,7 @@ def tensors_of(values: dict[str, Any]) -> Tensors:
         kind = config.DESCRIPTOR.fields_by_name["data_type"].enum_type
         dtype = DTYPES[kind.values_by_number[config.data_type].name]
         dims = [1, *config.dims]
+        value = value.encode() if isinstance(value, str) else value
         made[name] = np.array(value, dtype=dtype).reshape(dims)
     return made
 
@@ -73,6 +75,7 @@ REQUESTS = st.builds(
     pad_id=st.none() | st.integers(-1, 2**31 - 1),
     stop_words=WORDS,
     bad_words=WORDS,
+    guide=st.none() | st.sampled_from(['{"type":"object"}', '{"const":"ü"}']),
     streaming=st.booleans(),
     exclude_input_in_output=st.booleans(),
     return_log_probs=st.booleans(),
@@ -88,7 +91,7 @@ def test_a_request_comes_back_as_it_was(request: EngineRequest) -> None:
 
 def test_every_field_of_a_request_travels() -> None:
     """A field that is added must be added here too: nothing may be dropped on the way."""
-    names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling"}
+    names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling", "guide"}
     assert names - set(contract._WORDS.values()) == set(contract._SCALARS)
     assert {field.name for field in fields(SamplingParams)} == set(contract._SAMPLING.values())
 
@@ -161,12 +164,35 @@ def test_an_input_that_is_not_supported_is_refused_by_name(name: str) -> None:
 
 
 def test_texts_and_lists_that_are_not_supported_are_refused_by_name() -> None:
-    for name, tensor in {
-        "guided_decoding_guide": np.array([[b"{}"]], dtype=np.object_),
-        "embedding_bias": np.zeros((1, 8), dtype=np.float32),
-    }.items():
-        with pytest.raises(InvalidArgument, match=f"does not support {name}"):
-            contract.from_tensors({**request(), name: tensor})
+    bias = np.zeros((1, 8), dtype=np.float32)
+    with pytest.raises(InvalidArgument, match="does not support embedding_bias"):
+        contract.from_tensors({**request(), "embedding_bias": bias})
+
+
+def test_tensorrt_llms_json_guide_is_any_object() -> None:
+    found = contract.from_tensors(request(guided_decoding_guide_type="json"))
+    assert found.guide == '{"type":"object"}'
+
+
+@pytest.mark.parametrize(
+    ("guide", "words"),
+    [
+        ({"guided_decoding_guide": "{}"}, ["needs guided_decoding_guide_type"]),
+        ({"guided_decoding_guide_type": "json_schema"}, ["guided_decoding_guide: missing"]),
+        ({"guided_decoding_guide_type": "regex"}, ["'regex'", "json_schema"]),
+        (
+            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"a": 1}'},
+            ["guided_decoding_guide.a: not supported"],
+        ),
+    ],
+)
+def test_guides_that_cannot_be_followed_are_refused(
+    guide: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        contract.from_tensors(request(**guide))
+    for word in words:
+        assert word in caught.value.detail
 
 
 def test_empty_tensors_ask_for_nothing() -> None:

@@ -88,7 +88,9 @@ class Seen(Metrics):
 
 
 @contextmanager
-def api(answer: Answer, *, slots: int = 4, queue: float = 8, **options: Any) -> Iterator[Served]:
+def api(
+    answer: Answer, *, slots: int = 4, queue: float = 8, guides: bool = False, **options: Any
+) -> Iterator[Served]:
     settings = load_settings(served_model_name="small", **options)
     limits = EngineLimits(
         max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
@@ -106,7 +108,7 @@ def api(answer: Answer, *, slots: int = 4, queue: float = 8, **options: Any) -> 
         served.ended = metrics.generations
         key = settings.openai_api_key
         app = create_app(
-            OpenAI(settings, TOKENIZER, generator, "small").routes(),
+            OpenAI(settings, TOKENIZER, generator, "small", guides=guides).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,
@@ -527,6 +529,36 @@ def test_guided_decoding_is_refused_where_there_is_none(extra: dict[str, Any]) -
     with api(THREE) as served, pytest.raises(openai.BadRequestError, match="guided decoding") as e:
         served.client().chat.completions.create(model="small", messages=USER, **extra)
     assert e.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("form", "guide"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 7}}},
+            {"const": 7},
+        ),
+    ],
+)
+def test_guides_reach_the_engine_that_follows_them(form: dict[str, Any], guide: Any) -> None:
+    with api(THREE, guides=True) as served:
+        body = {"model": "small", "messages": USER, "response_format": form}
+        assert served.post("/v1/chat/completions", body).status_code == 200
+        sent = served.triton.requests[0].json
+    assert sent["guided_decoding_guide_type"] == "json_schema"
+    assert json.loads(sent["guided_decoding_guide"]) == guide
+
+
+def test_a_schema_that_could_harm_the_engine_never_reaches_it() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "("}}}
+    with api(THREE, guides=True) as served:
+        body = {"model": "small", "messages": USER, "response_format": schema}
+        answer = served.post("/v1/chat/completions", body)
+        assert served.triton.requests == []
+    assert answer.status_code == 400
+    assert "response_format.json_schema.schema.pattern: not supported" in answer.text
+    assert answer.json()["error"]["param"] == "response_format"
 
 
 def test_a_prompt_that_is_too_long_has_openais_word_and_our_code() -> None:

@@ -62,6 +62,11 @@ class TensorRTLLMFamily(EngineFamily):
         chunked = parameters.enable_chunked_context
         self.limits = replace(self.limits, max_input_len=self.engine.max_input_len(chunked=chunked))
 
+    @property
+    def guides(self) -> bool:
+        """Set by ``guided_decoding_backend``."""
+        return self._parameters.guided_decoding_backend is not None
+
     def adapt(self, config: Any) -> None:
         rendering.adapt(config, self._parameters, self.engine)
 

@@ -44,6 +44,11 @@ class VLLMFamily(EngineFamily):
         super().__init__(directory, limits, model.tokenizer_dir)
         self._socket = f"cog-triton-vllm-{secrets.token_hex(8)}"
 
+    @property
+    def guides(self) -> bool:
+        """See `EngineFamily.guides`."""
+        return True
+
     @classmethod
     def recognises(cls, directory: Path) -> bool:
         return (directory / MODEL_FILE).is_file()

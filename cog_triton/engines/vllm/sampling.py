@@ -51,6 +51,8 @@ def from_contract(request: EngineRequest) -> dict[str, Any]:
         values["top_k"] = sampling.top_k
         values["top_p"] = sampling.top_p or 1.0
         values["seed"] = sampling.seed & _MAX_SEED  # vLLM keeps seeds in an int64
+    if request.guide is not None:
+        values["structured_outputs"] = {"json": request.guide}
     if request.return_log_probs:
         values["logprobs"] = 0  # the chosen token's only
     if request.end_id is not None:

@@ -1,0 +1,139 @@
+"""The part of JSON Schema that an answer can be held to: OpenAI's structured outputs.
+
+A grammar is compiled from it inside the engine. What the compiler would choke on must never get
+there: in OpenVINO 2026.4 one bad schema ends the whole pipeline, and all requests with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cog_triton.errors import InvalidArgument, nearest
+
+OBJECT: Final = '{"type":"object"}'
+"""Any JSON object: OpenAI's ``json_object``."""
+_TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
+_REMARKS = ("$schema", "title", "description", "default", "examples")
+_RULES = (
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "enum",
+    "const",
+    "anyOf",
+    "$ref",
+    "$defs",
+)
+_MAX_LENGTH = 64 * 1024
+_MAX_DEPTH = 24
+_NAME = re.compile(r"[\w .-]{1,64}")
+_DEFINITIONS = "#/$defs/"
+
+
+def parse_schema(text: str, where: str) -> dict[str, Any]:
+    """A schema from its JSON text; raises E1005 naming the place in it, after `where`."""
+    if len(text) > _MAX_LENGTH:
+        raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{where}: not JSON: {str(error)[:100]}") from None
+    if not isinstance(schema, dict):
+        raise InvalidArgument(f"{where}: must be a JSON object")
+    _Check(schema, where).run()
+    return schema
+
+
+class _Check:
+    def __init__(self, root: dict[str, Any], where: str) -> None:
+        self._where = where
+        self._root = root
+        self._definitions = root.get("$defs", {})
+        self._seen: set[str] = set()
+
+    def run(self) -> None:
+        if not isinstance(self._definitions, dict):
+            raise InvalidArgument(f"{self._where}.$defs: must be an object")
+        self._visit(self._where, self._root, 0, frozenset())
+        for name, definition in self._definitions.items():
+            self._visit(f"{self._where}.$defs.{name}", definition, 1, frozenset({name}))
+
+    def _visit(self, at: str, schema: Any, depth: int, through: frozenset[str]) -> None:
+        """`through` are the definitions that led here without a value in between."""
+        if schema is True:
+            return
+        if not isinstance(schema, dict):
+            raise InvalidArgument(f"{at[:200]}: must be a schema, which is an object or true")
+        if depth > _MAX_DEPTH:
+            raise InvalidArgument(f"{at[:200]}: nested deeper than {_MAX_DEPTH} levels")
+        for name in schema:
+            if name not in _RULES and name not in _REMARKS:
+                raise InvalidArgument(
+                    f"{at[:200]}.{name[:80]}: not supported{nearest(name, list(_RULES))}"
+                )
+        if "$defs" in schema and schema is not self._root:
+            raise InvalidArgument(f"{at[:200]}.$defs: only allowed at the top")
+        self._check_values(at, schema)
+        for name, inner in schema.get("properties", {}).items():
+            self._visit(f"{at}.properties.{name}", inner, depth + 1, frozenset())
+        for name in ("items", "additionalProperties"):
+            if name in schema and not (name == "additionalProperties" and schema[name] is False):
+                self._visit(f"{at}.{name}", schema[name], depth + 1, frozenset())
+        for place, inner in enumerate(schema.get("anyOf", [])):
+            self._visit(f"{at}.anyOf[{place}]", inner, depth + 1, through)
+        if "$ref" in schema:
+            self._follow(at, schema["$ref"], depth, through)
+
+    def _follow(self, at: str, reference: Any, depth: int, through: frozenset[str]) -> None:
+        name = str(reference).removeprefix(_DEFINITIONS)
+        if reference != f"{_DEFINITIONS}{name}" or name not in self._definitions:
+            raise InvalidArgument(
+                f"{at[:200]}.$ref={str(reference)[:80]!r}: must name one of $defs"
+            )
+        if name in through:
+            raise InvalidArgument(f"{at[:200]}.$ref={str(reference)[:80]!r}: refers to itself")
+        if not through and name in self._seen:
+            return
+        self._seen.add(name)
+        self._visit(
+            f"{self._where}.$defs.{name}", self._definitions[name], depth + 1, through | {name}
+        )
+
+    def _check_values(self, at: str, schema: Mapping[str, Any]) -> None:
+        at = at[:200]
+        kinds = schema.get("type", "object")
+        listed = kinds if isinstance(kinds, list) else [kinds]
+        if not listed or any(not isinstance(k, str) or k not in _TYPES for k in listed):
+            raise InvalidArgument(f"{at}.type={str(kinds)[:80]}: must be of {', '.join(_TYPES)}")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict):
+            raise InvalidArgument(f"{at}.properties: must be an object")
+        for name in properties:
+            if not _NAME.fullmatch(name):
+                raise InvalidArgument(
+                    f"{at}.properties: {name[:80]!r}: a name has 1 to 64 letters, digits, spaces,"
+                    " and of _.-"
+                )
+        if not isinstance(required, list) or any(str(name) not in properties for name in required):
+            raise InvalidArgument(f"{at}.required: must be a list of names of properties")
+        if "enum" in schema and not _are_scalars(schema["enum"]):
+            raise InvalidArgument(f"{at}.enum: must be a list of texts, numbers, booleans or null")
+        if "const" in schema and not _are_scalars([schema["const"]]):
+            raise InvalidArgument(f"{at}.const: must be a text, number, boolean or null")
+        if "anyOf" in schema and not (isinstance(schema["anyOf"], list) and schema["anyOf"]):
+            raise InvalidArgument(f"{at}.anyOf: must be a list of schemas, not empty")
+        if not isinstance(schema.get("additionalProperties", True), bool | dict):
+            raise InvalidArgument(f"{at}.additionalProperties: must be true, false or a schema")
+
+
+def _are_scalars(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(value is None or isinstance(value, str | int | float) for value in values)
+    )

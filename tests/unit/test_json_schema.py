@@ -1,0 +1,124 @@
+"""Which schemas may reach an engine: none that its grammar compiler could choke on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.json_schema import OBJECT, parse_schema
+
+PERSON: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Person",
+    "description": "Someone",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": ["integer", "null"], "default": None},
+        "kind": {"enum": ["a", 1, None, True]},
+        "friends": {"type": "array", "items": {"$ref": "#/$defs/Friend"}},
+        "pet": {"anyOf": [{"const": "dog"}, {"$ref": "#/$defs/Friend"}, True]},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "$defs": {
+        "Friend": {
+            "type": "object",
+            "properties": {"of": {"$ref": "#/$defs/Friend"}, "größe in cm": {"type": "number"}},
+            "additionalProperties": {"type": "string"},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("schema", [PERSON, {}, {"type": "object"}, json.loads(OBJECT)])
+def test_what_structured_outputs_have(schema: dict[str, Any]) -> None:
+    assert parse_schema(json.dumps(schema), "schema") == schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "foo"}, ["schema.type=foo", "string"]),
+        ({"type": []}, ["schema.type=[]"]),
+        ({"type": {"a": 1}}, ["schema.type="]),
+        ({"pattern": "("}, ["schema.pattern: not supported"]),
+        ({"minLength": 3}, ["schema.minLength"]),
+        ({"allOf": []}, ["schema.allOf: not supported", "'anyOf'"]),
+        ({"propertys": {}}, ["'properties'"]),
+        ({"properties": []}, ["schema.properties"]),
+        ({"properties": {"a": False}}, ["schema.properties.a", "must be a schema"]),
+        ({"properties": {'q"': True}}, ["letters, digits"]),
+        ({"properties": {"": True}}, ["letters, digits"]),
+        ({"properties": {"x" * 65: True}}, ["letters, digits"]),
+        ({"properties": {"a": {"type": "x"}}}, ["schema.properties.a.type"]),
+        ({"required": ["a"]}, ["schema.required"]),
+        ({"required": "a"}, ["schema.required"]),
+        ({"required": [["a"]]}, ["schema.required"]),
+        ({"enum": []}, ["schema.enum"]),
+        ({"enum": [{}]}, ["schema.enum"]),
+        ({"enum": "a"}, ["schema.enum"]),
+        ({"const": []}, ["schema.const"]),
+        ({"anyOf": []}, ["schema.anyOf"]),
+        ({"anyOf": {"a": 1}}, ["schema.anyOf"]),
+        ({"anyOf": [3]}, ["schema.anyOf[0]"]),
+        ({"items": False}, ["schema.items"]),
+        ({"additionalProperties": "no"}, ["schema.additionalProperties"]),
+        ({"$ref": "#"}, ["schema.$ref='#'", "$defs"]),
+        ({"$ref": "#/$defs/A"}, ["schema.$ref"]),
+        ({"$ref": ["#/$defs/A"], "$defs": {"A": True}}, ["schema.$ref"]),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}, ["refers to itself"]),
+        ({"$defs": {"A": {"anyOf": [True, {"$ref": "#/$defs/A"}]}}}, ["refers to itself"]),
+        (
+            {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
+            ["refers to itself"],
+        ),
+        ({"$defs": []}, ["schema.$defs"]),
+        ({"items": {"$defs": {}}}, ["schema.items.$defs"]),
+        ([], ["must be a JSON object"]),
+        (True, ["must be a JSON object"]),
+    ],
+)
+def test_what_is_refused_by_place_and_rule(schema: Any, words: list[str]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_schema(json.dumps(schema), "schema")
+    for word in ["E1005", *words]:
+        assert word in str(caught.value)
+
+
+def test_texts_that_are_no_schema() -> None:
+    deep: Any = True
+    for _ in range(40):
+        deep = {"items": deep}
+    for text, word in [
+        ("{", "not JSON"),
+        ("[" * 60000, "not JSON"),
+        (json.dumps(deep), "deeper"),
+        (json.dumps({"description": "x" * 70000}), "characters"),
+    ]:
+        with pytest.raises(InvalidArgument, match=word):
+            parse_schema(text, "schema")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["object", "#/$defs/a", "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*PERSON, "anyOf", "items", "$ref", "a"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_whatever_comes_is_taken_or_refused_with_the_code(value: Any) -> None:
+    try:
+        parse_schema(json.dumps(value), "schema")
+    except InvalidArgument:
+        return
+    assert isinstance(value, dict)

@@ -76,6 +76,8 @@ let
               # coglet answers 409, with slots free, when two of its threads look for one at once.
               TOKIO_WORKER_THREADS = "1";
               TRITON_HOST = "0.0.0.0";
+              # For OPENAI_PORT and METRICS_PORT, once they are set.
+              COG_HOST = "0.0.0.0";
               PYTHONUNBUFFERED = "1";
             }
             // env

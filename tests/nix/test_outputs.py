@@ -63,6 +63,8 @@ def test_an_images_environment(name: str, images: dict[str, Image]) -> None:
     env = images[name].env
     assert env["PATH"].split(":")[0] == "/opt/cog-triton/bin"
     assert (env["TOKIO_WORKER_THREADS"], env["TRITON_HOST"]) == ("1", "0.0.0.0")
+    assert env["COG_HOST"] == "0.0.0.0"
+    assert "OPENAI_PORT" not in env
     assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "256")
     assert "PYTHONPATH" not in env
     if not name.endswith("cpu"):

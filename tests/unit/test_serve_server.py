@@ -55,6 +55,18 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(name: str) -> None:
     assert "in use" in said
 
 
+@pytest.mark.parametrize("name", ["OPENAI_PORT", "METRICS_PORT"])
+def test_the_ports_of_our_own_server_are_looked_at_on_cogs_address(name: str) -> None:
+    with listening() as port:
+        assert refusal(server(**{name.lower(): port})).startswith(f"{name}={port}: cannot listen")
+
+
+def test_our_own_server_gets_its_ports_and_its_address() -> None:
+    environment = server("127.0.0.2", openai_port=8123)._environment()
+    assert environment["COG_HOST"] == "127.0.0.2"
+    assert (environment["OPENAI_PORT"], environment["METRICS_PORT"]) == ("8123", "")
+
+
 def test_cogs_own_port_is_taken() -> None:
     with listening() as port:
         assert refusal(server(port=port)).startswith(f"PORT={port}: ")

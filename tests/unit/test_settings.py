@@ -55,6 +55,17 @@ def test_defaults() -> None:
         ("WORLD_SIZE", "8", 8),
         ("TRITON_HTTP_PORT", "65535", 65535),
         ("TRITON_TIMEOUT", "0.5", 0.5),
+        ("OPENAI_PORT", "8080", 8080),
+        ("OPENAI_PORT", "0", None),
+        ("OPENAI_PORT", "", None),
+        ("METRICS_PORT", "9090", 9090),
+        ("SERVED_MODEL_NAME", "small", "small"),
+        ("SERVED_MODEL_NAME", "", None),
+        ("OPENAI_API_KEY", "", None),
+        ("MAX_REQUEST_BYTES", "10", 10),
+        ("LOG_FORMAT", "console", "console"),
+        ("LOG_FORMAT", "", "json"),
+        ("LOG_REQUESTS", "false", False),
         ("TRITON_MAX_RESTARTS", "0", 0),
         ("TRITON_PROBE_PERIOD", "0.25", 0.25),
         ("MAX_CONCURRENCY", "", None),
@@ -93,6 +104,11 @@ def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatc
         ("MAX_QUEUE", "-1"),
         ("DRAIN_TIMEOUT", "-1"),
         ("TRITON_START_TIMEOUT", "soon"),
+        ("OPENAI_PORT", "-1"),
+        ("OPENAI_PORT", "65536"),
+        ("METRICS_PORT", "http"),
+        ("MAX_REQUEST_BYTES", "0"),
+        ("LOG_FORMAT", "xml"),
     ],
 )
 def test_a_bad_value_is_told_by_its_variable(
@@ -165,3 +181,11 @@ def test_free_ports_are_distinct_and_free() -> None:
     for port in ports:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
+
+
+def test_the_api_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "xyzzy")
+    settings = load_settings()
+    assert "xyzzy" not in f"{settings!r}{settings}"
+    assert settings.openai_api_key is not None
+    assert settings.openai_api_key.get_secret_value() == "xyzzy"

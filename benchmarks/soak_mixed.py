@@ -80,7 +80,7 @@ class Client:
         kind = chance.choice(KINDS)
         bad = chance.random() < 0.05
         leaves = not bad and chance.random() < 0.2
-        url, body, headers = self._request(kind, bad)
+        url, body, headers = self._request(kind, bad, at_least=100 if leaves else 1)
         try:
             sending = self._send(url, body, headers, leaves)
             outcome = await asyncio.wait_for(sending, PATIENCE_S)
@@ -92,11 +92,13 @@ class Client:
             outcome = f"LOST: bad input was answered {outcome}"
         return kind, outcome
 
-    def _request(self, kind: str, bad: bool) -> tuple[str, dict[str, Any], dict[str, str]]:
+    def _request(
+        self, kind: str, bad: bool, at_least: int
+    ) -> tuple[str, dict[str, Any], dict[str, str]]:
         chance = self._random
         prompt = " ".join(chance.choices(WORDS, k=int(chance.expovariate(1 / 60)) + 1))
         values: dict[str, Any] = {
-            "max_tokens": min(int(chance.expovariate(1 / 40)) + 1, 400),
+            "max_tokens": min(int(chance.expovariate(1 / 40)) + at_least, 400),
             "temperature": chance.choice([0, 0.7, 1]),
         }
         if chance.random() < 0.2:

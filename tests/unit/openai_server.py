@@ -1,0 +1,128 @@
+"""Our HTTP server over a Triton that answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import httpx
+import openai
+from chat_templates import QWEN
+from scripted_server import (
+    PATIENCE_S,
+    Answer,
+    ScriptedServer,
+    event,
+    serving,
+    stream,
+)
+from small_tokenizers import byte_level
+
+from cog_triton import errors
+from cog_triton.engines.base import EngineLimits
+from cog_triton.errors import CogTritonError, TritonUnknownError
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.generate import Generation, TextGenerator
+from cog_triton.serving.http import create_app
+from cog_triton.serving.http_server import HTTPServer, bind
+from cog_triton.serving.metrics import Metrics
+from cog_triton.serving.openai_api import OpenAI
+from cog_triton.settings import load_settings
+from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.triton.client import TritonClient
+
+TOKENIZER = EngineTokenizer(
+    byte_level(), chat_template=QWEN, bos_token="<|im_start|>", eos_token="<|im_end|>"
+)
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def tokens(*texts: str, **values: Any) -> list[bytes]:
+    return [event(output_ids=TOKENIZER.encode(text), **values) for text in texts]
+
+
+@dataclass
+class Served:
+    url: str
+    triton: ScriptedServer
+    metrics: Metrics
+    door: Admission
+    ended: list[tuple[Generation, BaseException | None]] = field(default_factory=list)
+    trouble: CogTritonError | None = None
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options}
+        )
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        if body is not None:
+            options["json"] = body
+        return httpx.post(f"{self.url}{path}", timeout=PATIENCE_S, **options)
+
+    def require_ready(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+
+class Seen(Metrics):
+    """Remembers what became of generations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generations: list[tuple[Generation, BaseException | None]] = []
+
+    def ended(self, generation: Generation, error: BaseException | None) -> None:
+        super().ended(generation, error)
+        self.generations.append((generation, error))
+
+
+@contextmanager
+def api(
+    answer: Answer, *, slots: int = 4, queue: float = 8, guides: bool = False, **options: Any
+) -> Iterator[Served]:
+    settings = load_settings(served_model_name="small", **options)
+    limits = EngineLimits(
+        max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
+    )
+    metrics, door = Seen(), Admission(slots, queue)
+    with serving(answer) as triton:
+        client = TritonClient(
+            triton.url,
+            2 * PATIENCE_S,
+            lambda text: errors.from_text(text) or TritonUnknownError(text),
+        )
+        generator = TextGenerator(settings, limits, TOKENIZER, client, door, observer=metrics)
+        listening = bind("OPENAI_PORT", "127.0.0.1", 0)
+        served = Served(f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, door)
+        served.ended = metrics.generations
+        key = settings.openai_api_key
+        app = create_app(
+            OpenAI(settings, TOKENIZER, generator, "small", guides=guides).routes(),
+            require_ready=served.require_ready,
+            api_key=key.get_secret_value() if key else None,
+            on_refused=metrics.refused,
+        )
+        server = HTTPServer(app, listening)
+        server.start()
+        try:
+            yield served
+        finally:
+            server.stop()
+            asyncio.run(client.aclose())
+
+
+def wait(condition: Any) -> Any:
+    deadline = Event()
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if value := condition():
+            return value
+        deadline.wait(0.01)
+    return condition()
+
+
+THREE = stream(*tokens("the ", "quick ", "größer"))

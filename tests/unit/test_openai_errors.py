@@ -1,0 +1,306 @@
+"""OpenAI's own client against our HTTP server: what is refused, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai_server import THREE, USER, api, tokens, wait
+from scripted_server import (
+    HANG,
+    PATIENCE_S,
+    RESET,
+    event,
+    stream,
+)
+
+from cog_triton import errors
+from cog_triton.errors import TritonUnavailable
+from cog_triton.serving.http_server import bind
+from cog_triton.serving.openai_schema import openapi
+
+FAILURES = [
+    ("E2101 TritonTimeout: slow", 504, "server_error"),
+    ("E2105 TritonUnavailable: gone", 503, "server_error"),
+    ("E2107 Overloaded: full", 429, "rate_limit_error"),
+    ("E2100 TritonUnknownError: odd", 500, "server_error"),
+    ("something else", 500, "server_error"),
+    ("E1005 InvalidArgument: top_p=7: no", 400, "invalid_request_error"),
+    ("E1002 PromptTooLong: too long", 400, "invalid_request_error"),
+]
+
+
+@pytest.mark.parametrize(("text", "status", "kind"), FAILURES)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_error_before_the_first_token_has_its_status(
+    text: str, status: int, kind: str, streamed: bool
+) -> None:
+    body = {"model": "small", "messages": USER, "stream": streamed}
+    with api(stream(event(error=text))) as served:
+        answer = served.post("/v1/chat/completions", body)
+    error = answer.json()["error"]
+    code = text[:5] if text.startswith("E") else "E2100"
+    assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
+    assert error["message"].startswith(code)
+    assert ("retry-after" in answer.headers) is (status in (429, 503))
+    assert f'cog_triton_errors_total{{code="{code}"}} 1.0' in served.metrics.text().decode()
+
+
+def test_an_error_in_the_middle_is_an_event_and_the_end() -> None:
+    parts = [*tokens("the "), event(error="E2107 Overloaded: the KV cache is exhausted")]
+    with api(stream(*parts)) as served:
+        body = {"model": "small", "messages": USER, "stream": True}
+        text = served.post("/v1/chat/completions", body).text
+        last = json.loads(text.split("\n\n")[-2].removeprefix("data: "))
+        assert last["error"]["code"] == "E2107"
+        assert "[DONE]" not in text
+        chunks = served.client().chat.completions.create(**body)
+        with pytest.raises(openai.APIError, match="E2107 Overloaded") as caught:
+            list(chunks)
+    assert caught.value.code == "E2107"
+
+
+def test_a_triton_that_breaks_in_the_middle_is_told() -> None:
+    with api(stream(*tokens("the "), RESET)) as served:
+        chunks = served.client().chat.completions.create(model="small", messages=USER, stream=True)
+        with pytest.raises(openai.APIError, match="E2105"):
+            list(chunks)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("first", [[], tokens("the ")])
+def test_a_client_that_leaves_stops_the_engine(streamed: bool, first: list[bytes]) -> None:
+    def answer(request: Any) -> list[Any]:
+        return stream() if "stop" in request.json else stream(*first, HANG)
+
+    body = json.dumps({"model": "small", "messages": USER, "stream": streamed}).encode()
+    with api(answer) as served:
+        address = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1]))) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+                b"\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            request = served.triton.request(0)
+        assert first or request.left.wait(PATIENCE_S)  # else it may be gone before a byte is sent
+        assert wait(lambda: served.ended)
+        (generation, error), *_ = served.ended
+    assert generation.ticket.cancelled
+    assert error is not None
+    assert "cog_triton_requests_cancelled_total 1.0" in served.metrics.text().decode()
+
+
+def test_more_than_the_queue_holds_is_429_at_once_though_it_streams() -> None:
+    with api(stream(*tokens("the "), HANG), slots=1, queue=0) as served:
+        client = served.client()
+        running = client.chat.completions.create(model="small", messages=USER, stream=True)
+        next(running)
+        with pytest.raises(openai.RateLimitError, match="E2107") as caught:
+            client.chat.completions.create(model="small", messages=USER, stream=True)
+        assert caught.value.response.headers["retry-after"] == "1"
+        running.close()
+
+
+def test_the_head_comes_while_a_request_waits_long_for_its_turn() -> None:
+    with api(stream(HANG), slots=1) as served:
+        body = {"model": "small", "messages": USER, "stream": True}
+        with httpx.stream(
+            "POST", f"{served.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+        ) as answer:
+            assert answer.status_code == 200
+            assert "assistant" in next(answer.iter_lines())
+
+
+def test_health_and_readiness() -> None:
+    with api(THREE) as served:
+        assert httpx.get(f"{served.url}/health").json() == {"status": "ready"}
+        served.trouble = TritonUnavailable("being restarted")
+        answer = httpx.get(f"{served.url}/health")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "E2105"
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, False),
+        ({"Authorization": "Bearer wrong"}, False),
+        ({"Authorization": "secret"}, False),
+        ({"Authorization": "Basic secret"}, False),
+        ({"Authorization": "Bearer secretsecret"}, False),
+        ({"Authorization": b"Bearer \xff\xfe"}, False),
+        ({"Authorization": "Bearer secret"}, True),
+    ],
+)
+def test_the_api_key(headers: dict[str, Any], allowed: bool) -> None:
+    with api(THREE, openai_api_key="secret") as served:
+        raw = [
+            (name.encode(), v if isinstance(v, bytes) else v.encode())
+            for name, v in headers.items()
+        ]
+        for path in ("/v1/models", "/v1/none"):
+            answer = httpx.get(f"{served.url}{path}", headers=raw)
+            assert (answer.status_code == 401) is not allowed
+            if not allowed:
+                assert answer.json()["error"]["code"] == "E1007"
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert "secret" not in answer.text
+        assert httpx.get(f"{served.url}/health").status_code == 200
+
+
+def test_the_client_knows_a_wrong_key() -> None:
+    with api(THREE, openai_api_key="secret") as served:
+        with pytest.raises(openai.AuthenticationError):
+            served.client().models.list()
+        assert served.client(api_key="secret").models.list().data
+
+
+def test_a_body_that_is_too_long_is_413_told_or_not() -> None:
+    with api(THREE, max_request_bytes=1000) as served:
+        long = {"model": "small", "prompt": "x" * 2000}
+        told = served.post("/v1/completions", long)
+        raw = json.dumps(long).encode()
+        untold = served.post(
+            "/v1/completions",
+            content=iter([raw[:900], raw[900:]]),
+            headers={"Content-Type": "application/json"},
+        )
+        for answer in (told, untold):
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "E1008"
+            assert "MAX_REQUEST_BYTES" in answer.text
+        assert served.post("/v1/completions", {**long, "prompt": "x"}).status_code == 200
+
+
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"", JSON_TYPE, 400),
+        (b"{", JSON_TYPE, 400),
+        (b"\xff\xfe", JSON_TYPE, 400),
+        (b'{"model": NaN}', JSON_TYPE, 400),
+        (b'{"model": 1e999}', JSON_TYPE, 400),
+        (b'{"seed": ' + b"9" * 9000 + b"}", JSON_TYPE, 400),
+        (b"[" * 100_000, JSON_TYPE, 400),
+        (b'{"model": "\\ud83e", "prompt": "x"}', JSON_TYPE, 404),
+        (b'{"model": "small", "prompt": "\\ud83e"}', JSON_TYPE, 400),
+        (b'{"model": "small", "prompt": "x", "\\ud83e": 1}', JSON_TYPE, 400),
+        (b'{"model": "small", "prompt": [99999]}', JSON_TYPE, 400),
+        (b'{"model": "small", "prompt": [-1]}', JSON_TYPE, 400),
+        (b'{"model": "small", "prompt": ""}', JSON_TYPE, 400),
+        (b'{"model": "small", "prompt": [[]]}', JSON_TYPE, 400),
+        (b"{}", {"Content-Type": "text/plain"}, 415),
+        (b"{}", {}, 415),
+    ],
+)
+def test_garbage_is_refused_with_a_code(
+    content: bytes, headers: dict[str, str], status: int
+) -> None:
+    with api(THREE) as served:
+        answer = served.post("/v1/completions", content=content, headers=headers)
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["code"].startswith("E1")
+        assert served.triton.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1", 404),
+        ("GET", "/v1/embeddings", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("OPTIONS", "/v1/completions", 405),
+        ("GET", "/v1/models/%00%ff", 404),
+    ],
+)
+def test_paths_and_methods_that_are_not_there(method: str, path: str, status: int) -> None:
+    with api(THREE) as served:
+        answer = httpx.request(method, f"{served.url}{path}")
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == "E1009"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "object"}},
+            }
+        },
+    ],
+)
+def test_guided_decoding_is_refused_where_there_is_none(extra: dict[str, Any]) -> None:
+    with api(THREE) as served, pytest.raises(openai.BadRequestError, match="guided decoding") as e:
+        served.client().chat.completions.create(model="small", messages=USER, **extra)
+    assert e.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("form", "guide"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 7}}},
+            {"const": 7},
+        ),
+    ],
+)
+def test_guides_reach_the_engine_that_follows_them(form: dict[str, Any], guide: Any) -> None:
+    with api(THREE, guides=True) as served:
+        body = {"model": "small", "messages": USER, "response_format": form}
+        assert served.post("/v1/chat/completions", body).status_code == 200
+        sent = served.triton.requests[0].json
+    assert sent["guided_decoding_guide_type"] == "json_schema"
+    assert json.loads(sent["guided_decoding_guide"]) == guide
+
+
+def test_a_schema_that_could_harm_the_engine_never_reaches_it() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "("}}}
+    with api(THREE, guides=True) as served:
+        body = {"model": "small", "messages": USER, "response_format": schema}
+        answer = served.post("/v1/chat/completions", body)
+        assert served.triton.requests == []
+    assert answer.status_code == 400
+    assert "response_format.json_schema.schema.pattern: not supported" in answer.text
+    assert answer.json()["error"]["param"] == "response_format"
+
+
+def test_a_prompt_that_is_too_long_has_openais_word_and_our_code() -> None:
+    with api(THREE) as served, pytest.raises(openai.BadRequestError) as caught:
+        served.client().completions.create(model="small", prompt=[1] * 901)
+    assert caught.value.code == "E1002"
+    assert "context_length_exceeded" in str(caught.value)
+    assert "901" in str(caught.value)
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(errors.InvalidArgument, match=f"OPENAI_PORT={port}: cannot listen"):
+            bind("OPENAI_PORT", "127.0.0.1", port)
+
+
+def test_the_document_names_what_is_served() -> None:
+    document = openapi()
+    assert set(document["paths"]) == {
+        "/v1/models",
+        "/v1/models/{model}",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/health",
+    }
+    assert "$defs" not in json.dumps(document)
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"model", "messages", "temperature", "response_format", "seed"} <= set(fields)

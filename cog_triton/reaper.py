@@ -276,6 +276,12 @@ class Reaped:
         """Ask the command to stop (SIGTERM); asking twice kills it and all it started."""
         self.process.terminate()
 
+    def signal(self, number: int) -> None:
+        """Send the command SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2."""
+        if number not in _FORWARDED:
+            raise ValueError(f"signal {number}: a reaper does not pass it on")
+        self.process.send_signal(number)
+
     def kill(self, timeout: float = 10.0) -> None:
         """Kill the command and all it started, now; return when they are gone.
 

@@ -80,7 +80,15 @@ class Settings(BaseSettings):
     log_requests: bool = Field(True, description="log a line for each request")
     metrics_port: OptionalPort = Field(None, description="port of /metrics and /health alone")
 
-    world_size: int = Field(1, ge=1, description="GPUs the engine spans")
+    world_size: OptionalInt = Field(None, ge=1, description="ranks of the engine, a GPU for each")
+    cog_triton_rank: OptionalInt = Field(None, ge=0, description="the only rank to start here")
+    mpirun: OptionalPath = Field(None, description="mpirun of Open MPI")
+    mpirun_args: str = Field("", description="more options for mpirun")
+    mpi_hosts: str | None = Field(None, description="machines of the ranks, by comma")
+    trtllm_orchestrator: bool = Field(False, description="orchestrator mode of TensorRT-LLM")
+    trtllm_orchestrator_spawn_processes: bool = Field(
+        True, description="whether an orchestrator starts the ranks itself"
+    )
     triton_host: str = Field("127.0.0.1", description="address Triton binds")
     triton_http_port: Port = 8000
     triton_grpc_port: Port = 8001
@@ -101,6 +109,20 @@ class Settings(BaseSettings):
         home = Path(cache)
         usable = home if os.access(home.parent, os.W_OK) else Path(tempfile.gettempdir())
         return usable / "cog-triton"
+
+    @property
+    def hosts(self) -> list[str]:
+        """MPI_HOSTS, one by one."""
+        return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
+
+    @property
+    def triton_ports(self) -> dict[str, tuple[str, int]]:
+        """Address and port of each of Triton's endpoints, by the name of its setting."""
+        return {
+            "TRITON_HTTP_PORT": (self.triton_host, self.triton_http_port),
+            "TRITON_GRPC_PORT": (self.triton_host, self.triton_grpc_port),
+            "TRITON_METRICS_PORT": (self.triton_host, self.triton_metrics_port),
+        }
 
     @property
     def triton_url(self) -> str:

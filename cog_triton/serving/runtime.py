@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 from typing_extensions import Self
 
-from cog_triton import preflight
 from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.registry import open_engine
-from cog_triton.errors import EngineIncompatible, TritonStartFailed, TritonUnavailable
-from cog_triton.machine import Machine, backends_in, library_versions
+from cog_triton.errors import TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.generate import Observer, TextGenerator
+from cog_triton.serving.prepare import prepare
 from cog_triton.serving.supervisor import Supervisor
-from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.tokenizer import EngineTokenizer
-from cog_triton.triton import distribution
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.repository import ENGINE_MODEL, max_batch_size, render
-from cog_triton.triton.serve_config import ServeConfig, load_serve_config
+from cog_triton.triton.repository import max_batch_size
 from cog_triton.triton.server import TritonServer
 
 _STOPPING = "the server is stopping; try again"
@@ -75,24 +67,11 @@ class Runtime:
         on_failed: Callable[[], None] = lambda: None,
         observer: Observer | None = None,
     ) -> Self:
-        """Load the engine and start Triton; raises the coded error that says what is wrong.
-
-        Cheap checks come first: a bad config is told before any weights are fetched.
-        """
-        preflight.require_gpu(settings.cog_triton_sm)
-        config = (
-            load_serve_config(settings.cog_triton_config)
-            if settings.cog_triton_config
-            else ServeConfig()
-        )
-        work_dir = settings.work_dir
-        directory = await engine_directory(settings, weights or settings.cog_weights)
-        family = open_engine(directory)
+        """Load the engine and start Triton; raises the coded error that says what is wrong."""
+        prepared = await prepare(settings, weights)
+        family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
-        run_dir = _fresh_run_dir(work_dir)
-        _require_machine(settings, family, config, run_dir)
-        repository = render(family, config, run_dir / "model_repo")
-        server = TritonServer(settings, repository, run_dir)
+        server = TritonServer(settings, repository, prepared.run_dir, prepared.world_size)
         admission = admission_for(settings, max_batch_size(repository))
         runtime = cls(settings, family, tokenizer, server, admission, on_failed, observer)
         try:
@@ -129,43 +108,3 @@ class Runtime:
                 )
             )
             self.admission.until_idle(_LAST_WORDS_S)
-
-
-def _require_machine(
-    settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
-) -> None:
-    """Compare the engine with this machine before Triton loads it; raises E1305 or E1306."""
-    triton = distribution.find(run_dir, settings.tritonserver)
-    nodes = str(config.of(ENGINE_MODEL).get("num_nodes", 1))
-    try:
-        needs = preflight.needs_of(
-            family.directory,
-            family.backend,
-            family.world_size,
-            family.versions,
-            max(int(nodes), 1) if nodes.isdecimal() else 1,  # else `render` refuses it
-        )
-        here = Machine(
-            preflight.visible_gpus() if family.world_size else (),
-            triton.binary,
-            backends_in(triton.backend_directory),
-            library_versions(),
-        )
-        for remark in preflight.require_engine(needs, here):
-            print(f"Warning: {remark}", flush=True)
-    except EngineIncompatible as error:
-        if not settings.cog_triton_skip_preflight:
-            raise
-        print(f"Warning: COG_TRITON_SKIP_PREFLIGHT is set, so this is served: {error}", flush=True)
-
-
-def _fresh_run_dir(work_dir: Path) -> Path:
-    """``run/<pid>``, after removing those whose process is gone."""
-    runs = work_dir / "run"
-    runs.mkdir(parents=True, exist_ok=True)
-    for old in runs.iterdir():
-        if not Path("/proc", old.name).exists() or old.name == str(os.getpid()):
-            shutil.rmtree(old, ignore_errors=True)
-    run_dir = runs / str(os.getpid())
-    run_dir.mkdir()
-    return run_dir

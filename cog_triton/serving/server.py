@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from cog_triton import __version__, errors, reaper
 from cog_triton.paths import data_dir
+from cog_triton.ports import require_free
 from cog_triton.preflight import require_gpu
 from cog_triton.settings import Settings, reachable
 
@@ -83,31 +83,14 @@ class CogServer:
         self._wake.set()
 
     def _require_free_ports(self) -> None:
-        settings = self._settings
-        ports = {
-            "PORT": (self._host, self._port),
-            "TRITON_HTTP_PORT": (settings.triton_host, settings.triton_http_port),
-            "TRITON_GRPC_PORT": (settings.triton_host, settings.triton_grpc_port),
-            "TRITON_METRICS_PORT": (settings.triton_host, settings.triton_metrics_port),
-        }
-        for name, number in self._own_ports().items():
-            if number is not None:
-                ports[name] = (self._host, number)
-        taken: dict[int, str] = {}
-        for name, (host, port) in ports.items():
-            if port in taken:
-                raise errors.InvalidArgument(f"{name}={port}: is {taken[port]} too; must differ")
-            taken[port] = name
-            try:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                with socket.socket(family) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind((host, port))
-            except OSError as error:
-                raise errors.InvalidArgument(
-                    f"{name}={port}: cannot listen on {host}:{port}: {error.strerror};"
-                    f" choose another with {name}=..."
-                ) from error
+        own = {name: port for name, port in self._own_ports().items() if port is not None}
+        ports = {"PORT": self._port, **own}
+        require_free(
+            {
+                **{name: (self._host, port) for name, port in ports.items()},
+                **self._settings.triton_ports,
+            }
+        )
 
     def _own_ports(self) -> dict[str, int | None]:
         """Those of our own HTTP server, None where it is off."""

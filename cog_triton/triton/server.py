@@ -1,10 +1,12 @@
-"""tritonserver as a supervised child: it starts whole or fails fast, and dies with us."""
+"""tritonserver, of one rank or more, as a supervised child: it starts whole or fails fast, and
+dies with us."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,9 +14,8 @@ from pathlib import Path
 from cog_triton import reaper
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import Settings
-from cog_triton.triton import distribution
+from cog_triton.triton import distribution, launch
 
-_EXIT_TIMEOUT_S = 5
 _POLL_S = 0.02
 _TAIL_LINES = 25
 
@@ -22,8 +23,13 @@ _TAIL_LINES = 25
 class TritonServer:
     """One tritonserver on one rendered model repository, logging to ``triton.log``."""
 
-    def __init__(self, settings: Settings, repository: Path, work_dir: Path) -> None:
+    def __init__(
+        self, settings: Settings, repository: Path, work_dir: Path, world_size: int = 1
+    ) -> None:
+        """`world_size` is how many ranks to start, as `launch.world_size` gives it."""
         self._settings = settings
+        self._world_size = world_size
+        self._stop_signal = signal.SIGTERM
         self._repository = repository
         self._work_dir = work_dir
         self.log = work_dir / "triton.log"
@@ -53,12 +59,14 @@ class TritonServer:
             self.log.replace(self.log.with_name("triton.previous.log"))
         triton = distribution.find(self._work_dir, self._settings.tritonserver)
         prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
+        command = launch.make(self._settings, triton, self._repository, prefix, self._world_size)
+        self._stop_signal = command.stop_signal
         with self.log.open("wb") as log:
             self._process = reaper.spawn(
-                [str(triton.binary), *self._arguments(triton, prefix)],
-                grace=_EXIT_TIMEOUT_S + 1,
+                command.argv,
+                grace=launch.EXIT_TIMEOUT_S + 1,
                 unlink_shm=prefix,
-                env=triton.environment,
+                env=command.environment,
                 stdout=log,
                 stderr=log,
             )
@@ -72,8 +80,8 @@ class TritonServer:
         """Let running requests end for a few seconds, then stop whatever is left."""
         if self._process is None:
             return
-        self._process.terminate()
-        deadline = time.monotonic() + _EXIT_TIMEOUT_S + 2
+        self._process.signal(self._stop_signal)
+        deadline = time.monotonic() + launch.EXIT_TIMEOUT_S + 2
         while self.alive and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
         self.kill()
@@ -89,22 +97,6 @@ class TritonServer:
         lines = self.log.read_text("utf-8", "replace").splitlines()
         said = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
         return "\n".join(said[-_TAIL_LINES:])
-
-    def _arguments(self, triton: distribution.Distribution, prefix: str) -> list[str]:
-        settings = self._settings
-        return [
-            f"--model-repository={self._repository}",
-            f"--backend-directory={triton.backend_directory}",
-            f"--http-address={settings.triton_host}",
-            f"--http-port={settings.triton_http_port}",
-            f"--grpc-address={settings.triton_host}",
-            f"--grpc-port={settings.triton_grpc_port}",
-            f"--metrics-address={settings.triton_host}",
-            f"--metrics-port={settings.triton_metrics_port}",
-            "--disable-auto-complete-config",
-            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-            f"--backend-config=python,shm-region-prefix-name={prefix}",
-        ]
 
     async def _until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]

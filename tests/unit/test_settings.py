@@ -26,7 +26,7 @@ def test_defaults() -> None:
     assert settings.engine_dir == IMAGE_ENGINE_DIR
     assert (settings.triton_host, settings.triton_url) == ("127.0.0.1", "http://127.0.0.1:8000")
     assert (settings.triton_grpc_port, settings.triton_metrics_port) == (8001, 8002)
-    assert settings.world_size == 1
+    assert settings.world_size is None
     assert settings.log_performance_metrics is False
     assert settings.end_id is None
     assert settings.cog_weights is None

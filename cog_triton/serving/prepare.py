@@ -1,0 +1,89 @@
+"""From settings to a model repository that this machine can serve: all that precedes Triton."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton import preflight
+from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.registry import open_engine
+from cog_triton.errors import EngineIncompatible
+from cog_triton.machine import Machine, backends_in, library_versions
+from cog_triton.serving.weights import engine_directory
+from cog_triton.settings import Settings
+from cog_triton.triton import distribution, launch
+from cog_triton.triton.repository import ENGINE_MODEL, render
+from cog_triton.triton.serve_config import ServeConfig, load_serve_config
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine, its rendered `repository` for `world_size` ranks, and where files go."""
+
+    family: EngineFamily
+    repository: Path
+    run_dir: Path
+    world_size: int
+
+
+async def prepare(settings: Settings, weights: str | None = None) -> Prepared:
+    """Get the engine, compare it with this machine, and render its models.
+
+    Cheap checks come first: a bad config is told before any weights are fetched. Raises the coded
+    error that says what is wrong.
+    """
+    preflight.require_gpu(settings.cog_triton_sm)
+    config = (
+        load_serve_config(settings.cog_triton_config)
+        if settings.cog_triton_config
+        else ServeConfig()
+    )
+    directory = await engine_directory(settings, weights or settings.cog_weights)
+    family = open_engine(directory)
+    world_size = launch.world_size(settings, family.world_size or 1)
+    run_dir = fresh_run_dir(settings.work_dir)
+    _require_machine(settings, family, config, run_dir)
+    return Prepared(family, render(family, config, run_dir / "model_repo"), run_dir, world_size)
+
+
+def fresh_run_dir(work_dir: Path) -> Path:
+    """``run/<pid>``, after removing those whose process is gone."""
+    runs = work_dir / "run"
+    runs.mkdir(parents=True, exist_ok=True)
+    for old in runs.iterdir():
+        if not Path("/proc", old.name).exists() or old.name == str(os.getpid()):
+            shutil.rmtree(old, ignore_errors=True)
+    run_dir = runs / str(os.getpid())
+    run_dir.mkdir()
+    return run_dir
+
+
+def _require_machine(
+    settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
+) -> None:
+    """Compare the engine with this machine before Triton loads it; raises E1305 or E1306."""
+    triton = distribution.find(run_dir, settings.tritonserver)
+    nodes = str(config.of(ENGINE_MODEL).get("num_nodes", 1))
+    try:
+        needs = preflight.needs_of(
+            family.directory,
+            family.backend,
+            family.world_size,
+            family.versions,
+            max(int(nodes) if nodes.isdecimal() else 1, len(settings.hosts), 1),
+        )
+        here = Machine(
+            preflight.visible_gpus() if family.world_size else (),
+            triton.binary,
+            backends_in(triton.backend_directory),
+            library_versions(),
+        )
+        for remark in preflight.require_engine(needs, here):
+            print(f"Warning: {remark}", flush=True)
+    except EngineIncompatible as error:
+        if not settings.cog_triton_skip_preflight:
+            raise
+        print(f"Warning: COG_TRITON_SKIP_PREFLIGHT is set, so this is served: {error}", flush=True)

@@ -1,0 +1,203 @@
+"""The command line of Triton: a tritonserver alone, or under mpirun one for each rank.
+
+In leader mode, rank 0 loads all models and answers requests; the others load the engine's model
+alone, and stay in its initialization. In orchestrator mode there is one tritonserver that spawns
+TensorRT-LLM's own workers, or none of these when all ranks are started beforehand. Source:
+triton_backend/scripts/launch_triton_server.py of TensorRT-LLM 1.2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.errors import InvalidArgument, TritonStartFailed
+from cog_triton.preflight import visible_gpus
+from cog_triton.settings import Settings
+from cog_triton.triton import rank as _rank
+from cog_triton.triton.distribution import Distribution
+from cog_triton.triton.repository import ENGINE_MODEL, read_config
+
+EXIT_TIMEOUT_S = 5
+_RANK = Path(_rank.__file__).resolve()
+# What a rank on another machine needs of our environment: mpirun takes nothing of it there.
+_CARRIED = re.compile(
+    r"(LD_LIBRARY_)?PATH|PYTHON\w+|VIRTUAL_ENV|OPAL_PREFIX"
+    r"|(CUDA|NCCL|NVIDIA|TLLM|TRTLLM|UCX)_\w+"
+)
+_WORKER = (
+    "--model-control-mode=explicit",
+    f"--load-model={ENGINE_MODEL}",
+    "--allow-http=false",
+    "--allow-grpc=false",
+    "--allow-metrics=false",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One command for all processes of a Triton, in a complete environment.
+
+    `stop_signal`, sent to the command, lets running requests end within `EXIT_TIMEOUT_S`.
+    """
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    stop_signal: signal.Signals
+
+
+def world_size(settings: Settings, engine: int | None) -> int:
+    """How many tritonservers to start: WORLD_SIZE, else the ranks of the `engine`, else 1.
+
+    Raises:
+        InvalidArgument: WORLD_SIZE is not what engine and mode want.
+    """
+    given = settings.world_size
+    if not settings.trtllm_orchestrator:
+        if engine is not None and given not in (None, engine):
+            raise InvalidArgument(f"WORLD_SIZE={given}: must be {engine}, the engine's ranks")
+        return given or engine or 1
+    if _spawns(settings):
+        if given not in (None, 1):
+            raise InvalidArgument(
+                f"WORLD_SIZE={given}: must be 1 for an orchestrator, which spawns the ranks itself"
+                " (TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=0 has them started)"
+            )
+        return 1
+    if given is None or given <= (engine or 1):
+        raise InvalidArgument(
+            f"WORLD_SIZE={given}: must be {(engine or 1) + 1} or more: rank 0 is the orchestrator,"
+            " the engine's ranks come on top"
+        )
+    return given
+
+
+def make(
+    settings: Settings, triton: Distribution, repository: Path, shm_prefix: str, world_size: int
+) -> Launch:
+    """How to start `world_size` ranks on `repository`.
+
+    The names of a rank's shared memory begin with `shm_prefix` and its number.
+
+    Raises:
+        InvalidArgument: settings that contradict each other; names them.
+        TritonStartFailed: there is no mpirun, and one is needed.
+    """
+    environment = dict(triton.environment)
+    if settings.trtllm_orchestrator:
+        environment |= {
+            "TRTLLM_ORCHESTRATOR": "1",
+            "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if _spawns(settings) else "0",
+        }
+    servers = [
+        _tritonserver(settings, triton, repository, f"{shm_prefix}{rank}_", rank)
+        for rank in range(world_size)
+    ]
+    own = settings.cog_triton_rank
+    if own is not None:
+        if own >= world_size:
+            raise InvalidArgument(f"COG_TRITON_RANK={own}: must be less than {world_size}, all")
+        return Launch(argv=servers[own], environment=environment, stop_signal=signal.SIGTERM)
+    hosts = _hosts(settings, repository, world_size)
+    if world_size == 1 and not settings.trtllm_orchestrator:
+        return Launch(argv=servers[0], environment=environment, stop_signal=signal.SIGTERM)
+    per_host = world_size // max(len(hosts), 1)
+    argv = [find_mpirun(settings, environment), "--allow-run-as-root", "--oversubscribe"]
+    # Bound, as mpirun does by default, all threads of a tritonserver would share one core.
+    argv += ["--bind-to", "none", *shlex.split(settings.mpirun_args)]
+    carried = []
+    if hosts:
+        names = sorted(filter(_CARRIED.fullmatch, environment))
+        carried = ["env", *(f"{name}={environment[name]}" for name in names)]
+    else:
+        argv.append("--noprefix")  # else mpirun's own directories go before ours in PATH
+    for rank, server in enumerate(servers):
+        argv += [":"] if rank else []
+        argv += ["-n", "1"]
+        argv += ["--host", f"{hosts[rank // per_host]}:{per_host}"] if hosts else []
+        argv += [sys.executable, "-S", "-I", str(_RANK), *carried, *server]
+    # Files of its own go where ours are, and go with them.
+    directory = str(repository.parent)
+    environment |= {"OMPI_MCA_orte_tmpdir_base": directory, "PRTE_MCA_prte_tmpdir_base": directory}
+    return Launch(argv=argv, environment=environment, stop_signal=signal.SIGUSR1)
+
+
+def find_mpirun(settings: Settings, environment: Mapping[str, str] = os.environ) -> str:
+    """MPIRUN, or the one in PATH; raises E2106 saying what to install."""
+    given = str(settings.mpirun) if settings.mpirun else "mpirun"
+    found = shutil.which(given, path=environment.get("PATH"))
+    if found is None:
+        where = f"MPIRUN={given!r} is no program" if settings.mpirun else "there is no mpirun"
+        raise TritonStartFailed(
+            f"an engine of several ranks is started by mpirun, and {where}: install Open MPI (on"
+            " Debian: apt-get install openmpi-bin), or set MPIRUN to its path"
+        )
+    return found
+
+
+def _tritonserver(
+    settings: Settings, triton: Distribution, repository: Path, shm_prefix: str, rank: int
+) -> list[str]:
+    argv = [
+        str(triton.binary),
+        f"--model-repository={repository}",
+        f"--backend-directory={triton.backend_directory}",
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+    ]
+    if rank:
+        return [*argv, *_WORKER]
+    if _spawns(settings):
+        # The memory of the GPUs is for the workers.
+        argv += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
+        argv += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(len(visible_gpus()))]
+    for kind, port in (
+        ("http", settings.triton_http_port),
+        ("grpc", settings.triton_grpc_port),
+        ("metrics", settings.triton_metrics_port),
+    ):
+        argv += [f"--{kind}-address={settings.triton_host}", f"--{kind}-port={port}"]
+    return argv
+
+
+def _spawns(settings: Settings) -> bool:
+    return settings.trtllm_orchestrator and settings.trtllm_orchestrator_spawn_processes
+
+
+def _hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
+    """MPI_HOSTS, which must agree with the num_nodes of the engine's model."""
+    nodes = _num_nodes(repository)
+    hosts = settings.hosts
+    if nodes > 1 and not hosts:
+        raise InvalidArgument(
+            f"num_nodes={nodes}: name the machines in MPI_HOSTS, this one first, or start every"
+            " rank by itself, with COG_TRITON_RANK"
+        )
+    if nodes > 1 and len(hosts) != nodes:
+        raise InvalidArgument(f"MPI_HOSTS={settings.mpi_hosts!r}: num_nodes is {nodes}")
+    if hosts and world_size % len(hosts):
+        raise InvalidArgument(
+            f"MPI_HOSTS={settings.mpi_hosts!r}: {world_size} ranks must be equally many on each"
+        )
+    if len(hosts) > 1 and _spawns(settings):
+        raise InvalidArgument(
+            f"MPI_HOSTS={settings.mpi_hosts!r}: an orchestrator spawns on one machine only; set"
+            " TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=0"
+        )
+    return hosts
+
+
+def _num_nodes(repository: Path) -> int:
+    path = repository / ENGINE_MODEL / "config.pbtxt"
+    if not path.is_file():
+        return 1
+    value = read_config(path).parameters["num_nodes"].string_value
+    return max(int(value), 1) if value.isdecimal() else 1

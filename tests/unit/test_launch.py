@@ -1,0 +1,240 @@
+"""The command line of Triton, for one rank and for several."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cog_triton.errors import InvalidArgument, TritonStartFailed
+from cog_triton.settings import load_settings
+from cog_triton.triton import launch
+from cog_triton.triton.distribution import Distribution
+from cog_triton.triton.launch import Launch
+
+TRITON = Path("/opt/tritonserver/bin/tritonserver")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    model = tmp_path / "run" / "model_repo" / "tensorrt_llm"
+    model.mkdir(parents=True)
+    (model / "config.pbtxt").write_text('name: "tensorrt_llm"')
+    return model.parent
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Path:
+    path = tmp_path / "mpi" / "bin" / "mpirun"
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def made(repository: Path, world_size: int, **settings: Any) -> Launch:
+    environment = {
+        "PATH": "/nowhere",
+        "LD_LIBRARY_PATH": "/own",
+        "NCCL_DEBUG": "INFO",
+        "HF_TOKEN": "secret",
+    }
+    return launch.make(
+        load_settings(**settings),
+        Distribution(TRITON, Path("/backends"), environment),
+        repository,
+        "cog_triton_ab_",
+        world_size,
+    )
+
+
+def ranks(command: Launch) -> list[list[str]]:
+    """mpirun's own options, then the words of each rank."""
+    parts: list[list[str]] = [[]]
+    for word in command.argv:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    first = parts[0].index("-n")
+    return [parts[0][:first], parts[0][first:], *parts[1:]]
+
+
+def shm_prefix(words: list[str]) -> str:
+    (option,) = (word for word in words if word.startswith("--backend-config="))
+    return option.removeprefix("--backend-config=python,shm-region-prefix-name=")
+
+
+def test_one_rank_is_a_tritonserver_alone(repository: Path) -> None:
+    command = made(repository, 1, triton_http_port=1, triton_grpc_port=2, triton_metrics_port=3)
+    assert command.argv[0] == str(TRITON)
+    assert command.stop_signal == signal.SIGTERM
+    assert {
+        f"--model-repository={repository}",
+        "--backend-directory=/backends",
+        "--disable-auto-complete-config",
+        "--http-port=1",
+        "--grpc-port=2",
+        "--metrics-port=3",
+        "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1",
+        "--metrics-address=127.0.0.1",
+    } <= {*command.argv}
+    assert "TRTLLM_ORCHESTRATOR" not in command.environment
+
+
+def test_several_ranks_are_one_mpirun(repository: Path, mpirun: Path) -> None:
+    command = made(repository, 3, mpirun=mpirun, mpirun_args="--mca btl_tcp_if_include 'eth 0'")
+    options, *servers = ranks(command)
+    assert options[0] == str(mpirun)
+    assert {"--allow-run-as-root", "--oversubscribe", "--noprefix"} <= {*options}
+    assert options[options.index("--bind-to") + 1] == "none"
+    assert options[options.index("--mca") :][:3] == ["--mca", "btl_tcp_if_include", "eth 0"]
+    assert command.stop_signal == signal.SIGUSR1
+    assert [words[:2] for words in servers] == [["-n", "1"]] * 3
+    assert [shm_prefix(words) for words in servers] == [f"cog_triton_ab_{n}_" for n in range(3)]
+    leader, *workers = servers
+    assert "--http-port=8000" in leader
+    assert "--load-model=tensorrt_llm" not in leader
+    for words in workers:
+        assert {
+            "--model-control-mode=explicit",
+            "--load-model=tensorrt_llm",
+            "--allow-http=false",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+        } <= {*words}
+        assert not [word for word in words if "-port=" in word]
+
+
+def test_ranks_on_other_machines(repository: Path, mpirun: Path) -> None:
+    command = made(repository, 4, mpirun=mpirun, mpi_hosts="a, b")
+    options, *servers = ranks(command)
+    assert "--noprefix" not in options
+    assert [words[2:4] for words in servers] == [["--host", f"{host}:2"] for host in "aabb"]
+    for words in servers:
+        start = words.index("env")
+        carried = words[start + 1 : words.index(str(TRITON))]
+        assert carried == ["LD_LIBRARY_PATH=/own", "NCCL_DEBUG=INFO", "PATH=/nowhere"]
+    assert "secret" not in str(command.argv)
+
+
+def test_one_rank_of_many_is_started_alone(repository: Path) -> None:
+    command = made(repository, 2, cog_triton_rank=1)
+    assert command.argv[0] == str(TRITON)
+    assert "--allow-http=false" in command.argv
+    assert command.stop_signal == signal.SIGTERM
+    with pytest.raises(InvalidArgument, match="COG_TRITON_RANK=2: must be less than 2"):
+        made(repository, 2, cog_triton_rank=2)
+
+
+def test_an_orchestrator(repository: Path, mpirun: Path) -> None:
+    command = made(repository, 1, mpirun=mpirun, trtllm_orchestrator=True)
+    _, *servers = ranks(command)
+    assert len(servers) == 1
+    assert "--pinned-memory-pool-byte-size=0" in servers[0]
+    assert command.environment["TRTLLM_ORCHESTRATOR"] == "1"
+    assert command.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "1"
+
+
+def test_an_orchestrator_whose_ranks_are_started(repository: Path, mpirun: Path) -> None:
+    command = made(
+        repository,
+        3,
+        mpirun=mpirun,
+        trtllm_orchestrator=True,
+        trtllm_orchestrator_spawn_processes=False,
+    )
+    _, *servers = ranks(command)
+    assert len(servers) == 3
+    assert "--pinned-memory-pool-byte-size=0" not in servers[0]
+    assert command.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "0"
+
+
+def with_nodes(repository: Path, value: str) -> None:
+    (repository / "tensorrt_llm" / "config.pbtxt").write_text(
+        f'parameters {{ key: "num_nodes" value {{ string_value: "{value}" }} }}'
+    )
+
+
+def test_num_nodes_wants_hosts(repository: Path, mpirun: Path) -> None:
+    with_nodes(repository, "2")
+    with pytest.raises(InvalidArgument, match="num_nodes=2: name the machines in MPI_HOSTS"):
+        made(repository, 4, mpirun=mpirun)
+    with pytest.raises(InvalidArgument, match="MPI_HOSTS='a': num_nodes is 2"):
+        made(repository, 4, mpirun=mpirun, mpi_hosts="a")
+    assert len(ranks(made(repository, 4, mpirun=mpirun, mpi_hosts="a,b"))) == 5
+    assert made(repository, 4, cog_triton_rank=3).argv[0] == str(TRITON)
+
+
+def test_num_nodes_that_a_template_left_open_is_one(repository: Path, mpirun: Path) -> None:
+    with_nodes(repository, "${num_nodes}")
+    assert "--host" not in made(repository, 2, mpirun=mpirun).argv
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"mpi_hosts": "a,b,c"}, "MPI_HOSTS='a,b,c': 2 ranks must be equally many on each"),
+        ({"mpi_hosts": "a,b", "trtllm_orchestrator": True}, "an orchestrator spawns on one"),
+    ],
+)
+def test_hosts_that_cannot_be(
+    repository: Path, mpirun: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        made(repository, 2, mpirun=mpirun, **settings)
+
+
+def test_without_mpirun(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(TritonStartFailed, match="there is no mpirun: install Open MPI"):
+        made(repository, 2)
+    with pytest.raises(TritonStartFailed, match=r"MPIRUN='.*none' is no program"):
+        made(repository, 2, mpirun=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine", "count"),
+    [
+        ({}, None, 1),
+        ({}, 1, 1),
+        ({}, 4, 4),
+        ({"world_size": 2}, None, 2),
+        ({"world_size": 4}, 4, 4),
+        ({"trtllm_orchestrator": True}, 4, 1),
+        ({"trtllm_orchestrator": True, "world_size": 1}, None, 1),
+        (
+            {
+                "trtllm_orchestrator": True,
+                "trtllm_orchestrator_spawn_processes": False,
+                "world_size": 5,
+            },
+            2,
+            5,
+        ),
+    ],
+)
+def test_the_world_size(settings: dict[str, Any], engine: int | None, count: int) -> None:
+    assert launch.world_size(load_settings(**settings), engine) == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine", "says"),
+    [
+        ({"world_size": 2}, 1, "WORLD_SIZE=2: must be 1, the engine's ranks"),
+        ({"world_size": 1}, 4, "WORLD_SIZE=1: must be 4"),
+        ({"trtllm_orchestrator": True, "world_size": 2}, 2, "WORLD_SIZE=2: must be 1"),
+        (
+            {"trtllm_orchestrator": True, "trtllm_orchestrator_spawn_processes": False},
+            2,
+            "WORLD_SIZE=None: must be 3 or more",
+        ),
+    ],
+)
+def test_a_world_size_that_cannot_be(
+    settings: dict[str, Any], engine: int | None, says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        launch.world_size(load_settings(**settings), engine)

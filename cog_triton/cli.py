@@ -1,12 +1,11 @@
-"""The ``cog-triton`` command: build an engine, look at it, serve it, prune its libraries."""
+"""The ``cog-triton`` command: build an engine, look at it, serve it, ask it, prune libraries."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,12 @@ import typer
 from rich.console import Console
 
 from cog_triton import __version__
-from cog_triton.errors import CogTritonError, EngineIncompatible
+from cog_triton.cli_tools import client
+from cog_triton.errors import EngineIncompatible
+from cog_triton.terminal import coded_errors as _coded_errors
+from cog_triton.terminal import err as _err
+from cog_triton.terminal import escape as _escaped
+from cog_triton.terminal import out as _out
 
 app = typer.Typer(
     help="From a YAML file to a served LLM.",
@@ -31,24 +35,8 @@ class Schema(str, enum.Enum):
     BUILD = "build"
 
 
-_out = Console(highlight=False, soft_wrap=True)
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _coded_errors() -> Iterator[None]:
-    """End with exit code 1 and the coded line alone: a user's mistake needs no traceback."""
-    try:
-        yield
-    except CogTritonError as error:
-        _err.print(f"[bold red]error:[/] {_escaped(str(error))}")
-        raise typer.Exit(1) from None
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+def _say(line: str) -> None:
+    _out.print(line, markup=False)
 
 
 def _version(wanted: bool) -> None:
@@ -181,18 +169,44 @@ def serve(
         int,
         typer.Option(envvar="COG_MAX_CONCURRENCY", min=1, help="Predictions Cog accepts at once."),
     ] = 256,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size", "--world_size", min=1, help="Ranks, a GPU for each (WORLD_SIZE)."
+        ),
+    ] = None,
+    triton_only: Annotated[
+        bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
+    ] = False,
+    model_repo: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-repo", "--model_repo", help="With --triton-only: serve these models instead."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
 ) -> None:
     """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
 
     Answers POST /predictions (streamed with Accept: text/event-stream) on PORT, OpenAI's API on
-    OPENAI_PORT, and Triton's own API on its ports. Example: cog-triton serve engine.tar
+    OPENAI_PORT, and Triton's own API on its ports. Engines of several ranks are started
+    through mpirun.
+
+    Example: cog-triton serve engine.tar
+
+    Example: cog-triton serve --triton-only --world-size 4 --model-repo models
     """
+    from cog_triton.serving import triton_alone
     from cog_triton.serving.server import CogServer
     from cog_triton.settings import load_settings
 
+    if model_repo is not None and (engine or not triton_only):
+        raise typer.BadParameter(
+            "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
+        )
     with _coded_errors():
         overrides = {
+            "world_size": world_size,
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
             "triton_metrics_port": triton_metrics_port,
@@ -205,8 +219,11 @@ def serve(
         settings = load_settings(
             **{name: value for name, value in overrides.items() if value is not None}
         )
+        if triton_only:
+            asyncio.run(triton_alone.serve(settings, model_repo, _say))
+            return
         server = CogServer(settings, host, port, max_concurrency, verbose=verbose)
-        server.run(lambda line: _out.print(line, markup=False))
+        server.run(_say)
 
 
 @app.command(name="inspect")
@@ -303,3 +320,6 @@ def prune(
         _err.print(f"[bold red]error:[/] {_escaped(outcome.reason)}")
     if refused:
         raise typer.Exit(1)
+
+
+app.command()(client)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import httpx
 from typing_extensions import Self
@@ -22,8 +22,9 @@ from cog_triton.errors import (
 from cog_triton.triton.http_stream import HTTPStream, StreamBroken, StreamTimeout
 from cog_triton.triton.sse import EventBuffer
 
-_PATH = "/v2/models/tensorrt_llm/generate_stream"
+_MODEL = "tensorrt_llm"
 _STOP_TIMEOUT_S = 5.0
+T = TypeVar("T")
 
 
 class TritonClient:
@@ -60,9 +61,11 @@ class TritonClient:
             return False
         return response.status_code == 200
 
-    def request(self, values: Mapping[str, Any], request_id: str | None = None) -> HTTPStream:
-        """A request for `tokens`, not sent yet; its `hang_up` stops the engine."""
-        return self._request(values, request_id, self._timeout)
+    def request(
+        self, values: Mapping[str, Any], request_id: str | None = None, model: str = _MODEL
+    ) -> HTTPStream:
+        """A request for `tokens` or `events`, not sent yet; its `hang_up` stops the engine."""
+        return self._request(values, request_id, self._timeout, model)
 
     def tokens(
         self, request: HTTPStream, log_probs: list[float] | None = None
@@ -73,6 +76,15 @@ class TritonClient:
         error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing the iterator stops
         the engine.
         """
+        return self._answers(request, lambda payload: self._token_ids(payload, log_probs))
+
+    def events(self, request: HTTPStream) -> Generator[list[dict[str, Any]], None, None]:
+        """As `tokens`, but whole events: each a response's outputs by name, tensors flattened."""
+        return self._answers(request, lambda payload: [self._event(payload)])
+
+    def _answers(
+        self, request: HTTPStream, parse: Callable[[bytes], list[T]]
+    ) -> Generator[list[T], None, None]:
         buffer = EventBuffer()
         try:
             with request as response:
@@ -80,9 +92,9 @@ class TritonClient:
                     raise self._failure(response.status, b"".join(response.chunks()))
                 for chunk in response.chunks():
                     self.heard_at = time.monotonic()
-                    ids, error = self._read(buffer.feed(chunk), log_probs)
-                    if ids:
-                        yield ids
+                    found, error = self._read(buffer.feed(chunk), parse)
+                    if found:
+                        yield found
                     if error is not None:
                         raise error
                 if response.status != 200:
@@ -97,7 +109,7 @@ class TritonClient:
         if buffer.rest.strip():
             raise TritonMalformedEvent(f"the stream ended inside an event: {_show(buffer.rest)}")
 
-    def stop(self, request_id: str) -> None:
+    def stop(self, request_id: str, model: str = _MODEL) -> None:
         """Stop a request that is queued or prefilling, where a closed connection goes unseen."""
         values = {
             "input_ids": [0],
@@ -106,28 +118,29 @@ class TritonClient:
             "streaming": True,
             "stop": True,
         }
-        for _ in self.tokens(self._request(values, request_id, _STOP_TIMEOUT_S)):
+        for _ in self.tokens(self._request(values, request_id, _STOP_TIMEOUT_S, model)):
             pass
 
     def _request(
-        self, values: Mapping[str, Any], request_id: str | None, timeout: float
+        self, values: Mapping[str, Any], request_id: str | None, timeout: float, model: str
     ) -> HTTPStream:
         body = json.dumps({**values, "id": request_id} if request_id else values).encode()
-        return HTTPStream(self._host, self._port, _PATH, body, timeout)
+        path = f"/v2/models/{quote(model, safe='')}/generate_stream"
+        return HTTPStream(self._host, self._port, path, body, timeout)
 
     def _read(
-        self, payloads: list[bytes], log_probs: list[float] | None
-    ) -> tuple[list[int], CogTritonError | None]:
-        """Token ids up to the first event that is an error, and that error."""
-        ids: list[int] = []
+        self, payloads: list[bytes], parse: Callable[[bytes], list[T]]
+    ) -> tuple[list[T], CogTritonError | None]:
+        """What `parse` finds up to the first event that is an error, and that error."""
+        found: list[T] = []
         try:
             for payload in payloads:
-                ids += self._token_ids(payload, log_probs)
+                found += parse(payload)
         except CogTritonError as error:
-            return ids, error
-        return ids, None
+            return found, error
+        return found, None
 
-    def _token_ids(self, payload: bytes, log_probs: list[float] | None) -> list[int]:
+    def _event(self, payload: bytes) -> dict[str, Any]:
         try:
             event = json.loads(payload)
         except ValueError as error:
@@ -136,6 +149,10 @@ class TritonClient:
             raise TritonMalformedEvent(f"not an object: {_show(payload)}")
         if "error" in event:
             raise self._to_error(str(event["error"]))
+        return event
+
+    def _token_ids(self, payload: bytes, log_probs: list[float] | None) -> list[int]:
+        event = self._event(payload)
         if "output_ids" not in event:
             raise TritonMalformedEvent(f"no output_ids or error key: {_show(payload)}")
         tokens = event["output_ids"]

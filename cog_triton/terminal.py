@@ -1,0 +1,27 @@
+"""What every command of ``cog-triton`` has to say, and how it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cog_triton.errors import CogTritonError
+
+__all__ = ["coded_errors", "err", "escape", "out"]
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def coded_errors() -> Iterator[None]:
+    """End with exit code 1 and the coded line alone: a user's mistake needs no traceback."""
+    try:
+        yield
+    except CogTritonError as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}")
+        raise typer.Exit(1) from None

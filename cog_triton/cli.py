@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from cog_triton import __version__
-from cog_triton.cli_tools import client
+from cog_triton.cli_tools import client, doctor
 from cog_triton.errors import EngineIncompatible
 from cog_triton.terminal import coded_errors as _coded_errors
 from cog_triton.terminal import err as _err
@@ -323,3 +323,4 @@ def prune(
 
 
 app.command()(client)
+app.command()(doctor)

@@ -1,0 +1,1 @@
+"""``cog-triton doctor``: what this machine can run, and what to do where it cannot."""

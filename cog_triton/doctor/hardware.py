@@ -1,0 +1,137 @@
+"""The machine: GPUs, memory, shared memory, disk, ports."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cog_triton import ports
+from cog_triton.doctor.check import Check, fail, ok, warn
+from cog_triton.errors import EngineIncompatible
+from cog_triton.preflight import require_gpu, sm_names
+
+_GB = 1e9
+_QUERY = "name,memory.total,driver_version"
+_PATIENCE_S = 30
+_OURS = re.compile(r"cog_triton_(\d+)_")
+
+
+def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check:
+    """The GPUs, `here` as `preflight.visible_gpus` tells it, against the image's COG_TRITON_SM."""
+    if isinstance(here, EngineIncompatible):
+        return fail("GPU", here.detail, "update NVIDIA's driver")
+    image = f"; this image is for sm_{image_sm}" if image_sm not in (None, "", "cpu") else ""
+    try:
+        require_gpu(image_sm, lambda: here)
+    except EngineIncompatible as error:
+        return fail("GPU", error.detail, "see docs/images.md for the images")
+    if not here:
+        return ok("GPU", "none; engines for the CPU need none")
+    names = _nvidia_smi() or [f"{len(here)} with {sm_names(sorted({*here}))}"]
+    return ok("GPU", f"{'; '.join(names)} ({sm_names(sorted({*here}))}){image}")
+
+
+def memory(
+    meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")
+) -> Check:
+    """What is free of the machine's memory, or of the container's share."""
+    available = int(re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())[0]) * 1024
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    bound = f", {int(text) / _GB:.1f} GB is the container's limit" if text.isdecimal() else ""
+    free = min(available, int(text)) if text.isdecimal() else available
+    found = f"{free / _GB:.1f} GB free{bound}"
+    if free < 1 * _GB:
+        return fail("memory", found, "1 GB is the least for Triton's models, engines on top")
+    if free < 4 * _GB:
+        return warn("memory", found, "enough for small engines; weights pass through it")
+    return ok("memory", found)
+
+
+def shared_memory(ranks: int, directory: Path = Path("/dev/shm")) -> Check:
+    """Room for Triton's stubs (1 MB for each and more) and NCCL, and what dead servers left."""
+    if not directory.is_dir():
+        return fail("shared memory", f"no {directory}", "mount a tmpfs there")
+    usage = shutil.disk_usage(directory)
+    found = f"{usage.free / _GB:.2f} of {usage.total / _GB:.2f} GB free in {directory}"
+    advice = "docker run --shm-size=2g, or an emptyDir of medium Memory on Kubernetes"
+    if usage.free < 0.03 * _GB:
+        return fail("shared memory", found, advice)
+    left = _leftovers(directory)
+    if left:
+        size = sum(path.stat().st_size for path in left)
+        return warn(
+            "shared memory",
+            f"{found}; servers that are gone left {len(left)} regions, {size / 1e6:.1f} MB",
+            f"rm {' '.join(sorted({_pattern(path) for path in left}))}",
+        )
+    if ranks > 1 and usage.free < 1 * _GB:
+        return warn("shared memory", f"{found}; NCCL wants 1 GB", advice)
+    return ok("shared memory", found)
+
+
+def disk(directory: Path, needed: int = 0) -> Check:
+    """Room for unpacked engines below `directory`; `needed` is in bytes."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{free / _GB:.1f} GB free at {directory}"
+    advice = "free some, or set COG_TRITON_WORK_DIR to a larger disk"
+    if free < needed + 0.5 * _GB:
+        return fail("disk", f"{found}, {(needed / _GB) + 0.5:.1f} GB needed", advice)
+    if free < needed + 5 * _GB:
+        return warn("disk", found, advice)
+    return ok("disk", found)
+
+
+def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
+    """One line for all ports that are free, and one for each that is not."""
+    taken, free = [], []
+    for name, (host, port) in wanted.items():
+        reason = ports.refusal(host, port)
+        if reason is None:
+            free.append(str(port))
+        else:
+            taken.append(
+                fail(f"port {port}", f"{host}:{port}: {reason}", f"stop its owner, or set {name}=")
+            )
+    return [*([ok("ports", f"{', '.join(free)} free")] if free else []), *taken]
+
+
+def _nvidia_smi() -> list[str]:
+    """ "NVIDIA H200 141 GB, driver 580.1", several alike told once; empty if it does not run."""
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return summarize(done.stdout)
+
+
+def summarize(table: str) -> list[str]:
+    """nvidia-smi's CSV of name, memory in MiB and driver, GPUs of a kind counted."""
+    counts: dict[str, int] = {}
+    for line in table.strip().splitlines():
+        name, mib, driver = (part.strip() for part in line.split(","))
+        size = f" {int(mib) * 2**20 / _GB:.0f} GB" if mib.isdecimal() else ""
+        kind = f"{name}{size}, driver {driver}"
+        counts[kind] = counts.get(kind, 0) + 1
+    return [f"{count} x {kind}" for kind, count in counts.items()]
+
+
+def _leftovers(directory: Path) -> list[Path]:
+    """Regions of servers of ours whose process has ended."""
+    return [
+        path
+        for path in directory.iterdir()
+        if (match := _OURS.match(path.name)) and not Path("/proc", match[1]).exists()
+    ]
+
+
+def _pattern(path: Path) -> str:
+    match = _OURS.match(path.name)
+    assert match is not None
+    return f"{path.parent / match[0]}*"

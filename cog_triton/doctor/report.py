@@ -1,0 +1,63 @@
+"""What was found, for people, for logs and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cog_triton.doctor.check import Check, State
+from cog_triton.doctor.run import healthy
+
+_SYMBOLS = {
+    State.OK: ("✓", "green"),
+    State.WARN: ("!", "yellow"),
+    State.FAIL: ("✗", "bold red"),
+}
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    """`healthy`, and each check with its state and advice."""
+    found = [
+        {"name": c.name, "state": c.state.value, "found": c.found, "advice": c.advice}
+        for c in checks
+    ]
+    return json.dumps({"healthy": healthy(checks), "checks": found}, indent=2)
+
+
+def print_to(console: Console, checks: Sequence[Check]) -> None:
+    """A line each: folded under itself in a terminal, whole and without colour in a log."""
+    if console.is_terminal:
+        console.print(_table(checks))
+    else:
+        for check in checks:
+            advice = f"; to do: {check.advice}" if check.advice else ""
+            line = f"{check.state.value:4}  {check.name}: {check.found}{advice}"
+            console.print(Text(line), soft_wrap=True)
+    console.print(_verdict(checks))
+
+
+def _table(checks: Sequence[Check]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for check in checks:
+        symbol, style = _SYMBOLS[check.state]
+        told = Text(check.found)
+        if check.advice:
+            told.append(f"\n→ {check.advice}", style="yellow" if style == "yellow" else "red")
+        table.add_row(Text(symbol, style=style), check.name, told)
+    return table
+
+
+def _verdict(checks: Sequence[Check]) -> Text:
+    missing = [check.name for check in checks if check.state is State.FAIL]
+    if missing:
+        return Text(f"Not ready to serve: see {', '.join(missing)}.", style="bold")
+    warned = [check.name for check in checks if check.state is State.WARN]
+    limits = f"; mind {', '.join(warned)}" if warned else ""
+    return Text(f"Ready to serve{limits}.", style="bold")

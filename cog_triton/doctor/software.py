@@ -1,0 +1,143 @@
+"""Programs: our Python, tritonserver and its backends, CUDA's driver, mpirun."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from cog_triton.doctor.check import Check, fail, ok, warn
+from cog_triton.errors import TritonStartFailed
+from cog_triton.machine import backends_in
+from cog_triton.settings import Settings
+from cog_triton.triton import launch
+from cog_triton.triton.distribution import Distribution
+
+_PYTHONS = ((3, 10), (3, 12))
+_PATIENCE_S = 30
+
+
+def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
+    """Whether this Python is one that the package and its locks are for."""
+    text = ".".join(map(str, version))
+    if _PYTHONS[0] <= version[:2] <= _PYTHONS[1]:
+        return ok("Python", text)
+    return fail("Python", text, "use Python 3.10, 3.11 or 3.12: `make setup PYTHON=python3.11`")
+
+
+def libpython(triton: Distribution | None) -> Check:
+    """The shared library that the stub of the wheel's tritonserver is linked with."""
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    if triton is not None and "pytriton" not in triton.binary.parts:
+        return ok("libpython", f"not needed: {triton.binary} has a Python of its own")
+    if (Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib") / name).exists() or _loads(name):
+        return ok("libpython", name)
+    package = name.removesuffix(".so.1.0")
+    return fail("libpython", f"no {name}", f"on Debian: apt-get install {package}")
+
+
+def tritonserver(triton: Distribution | None, error: TritonStartFailed | None) -> Check:
+    """Whether the binary is there and its libraries are found; `error` is why it is not."""
+    if triton is None:
+        detail = error.detail if error else "not found"
+        return fail("Triton", detail, "`make setup` installs one, images have their own")
+    reason = _does_not_start([str(triton.binary), "--help"], triton.environment)
+    if reason is not None:
+        return fail(
+            "Triton", f"{triton.binary}: {reason}", "set TRITONSERVER to one that runs here"
+        )
+    return ok("Triton", f"{_triton_version(triton)}: {triton.binary}")
+
+
+def backends(triton: Distribution) -> Check:
+    """Which backends there are; every engine's own is compared with the engine."""
+    found = backends_in(triton.backend_directory)
+    if "python" not in found:
+        return fail(
+            "backends",
+            f"{', '.join(found) or 'none'} in {triton.backend_directory}",
+            "the text models need the python backend: use NVIDIA's *-py3 images or a runner image",
+        )
+    return ok("backends", ", ".join(found))
+
+
+def cuda_driver(image: str | None = os.environ.get("CUDA_VERSION")) -> Check:
+    """CUDA of the driver against the image's own, CUDA_VERSION in NVIDIA's images."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return warn(
+            "CUDA driver",
+            "no libcuda.so.1: engines for the CPU only",
+            "for a GPU install NVIDIA's driver, and start containers with --gpus=all",
+        )
+    number = ctypes.c_int()
+    code = library.cuDriverGetVersion(ctypes.byref(number))
+    if code:
+        return fail("CUDA driver", f"CUDA error {code}", "reinstall NVIDIA's driver")
+    here = (number.value // 1000, number.value % 1000 // 10)
+    text = f"CUDA {here[0]}.{here[1]}"
+    if not image:
+        return ok("CUDA driver", text)
+    wanted = tuple(int(part) for part in image.split(".")[:2] if part.isdecimal())
+    found = f"{text}; this image has CUDA {image}"
+    if here[:1] < wanted[:1]:
+        return fail("CUDA driver", found, "update NVIDIA's driver, or use an older image")
+    if here < wanted:
+        return warn("CUDA driver", found, "update NVIDIA's driver if kernels do not load")
+    return ok("CUDA driver", found)
+
+
+def mpirun(settings: Settings, ranks: int) -> Check:
+    """mpirun, which only engines of several ranks need."""
+    wanted = ranks > 1 or settings.trtllm_orchestrator
+    try:
+        path = launch.find_mpirun(settings)
+    except TritonStartFailed as error:
+        if wanted or settings.mpirun:
+            return fail("mpirun", error.detail, "on Debian: apt-get install openmpi-bin")
+        return ok("mpirun", "not here; only engines of several ranks need it")
+    reason = _does_not_start([path, "--version"], os.environ)
+    if reason is not None and wanted:
+        return fail("mpirun", f"{path}: {reason}", "set MPIRUN to one that runs here")
+    return ok("mpirun", f"{path}{f', which does not run: {reason}' if reason else ''}")
+
+
+def _does_not_start(command: list[str], environment: Mapping[str, str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode in (0, 1):  # some versions of tritonserver end their --help with 1
+        return None
+    said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+    return said[-1] if said else f"exit code {done.returncode}"
+
+
+def _triton_version(triton: Distribution) -> str:
+    file = triton.binary.resolve().parent.parent / "TRITON_VERSION"
+    if file.is_file():
+        return file.read_text("utf-8").strip()
+    if "pytriton" in triton.binary.parts:
+        return f"nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}"
+    return os.environ.get("TRITON_SERVER_VERSION", "version unknown")
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True

@@ -40,9 +40,7 @@ class World:
         self._mpi.MPI_Finalize()
 
 
-Served = triton_model(
-    EngineProcess.opener("cog_triton.engines.openvino_pipeline:OpenVINOPipeline")
-)
+Served = triton_model(EngineProcess.opener("cog_triton.engines.openvino_pipeline:OpenVINOPipeline"))
 
 
 class TritonPythonModel(Served):

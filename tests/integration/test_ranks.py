@@ -1,0 +1,194 @@
+"""Two tritonservers under the real mpirun: they join one MPI world, serve, die and stop."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi import needs_mpirun
+from stack import wait_until
+
+from cog_triton import reaper
+from cog_triton.engines.registry import open_engine
+from cog_triton.errors import TritonStartFailed, TritonUnknownError
+from cog_triton.settings import free_ports, load_settings
+from cog_triton.triton.client import TritonClient
+from cog_triton.triton.repository import render
+from cog_triton.triton.serve_config import ServeConfig
+from cog_triton.triton.server import TritonServer
+
+pytestmark = [pytest.mark.integration, needs_mpirun]
+
+MODEL = Path(__file__).parent / "ranks" / "model.py"
+PROMPT = [504, 3575, 282, 260]
+
+
+class Ranks:
+    """A server of two ranks in a directory of its own."""
+
+    def __init__(self, directory: Path, engine_dir: Path, **settings: Any) -> None:
+        ports = free_ports(3)
+        names = ("triton_http_port", "triton_grpc_port", "triton_metrics_port")
+        self.settings = load_settings(**dict(zip(names, ports, strict=True)), **settings)
+        self.directory = directory
+        repository = render(
+            open_engine(engine_dir),
+            ServeConfig({"tensorrt_llm": {"num_threads": 1}}),
+            directory / "model_repo",
+        )
+        shutil.copy(MODEL, repository / "tensorrt_llm" / "1")
+        self.server = TritonServer(self.settings, repository, directory, 2)
+        self.client = TritonClient(self.settings.triton_url, 60, TritonUnknownError)
+        self.processes: set[int] = set()
+
+    async def start(self) -> None:
+        await self.server.start(self.client.is_ready, self.predict)
+        self.processes |= reaper.descendants(self.server.root)
+        log = self.server.log.read_text()
+        for rank in (0, 1):
+            assert f"rank {rank} of 2 has joined" in log
+
+    async def predict(self) -> None:
+        values = {
+            "input_ids": PROMPT,
+            "input_lengths": len(PROMPT),
+            "request_output_len": 5,
+            "end_id": -1,
+            "streaming": True,
+        }
+        request = self.client.request(values)
+        ids = await asyncio.to_thread(lambda: [*self.client.tokens(request)])
+        assert sum(map(len, ids)) == 5
+
+    def tritonserver(self, rank: int) -> int:
+        """The process of a rank's tritonserver."""
+        mark = "--allow-http=false" if rank else "--http-port="
+        (found,) = (
+            pid
+            for pid in reaper.descendants(self.server.root)
+            if (words := command_line(pid)) and words[0].endswith("bin/tritonserver")
+            if any(word.startswith(mark) for word in words)
+        )
+        return found
+
+    async def until_dead(self) -> None:
+        while self.server.alive:
+            await asyncio.sleep(0.02)
+
+    def assert_nothing_is_left(self) -> None:
+        wait_until(lambda: not any(running(pid) for pid in self.processes))
+        shared = [path.name for path in Path("/dev/shm").iterdir()]
+        assert [name for name in shared if name.startswith(f"cog_triton_{os.getpid()}_")] == []
+        assert [name for name in shared if name.startswith("vader_segment")] == []
+
+
+def command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(main, 120)
+
+    asyncio.run(limited())
+
+
+def leaves_no_file(ranks: Ranks) -> bool:
+    """Whether mpirun's own files have gone."""
+    return not list(ranks.directory.glob("ompi.*"))
+
+
+def test_they_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
+    ranks = Ranks(tmp_path, engine_dir)
+
+    async def main() -> None:
+        await ranks.start()
+        await ranks.predict()
+        os.kill(ranks.tritonserver(1), signal.SIGKILL)
+        await ranks.until_dead()
+        ranks.assert_nothing_is_left()
+        assert "rank 1: tritonserver exited with code 137" in ranks.server.log.read_text()
+        await ranks.start()
+        await ranks.client.aclose()  # a connection that is kept would hold Triton up
+        await ranks.server.stop()
+        ranks.assert_nothing_is_left()
+        log = ranks.server.log.read_text()
+        assert "RuntimeError: the leader has shut down" in log
+        assert "exited with" not in log
+        assert leaves_no_file(ranks)
+
+    run(main())
+
+
+def test_a_leader_that_ends_by_itself_ends_the_others(tmp_path: Path, engine_dir: Path) -> None:
+    ranks = Ranks(tmp_path, engine_dir)
+
+    async def main() -> None:
+        await ranks.start()
+        await ranks.client.aclose()
+        os.kill(ranks.tritonserver(0), signal.SIGTERM)  # and so exits with 0
+        await ranks.until_dead()
+        ranks.assert_nothing_is_left()
+
+    run(main())
+
+
+def test_a_rank_that_cannot_start_ends_the_start(tmp_path: Path, engine_dir: Path) -> None:
+    ranks = Ranks(tmp_path, engine_dir)
+    model = tmp_path / "model_repo" / "tensorrt_llm" / "1" / "model.py"
+    broken = 'if World().rank == 1:\n    raise RuntimeError("rank 1 is broken")\n'
+    model.write_text(f"{model.read_text()}\n{broken}")
+
+    async def main() -> None:
+        with pytest.raises(TritonStartFailed, match="exited with code 1 during start-up"):
+            await ranks.start()
+        await ranks.client.aclose()
+        assert "rank 1 is broken" in ranks.server.log.read_text()
+        ranks.assert_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_two_machines(tmp_path: Path, engine_dir: Path, how: str) -> None:
+    """What stands for ssh stays here, in an environment as bare as a login's."""
+    agent = tmp_path / "way"
+    agent.write_text(
+        f"#!/bin/sh\necho $1 >> {tmp_path}/hosts\nshift\n"
+        'exec env -i PATH=/usr/bin:/bin HOME=/nonexistent sh -c "$*"\n'
+    )
+    agent.chmod(0o755)
+    ranks = Ranks(
+        tmp_path / "run",
+        engine_dir,
+        mpi_hosts="node-a,node-b",
+        mpirun_args=f"--mca plm_rsh_agent {agent}",
+    )
+
+    async def main() -> None:
+        await ranks.start()
+        await ranks.client.aclose()
+        assert sorted((tmp_path / "hosts").read_text().split()) == ["node-a", "node-b"]
+        if how == "stop":
+            await ranks.server.stop()
+            assert "exited with" not in ranks.server.log.read_text()
+        else:
+            os.kill(ranks.tritonserver(1), signal.SIGKILL)
+            await ranks.until_dead()
+        ranks.assert_nothing_is_left()
+
+    run(main())

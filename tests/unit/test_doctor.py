@@ -1,0 +1,303 @@
+"""What the doctor finds on machines of all kinds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import made_engines
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cog_triton.cli import app
+from cog_triton.doctor import check, engine, hardware, report, run, software
+from cog_triton.doctor.check import Check, State
+from cog_triton.errors import EngineIncompatible, TritonStartFailed
+from cog_triton.machine import Machine
+from cog_triton.settings import Settings, free_ports, load_settings
+from cog_triton.triton.distribution import Distribution
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("COG_TRITON_WORK_DIR", str(tmp_path / "work"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
+        monkeypatch.setenv(f"TRITON_{name.upper()}_PORT", str(port))
+    (port,) = free_ports(1)
+    monkeypatch.setenv("PORT", str(port))
+
+
+def doctor(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def states(output: str) -> dict[str, str]:
+    return {found["name"]: found["state"] for found in json.loads(output)["checks"]}
+
+
+def test_this_machine_can_serve() -> None:
+    code, said = doctor("--json")
+    found = json.loads(said)
+    assert (code, found["healthy"]) == (0, True)
+    names = [item["name"] for item in found["checks"]]
+    assert names[:2] == ["Python", "settings"]
+    assert {"Triton", "backends", "GPU", "memory", "shared memory", "disk", "ports"} <= {*names}
+    for item in found["checks"]:
+        assert (item["state"] == "ok") == (item["advice"] == "")
+
+
+def test_a_log_gets_a_line_each() -> None:
+    code, said = doctor()
+    assert code == 0
+    lines = said.splitlines()
+    assert lines[0].startswith("ok    Python: 3.")
+    assert lines[-1].startswith("Ready to serve")
+    assert "\x1b" not in said
+
+
+def test_a_terminal_gets_80_columns() -> None:
+    checks = [
+        check.ok("Python", "3.11.7"),
+        check.fail("Triton", "no tritonserver " * 12, "install one"),
+        check.warn("disk", "[bold]1 GB", "free some"),
+    ]
+    buffer = io.StringIO()
+    console = Console(file=buffer, force_terminal=True, width=80, color_system=None)
+    report.print_to(console, checks)
+    lines = buffer.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["✓", "Python", "3.11.7"]
+    assert lines[-1] == "Not ready to serve: see Triton."
+    assert any("→ install one" in line for line in lines)
+    assert any("! disk" in line and "[bold]1 GB" in line for line in lines)
+
+
+def test_nothing_is_left_in_the_work_dir(tmp_path: Path) -> None:
+    doctor()
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [((3, 9, 1), "fail"), ((3, 10, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "fail")],
+)
+def test_pythons(version: tuple[int, ...], state: str) -> None:
+    assert software.python(version).state.value == state
+
+
+def test_settings_that_are_wrong_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    code, said = doctor("--json")
+    assert code == 1
+    assert states(said) == {"Python": "ok", "settings": "fail"}
+    assert "WORLD_SIZE='many'" in said
+
+
+def test_a_serve_config_that_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("a: [")
+    monkeypatch.setenv("COG_TRITON_CONFIG", str(config))
+    assert doctor()[0] == 1
+
+
+def test_a_tritonserver_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONSERVER", "/nowhere/tritonserver")
+    code, said = doctor("--json")
+    assert code == 1
+    assert states(said)["Triton"] == "fail"
+    assert "/nowhere/tritonserver" in said
+
+
+def binary(directory: Path, script: str) -> Distribution:
+    path = directory / "bin" / "tritonserver"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return Distribution(path, directory / "backends", dict(os.environ))
+
+
+def test_a_tritonserver_whose_libraries_are_missing(tmp_path: Path) -> None:
+    triton = binary(tmp_path, "echo 'libfoo.so: cannot open shared object file' >&2; exit 127")
+    found = software.tritonserver(triton, None)
+    assert found.state is State.FAIL
+    assert "libfoo.so" in found.found
+
+
+def test_the_version_of_an_images_triton(tmp_path: Path) -> None:
+    triton = binary(tmp_path, "exit 0")
+    (tmp_path / "TRITON_VERSION").write_text("2.60.0\n")
+    assert software.tritonserver(triton, None).found == f"2.60.0: {triton.binary}"
+    assert software.libpython(triton).state is State.OK
+
+
+def test_without_the_python_backend(tmp_path: Path) -> None:
+    triton = binary(tmp_path, "")
+    (tmp_path / "backends" / "tensorrtllm").mkdir(parents=True)
+    found = software.backends(triton)
+    assert (found.state, found.found.split(" in ")[0]) == (State.FAIL, "tensorrtllm")
+    (tmp_path / "backends" / "python").mkdir()
+    assert software.backends(triton).found == "python, tensorrtllm"
+
+
+@pytest.mark.parametrize(
+    ("image", "here", "state", "says"),
+    [
+        (None, [], "ok", "none"),
+        ("90", [], "fail", "no GPU here"),
+        ("90", [90, 90], "ok", "sm_90); this image is for sm_90"),
+        ("90", [86], "fail", "this GPU is sm_86"),
+        (None, [86, 90], "ok", "sm_86, sm_90"),
+        (None, EngineIncompatible("CUDA error 803"), "fail", "CUDA error 803"),
+    ],
+)
+def test_gpus(image: str | None, here: Any, state: str, says: str) -> None:
+    found = hardware.gpu(image, here)
+    assert found.state.value == state
+    assert says in found.found
+
+
+def test_gpus_of_a_kind_are_counted() -> None:
+    table = "NVIDIA H200, 143771, 580.1\nNVIDIA H200, 143771, 580.1\nTesla T4, [N/A], 580.1\n"
+    assert hardware.summarize(table) == [
+        "2 x NVIDIA H200 151 GB, driver 580.1",
+        "1 x Tesla T4, driver 580.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kb", "limit", "state"),
+    [
+        (8_000_000, "max", "ok"),
+        (8_000_000, None, "ok"),
+        (8_000_000, "2000000000", "warn"),
+        (500_000, "max", "fail"),
+    ],
+)
+def test_memory(tmp_path: Path, kb: int, limit: str | None, state: str) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {kb} kB\n")
+    if limit is not None:
+        (tmp_path / "max").write_text(f"{limit}\n")
+    assert hardware.memory(tmp_path / "meminfo", tmp_path / "max").state.value == state
+
+
+def test_shared_memory_that_dead_servers_left(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f"cog_triton_{dead.pid}_ab12_x").write_bytes(b"x" * 2_000_000)
+    (tmp_path / f"cog_triton_{os.getpid()}_ab12_x").write_bytes(b"x")
+    found = hardware.shared_memory(1, tmp_path)
+    assert found.state is State.WARN
+    assert "left 1 regions, 2.0 MB" in found.found
+    assert found.advice == f"rm {tmp_path}/cog_triton_{dead.pid}_*"
+    assert hardware.shared_memory(1, tmp_path / "none").state is State.FAIL
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
+    found = hardware.disk(tmp_path / "not" / "yet", 10**18)
+    assert found.state is State.FAIL
+    assert "COG_TRITON_WORK_DIR" in found.advice
+
+
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("TRITON_GRPC_PORT", str(port))
+        code, said = doctor()
+    assert code == 1
+    assert f"fail  port {port}: 127.0.0.1:{port}: Address already in use" in said
+    assert "set TRITON_GRPC_PORT=" in said
+
+
+def test_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert software.mpirun(load_settings(), 1).state is State.OK
+    missing = software.mpirun(load_settings(), 2)
+    assert (missing.state, "openmpi-bin" in missing.advice) == (State.FAIL, True)
+    assert software.mpirun(load_settings(trtllm_orchestrator=True), 1).state is State.FAIL
+    path = tmp_path / "mpirun"
+    path.write_text("#!/bin/sh\necho 'libmpi.so: not found' >&2; exit 127")
+    path.chmod(0o755)
+    assert "libmpi.so: not found" in software.mpirun(load_settings(), 2).found
+    path.write_text("#!/bin/sh\n")
+    assert software.mpirun(load_settings(), 2) == Check("mpirun", State.OK, str(path))
+
+
+def machine(*sm: int, versions: Mapping[str, str] = {}) -> Machine:
+    return Machine(sm, Path("/opt/tritonserver"), ["python", "tensorrtllm"], versions)
+
+
+def looked(path: Path, here: Machine | None) -> Check:
+    return engine.check(path, here)[1]
+
+
+def test_an_engine_that_fits(tmp_path: Path) -> None:
+    tar = made_engines.packed(tmp_path)
+    versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.2"}
+    found = looked(tar, machine(90, 90, 90, 90, versions=versions))
+    assert found.state is State.OK, found
+    assert "tensorrtllm backend, 4 ranks; it fits" in found.found
+
+
+@pytest.mark.parametrize(
+    ("here", "state", "says"),
+    [
+        (machine(86), "fail", "was built for sm_90, this machine has sm_86"),
+        (machine(90), "fail", "has 4 ranks, a GPU for each: 1 here"),
+        (machine(), "fail", "there is no GPU here"),
+        (machine(90, 90, 90, 90), "warn", "is not known, so it was not compared"),
+        (None, "warn", "not compared"),
+        (Machine([90] * 4, Path("/t"), ["python"], {}), "fail", "has no tensorrtllm backend"),
+    ],
+)
+def test_an_engine_for_another_machine(
+    tmp_path: Path, here: Machine | None, state: str, says: str
+) -> None:
+    found = looked(made_engines.packed(tmp_path), here)
+    assert found.state.value == state
+    assert says in found.found
+
+
+@pytest.mark.parametrize("kind", ["missing", "no engine", "garbage"])
+def test_what_is_no_engine(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "engine.tar"
+    if kind == "no engine":
+        path.mkdir()
+        (path / "x").touch()
+    elif kind == "garbage":
+        path.write_bytes(b"x" * 4096)
+    code, said = doctor(path, "--json")
+    assert code == 1
+    assert states(said)["engine"] == "fail"
+    assert str(path) in said
+
+
+def test_an_engine_of_several_ranks_needs_mpirun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar = made_engines.packed(tmp_path)
+    monkeypatch.setenv("MPIRUN", "/nowhere/mpirun")
+    _, said = doctor(tar, "--json")
+    assert states(said)["mpirun"] == "fail"
+
+
+def test_a_triton_that_is_not_found_is_told_with_why() -> None:
+    found = software.tritonserver(None, TritonStartFailed("no tritonserver: set TRITONSERVER"))
+    assert (found.state, found.found) == (State.FAIL, "no tritonserver: set TRITONSERVER")
+
+
+def test_health_is_the_lack_of_failures() -> None:
+    assert run.healthy([check.ok("a", "b"), check.warn("a", "b", "c")])
+    assert not run.healthy([check.ok("a", "b"), check.fail("a", "b", "c")])

@@ -19,6 +19,7 @@ import math
 import os
 import re
 import select
+import shutil
 import signal
 import stat
 import struct
@@ -107,7 +108,11 @@ def _warn_of_stranger(pid: int) -> None:
 
 def _unlink_shm(prefix: str | None) -> None:
     for path in Path("/dev/shm").iterdir() if prefix else ():
-        if path.name.startswith(str(prefix)) and not path.is_dir():
+        if not path.name.startswith(str(prefix)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 

@@ -124,8 +124,11 @@ def make(
         argv += ["--host", f"{hosts[rank // per_host]}:{per_host}"] if hosts else []
         argv += [sys.executable, "-S", "-I", str(_RANK), *carried, *server]
     # Files of its own go where ours are, and go with them.
-    directory = str(repository.parent)
-    environment |= {"OMPI_MCA_orte_tmpdir_base": directory, "PRTE_MCA_prte_tmpdir_base": directory}
+    environment |= {
+        "OMPI_MCA_orte_tmpdir_base": str(repository.parent),
+        "PRTE_MCA_prte_tmpdir_base": str(repository.parent),
+        _rank.SHM_DIRECTORY: f"/dev/shm/{shm_prefix}mpi",
+    }
     return Launch(argv=argv, environment=environment, stop_signal=signal.SIGUSR1)
 
 

@@ -16,8 +16,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 
+SHM_DIRECTORY = "OMPI_MCA_btl_vader_backing_directory"
+"""Where Open MPI 4 maps memory between ranks: what it leaves there when killed can be found."""
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 6  # of the other ranks: tritonserver's own time to exit, and one second
 
@@ -42,6 +45,8 @@ def main(command: list[str]) -> int:
         else:
             signal.alarm(_PATIENCE_S)
 
+    if SHM_DIRECTORY in os.environ:
+        Path(os.environ[SHM_DIRECTORY]).mkdir(parents=True, exist_ok=True)
     # mpirun signals our whole process group: ignored is inherited, a handler is not.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     process = subprocess.Popen(command, preexec_fn=die_with_parent)

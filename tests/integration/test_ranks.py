@@ -15,6 +15,8 @@ from stack import wait_until
 from cog_triton import reaper
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import TritonStartFailed, TritonUnknownError
+from cog_triton.serving.admission import admission_for
+from cog_triton.serving.supervisor import State, Supervisor
 from cog_triton.settings import free_ports, load_settings
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.repository import render
@@ -24,6 +26,15 @@ from cog_triton.triton.server import TritonServer
 pytestmark = [pytest.mark.integration, needs_mpirun]
 
 MODEL = Path(__file__).parent / "ranks" / "model.py"
+# What stands for ssh: it stays here, in an environment as bare as a login's. Two daemons on one
+# machine would share the files that each has on its own elsewhere, so these get a place per host.
+AGENT = r"""#!/bin/sh
+host=$1
+echo $host >> {hosts}
+shift
+command=$(echo "$*" | sed 's|orte_tmpdir_base "\([^"]*\)"|orte_tmpdir_base "\1/'$host'"|')
+exec env -i PATH=/usr/bin:/bin HOME=/nonexistent sh -c "$command"
+"""
 PROMPT = [504, 3575, 282, 260]
 
 
@@ -44,6 +55,7 @@ class Ranks:
         self.server = TritonServer(self.settings, repository, directory, 2)
         self.client = TritonClient(self.settings.triton_url, 60, TritonUnknownError)
         self.processes: set[int] = set()
+        self._before = {*Path("/dev/shm").iterdir()}
 
     async def start(self) -> None:
         await self.server.start(self.client.is_ready, self.predict)
@@ -81,9 +93,9 @@ class Ranks:
 
     def assert_nothing_is_left(self) -> None:
         wait_until(lambda: not any(running(pid) for pid in self.processes))
-        shared = [path.name for path in Path("/dev/shm").iterdir()]
-        assert [name for name in shared if name.startswith(f"cog_triton_{os.getpid()}_")] == []
-        assert [name for name in shared if name.startswith("vader_segment")] == []
+        ours = (f"cog_triton_{os.getpid()}_", "vader_segment")  # the latter is Open MPI's
+        left = {path for path in Path("/dev/shm").iterdir() if path.name.startswith(ours)}
+        assert left <= self._before
 
 
 def command_line(pid: int) -> list[str]:
@@ -134,6 +146,38 @@ def test_they_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_supervisor_restarts_the_group_when_a_rank_dies(
+    tmp_path: Path, engine_dir: Path, victim: int
+) -> None:
+    ranks = Ranks(tmp_path, engine_dir)
+    given_up: list[str] = []
+
+    async def main() -> None:
+        supervisor = Supervisor(
+            ranks.settings,
+            ranks.server,
+            ranks.client,
+            lambda: asyncio.run(ranks.predict()),
+            admission_for(ranks.settings, 8),
+            lambda: given_up.append("given up"),
+        )
+        await supervisor.start()
+        ranks.processes |= reaper.descendants(ranks.server.root)
+        before = ranks.processes.copy()
+        os.kill(ranks.tritonserver(victim), signal.SIGKILL)
+        while not (supervisor.restarts == 1 and supervisor.state is State.READY):
+            await asyncio.sleep(0.02)
+        assert not any(running(pid) for pid in before)
+        ranks.processes |= reaper.descendants(ranks.server.root)
+        await ranks.predict()
+        await supervisor.stop()
+        assert given_up == []
+        ranks.assert_nothing_is_left()
+
+    run(main())
+
+
 def test_a_leader_that_ends_by_itself_ends_the_others(tmp_path: Path, engine_dir: Path) -> None:
     ranks = Ranks(tmp_path, engine_dir)
 
@@ -165,12 +209,8 @@ def test_a_rank_that_cannot_start_ends_the_start(tmp_path: Path, engine_dir: Pat
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_two_machines(tmp_path: Path, engine_dir: Path, how: str) -> None:
-    """What stands for ssh stays here, in an environment as bare as a login's."""
     agent = tmp_path / "way"
-    agent.write_text(
-        f"#!/bin/sh\necho $1 >> {tmp_path}/hosts\nshift\n"
-        'exec env -i PATH=/usr/bin:/bin HOME=/nonexistent sh -c "$*"\n'
-    )
+    agent.write_text(AGENT.format(hosts=tmp_path / "hosts"))
     agent.chmod(0o755)
     ranks = Ranks(
         tmp_path / "run",

@@ -22,6 +22,7 @@ serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 CO
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
 test: lint ## lint, then unit and integration tests (TESTS="-k name" for others)
+	@scripts/setup-mpi
 	@$(BIN)/python -m pytest $(or $(TESTS),tests/unit tests/integration)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)

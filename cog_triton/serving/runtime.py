@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily
-from cog_triton.errors import TritonStartFailed, TritonUnavailable
+from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.generate import Observer, TextGenerator
 from cog_triton.serving.prepare import prepare
@@ -68,6 +68,8 @@ class Runtime:
         observer: Observer | None = None,
     ) -> Self:
         """Load the engine and start Triton; raises the coded error that says what is wrong."""
+        if settings.cog_triton_rank is not None:
+            settings = _as_leader(settings)
         prepared = await prepare(settings, weights)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
@@ -108,3 +110,13 @@ class Runtime:
                 )
             )
             self.admission.until_idle(_LAST_WORDS_S)
+
+
+def _as_leader(settings: Settings) -> Settings:
+    """One rank cannot be started anew by itself: whoever started all of them does that."""
+    if settings.cog_triton_rank:
+        raise InvalidArgument(
+            f"COG_TRITON_RANK={settings.cog_triton_rank}: only rank 0 answers requests; start the"
+            " others with `cog-triton serve --triton-only`"
+        )
+    return settings.model_copy(update={"triton_max_restarts": 0})

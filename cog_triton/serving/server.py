@@ -125,6 +125,8 @@ class CogServer:
             )
         if settings.cog_triton_config:
             environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
+        if settings.world_size:
+            environment["WORLD_SIZE"] = str(settings.world_size)
         if settings.tritonserver:
             environment["TRITONSERVER"] = str(settings.tritonserver.resolve())
         if not self._verbose:

@@ -80,9 +80,14 @@ def world_size(settings: Settings, engine: int | None) -> int:
 
 
 def make(
-    settings: Settings, triton: Distribution, repository: Path, shm_prefix: str, world_size: int
+    settings: Settings,
+    triton: Distribution,
+    repository: Path,
+    run_dir: Path,
+    shm_prefix: str,
+    world_size: int,
 ) -> Launch:
-    """How to start `world_size` ranks on `repository`.
+    """How to start `world_size` ranks on `repository`; files of the moment go to `run_dir`.
 
     The names of a rank's shared memory begin with `shm_prefix` and its number.
 
@@ -123,12 +128,12 @@ def make(
         argv += ["-n", "1"]
         argv += ["--host", f"{hosts[rank // per_host]}:{per_host}"] if hosts else []
         argv += [sys.executable, "-S", "-I", str(_RANK), *carried, *server]
-    # Files of its own go where ours are, and go with them.
-    environment |= {
-        "OMPI_MCA_orte_tmpdir_base": str(repository.parent),
-        "PRTE_MCA_prte_tmpdir_base": str(repository.parent),
-        _rank.SHM_DIRECTORY: f"/dev/shm/{shm_prefix}mpi",
-    }
+    environment[_rank.SHM_DIRECTORY] = f"/dev/shm/{shm_prefix}mpi"
+    if not hosts:  # files of its own go with ours; those that machines share are no place for them
+        environment |= {
+            "OMPI_MCA_orte_tmpdir_base": str(run_dir),
+            "PRTE_MCA_prte_tmpdir_base": str(run_dir),
+        }
     return Launch(argv=argv, environment=environment, stop_signal=signal.SIGUSR1)
 
 

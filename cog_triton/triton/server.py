@@ -59,7 +59,9 @@ class TritonServer:
             self.log.replace(self.log.with_name("triton.previous.log"))
         triton = distribution.find(self._work_dir, self._settings.tritonserver)
         prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
-        command = launch.make(self._settings, triton, self._repository, prefix, self._world_size)
+        command = launch.make(
+            self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
+        )
         self._stop_signal = command.stop_signal
         with self.log.open("wb") as log:
             self._process = reaper.spawn(

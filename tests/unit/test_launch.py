@@ -45,6 +45,7 @@ def made(repository: Path, world_size: int, **settings: Any) -> Launch:
         load_settings(**settings),
         Distribution(TRITON, Path("/backends"), environment),
         repository,
+        repository.parent,
         "cog_triton_ab_",
         world_size,
     )
@@ -95,6 +96,7 @@ def test_several_ranks_are_one_mpirun(repository: Path, mpirun: Path) -> None:
     assert command.stop_signal == signal.SIGUSR1
     assert [words[:2] for words in servers] == [["-n", "1"]] * 3
     assert [shm_prefix(words) for words in servers] == [f"cog_triton_ab_{n}_" for n in range(3)]
+    assert command.environment["OMPI_MCA_orte_tmpdir_base"] == str(repository.parent)
     leader, *workers = servers
     assert "--http-port=8000" in leader
     assert "--load-model=tensorrt_llm" not in leader
@@ -113,6 +115,7 @@ def test_ranks_on_other_machines(repository: Path, mpirun: Path) -> None:
     command = made(repository, 4, mpirun=mpirun, mpi_hosts="a, b")
     options, *servers = ranks(command)
     assert "--noprefix" not in options
+    assert "OMPI_MCA_orte_tmpdir_base" not in command.environment
     assert [words[2:4] for words in servers] == [["--host", f"{host}:2"] for host in "aabb"]
     for words in servers:
         start = words.index("env")

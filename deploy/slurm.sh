@@ -1,0 +1,47 @@
+#!/bin/bash
+# One engine on several nodes under Slurm: Slurm starts a task for every GPU, each task one rank.
+#
+#   ENGINE=/shared/engine IMAGE=registry/cog-triton-runner-90 sbatch deploy/slurm.sh
+#
+# Rank 0 has Cog on PORT and Triton's ports on the first node; docs/multi-gpu.md tells more. ENGINE is
+# an engine directory that all nodes see. IMAGE is for pyxis (srun --container-image); without it,
+# cog-triton is taken from PATH. Put your account and partition here or on sbatch's command line.
+#SBATCH --job-name=cog-triton
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=1-00:00:00
+#SBATCH --requeue
+#SBATCH --output=cog-triton-%j.out
+set -euo pipefail
+
+export ENGINE=${ENGINE:?set ENGINE to an engine directory that all nodes see}
+export WORLD_SIZE=$SLURM_NTASKS PORT=${PORT:-5000}
+container=()
+if [[ -n ${IMAGE:-} ]]; then
+  container=("--container-image=$IMAGE" "--container-mounts=$ENGINE,$SLURM_SUBMIT_DIR")
+fi
+
+# TensorRT-LLM has to know on how many machines its ranks are.
+if [[ -z ${COG_TRITON_CONFIG:-} ]]; then
+  export COG_TRITON_CONFIG=$SLURM_SUBMIT_DIR/cog-triton-$SLURM_JOB_ID.yaml
+  echo "tensorrt_llm: {args: {num_nodes: $SLURM_JOB_NUM_NODES}}" >"$COG_TRITON_CONFIG"
+  trap 'rm -f "$COG_TRITON_CONFIG"' EXIT
+fi
+
+echo "cog-triton: $WORLD_SIZE ranks on $SLURM_JOB_NODELIST; http://$(hostname):$PORT"
+# The death of one task ends them all, and Slurm requeues the job if it has failed.
+status=0
+srun --mpi=pmix --kill-on-bad-exit=1 --wait=15 "${container[@]}" bash -c '
+  export COG_TRITON_RANK=$SLURM_PROCID
+  export COG_TRITON_WORK_DIR=/tmp/cog-triton-$SLURM_JOB_ID-$SLURM_PROCID
+  if [[ $SLURM_PROCID == 0 ]]; then
+    exec cog-triton serve "$ENGINE" --host 0.0.0.0
+  fi
+  exec cog-triton serve "$ENGINE" --triton-only
+' || status=$?
+if ((status)) && [[ -n ${REQUEUE:-} ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

@@ -1,0 +1,209 @@
+"""``cog-triton serve --triton-only`` and ``cog-triton client``, as they are run in a shell."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from mpi import needs_mpirun
+from stack import Stack, processes_of, wait_until
+
+pytestmark = pytest.mark.integration
+
+TEXT = "Born in north-east France, Soyer trained as a"
+
+
+class Alone(Stack):
+    """Triton without Cog."""
+
+    def __init__(self, work_dir: Path, *arguments: object, **environment: str) -> None:
+        super().__init__(work_dir, None, **environment)
+        self.command += ["--triton-only", *map(str, arguments)]
+
+    def until_ready(self) -> None:
+        assert self.process is not None
+        wait_until(lambda: "ready in" in self.output or self.process.poll() is not None, 60)
+        assert self.process.poll() is None, self.output
+
+    def ask(self, *arguments: object) -> str:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "cog_triton", "client"),
+                *("--url", self.triton, *map(str, arguments)),
+            ],
+            env={**self.environment, "COLUMNS": "400"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Alone]]:
+    made: list[Alone] = []
+
+    def start(*arguments: object, **environment: str) -> Alone:
+        made.append(Alone(tmp_path / f"work{len(made)}", *arguments, **environment))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for item in made:
+        item.close()
+
+
+@pytest.fixture(scope="module")
+def alone(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    running = Alone(tmp_path_factory.mktemp("alone") / "work", engine_dir)
+    running.start()
+    try:
+        running.until_ready()
+        yield running
+    finally:
+        running.close()
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("cog_triton_")}
+
+
+def test_the_client_goes_on_from_a_text(alone: Alone, engine_dir: Path) -> None:
+    said = alone.ask("--request-output-len", 8, "--tokenizer_dir", engine_dir, "--end-id", -1)
+    done, ids, asked, answered = said.rstrip("\n").split("\n", 3)
+    assert done == "Got completed request"
+    numbers = [int(number) for number in re.findall(r"\d+", ids)]
+    assert ids == f"output_ids = [{numbers}]"
+    assert asked == f"Input: {TEXT}"
+    assert answered.startswith("Output: ")
+    assert len(answered) > len("Output: ")
+    streamed = alone.ask(
+        *("--request-output-len", 8, "--tokenizer-dir", engine_dir, "--end-id", -1, "--streaming")
+    )
+    pieces = [
+        int(n) for line in streamed.splitlines() if line[0] == "[" for n in line[1:-1].split(",")
+    ]
+    assert pieces == numbers[-8:]
+    assert streamed.splitlines()[-4:] == said.splitlines()
+
+
+@pytest.mark.parametrize("by", [(), ("--streaming",), ("--streaming", "--stop-via-request-cancel")])
+def test_the_client_stops_the_engine_early(
+    alone: Alone, engine_dir: Path, by: tuple[str, ...]
+) -> None:
+    wanted = 2000
+    said = alone.ask(
+        *("--request-output-len", wanted, "--tokenizer-dir", engine_dir, "--end-id", -1),
+        *("--stop-after-ms", 400, *by),
+    )
+    found = re.search(rf"Stopped after 400 ms: (\d+) of {wanted} tokens", said)
+    assert found is not None
+    assert 0 < int(found[1]) < wanted
+    # 2000 tokens are a minute's work: only an engine that was stopped is idle this soon.
+    wait_until(lambda: alone.engine_requests() == 0, 5)
+
+
+def test_two_servers_of_one_host(
+    alone: Alone, make: Callable[..., Alone], engine_dir: Path, tmp_path: Path
+) -> None:
+    (repository,) = alone.work_dir.glob("run/*/model_repo")
+    copy = shutil.copytree(repository, tmp_path / "models")
+    other = make("--model_repo", copy)
+    other.until_ready()
+    question = ("--input-ids", "504,3575", "--request-output-len", 4)
+    assert other.ask(*question) == alone.ask(*question)
+    before = shared_memory()
+    os.kill(other.process.pid, signal.SIGKILL)
+    wait_until(lambda: not processes_of(other.work_dir), 20)
+    wait_until(lambda: len(shared_memory()) < len(before))
+    assert alone.ask(*question).startswith("Got completed request")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_stopped(make: Callable[..., Alone], engine_dir: Path, number: int) -> None:
+    before = shared_memory()
+    server = make(engine_dir)
+    server.until_ready()
+    assert httpx.get(f"{server.triton}/v2/health/ready").status_code == 200
+    for port in (server.http, server.grpc, server.metrics):
+        assert str(port) in server.output
+    assert server.finish(number)[0] == 0
+    assert processes_of(server.work_dir) == {}
+    assert shared_memory() <= before
+
+
+def test_it_is_stopped_while_it_starts(make: Callable[..., Alone], engine_dir: Path) -> None:
+    server = make(engine_dir)
+    wait_until(
+        lambda: any("bin/tritonserver" in line for line in processes_of(server.work_dir).values())
+    )
+    assert server.finish(signal.SIGTERM)[0] == 0
+    assert processes_of(server.work_dir) == {}
+
+
+def test_a_triton_that_dies_ends_it(make: Callable[..., Alone], engine_dir: Path) -> None:
+    server = make(engine_dir)
+    server.until_ready()
+    (pid,) = (
+        pid
+        for pid, line in processes_of(server.work_dir).items()
+        if line.split()[0].endswith("bin/tritonserver")
+    )
+    os.kill(pid, signal.SIGKILL)
+    code, output = server.finish(seconds=20)
+    assert code == 1
+    assert "E2105 TritonUnavailable: Triton has died" in output
+
+
+def test_what_cannot_be_served(
+    alone: Alone, make: Callable[..., Alone], engine_dir: Path, tmp_path: Path
+) -> None:
+    taken = make(engine_dir, TRITON_GRPC_PORT=str(alone.grpc))
+    empty = make("--model-repo", tmp_path)
+    both = make("--model-repo", tmp_path, engine_dir)
+    ranks = make(engine_dir, "--world-size", "2")
+    for server, expected, says in (
+        (taken, 1, f"E1005 InvalidArgument: TRITON_GRPC_PORT={alone.grpc}: cannot listen"),
+        (empty, 1, "E1005 InvalidArgument: --model-repo="),
+        (both, 2, "goes with --triton-only"),
+        (ranks, 1, "E1005 InvalidArgument: WORLD_SIZE=2: must be 1, the engine's ranks"),
+    ):
+        code, output = server.finish(seconds=20)
+        assert (code, says in output) == (expected, True), output
+
+
+@needs_mpirun
+def test_two_ranks_from_a_model_repository(
+    alone: Alone, make: Callable[..., Alone], tmp_path: Path
+) -> None:
+    (repository,) = alone.work_dir.glob("run/*/model_repo")
+    copy = shutil.copytree(repository, tmp_path / "models")
+    shutil.copy(Path(__file__).parent / "ranks" / "model.py", copy / "tensorrt_llm" / "1")
+    server = make("--world_size", 2, "--model_repo", copy)
+    server.until_ready()
+    assert "on 2 ranks" in server.output
+    assert server.ask("--input-ids", "504", "--request-output-len", 3).startswith("Got completed")
+    assert server.finish(signal.SIGINT)[0] == 0
+    assert processes_of(server.work_dir) == {}
+
+
+def test_one_rank_of_two(alone: Alone, make: Callable[..., Alone], tmp_path: Path) -> None:
+    """What Slurm starts: rank 1 has no endpoint, and needs no free port."""
+    (repository,) = alone.work_dir.glob("run/*/model_repo")
+    server = make(
+        *("--world-size", 2, "--model-repo", repository),
+        COG_TRITON_RANK="1",
+        TRITON_HTTP_PORT=str(alone.http),
+    )
+    wait_until(lambda: "Rank 1 of 2 started" in server.output)
+    log = re.findall(r"log: (\S+)\)", server.output)[0]
+    wait_until(lambda: "successfully loaded 'tensorrt_llm'" in Path(log).read_text(), 60)
+    assert "ensemble" not in Path(log).read_text()
+    assert server.finish(signal.SIGTERM)[0] == 0

@@ -1,0 +1,160 @@
+"""The files for clusters: the Slurm script runs with a small srun, the manifest is what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SLURM = ROOT / "deploy" / "slurm.sh"
+MANIFEST = ROOT / "deploy" / "leaderworkerset.yaml"
+SRUN = """#!/bin/bash
+printf '%s\\n' "$@" > srun-arguments
+while [[ $1 == --* ]]; do shift; done
+for ((task = 0; task < SLURM_NTASKS; task++)); do SLURM_PROCID=$task "$@" || exit $?; done
+"""
+COG_TRITON = """#!/bin/bash
+cp "$COG_TRITON_CONFIG" config-$COG_TRITON_RANK
+echo "$COG_TRITON_RANK of $WORLD_SIZE in $COG_TRITON_WORK_DIR: $*" >> ranks
+exit ${CODE:-0}
+"""
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    path = directory / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def sbatch(directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    program(directory, "srun", SRUN)
+    program(directory, "cog-triton", COG_TRITON)
+    program(directory, "scontrol", '#!/bin/sh\necho "$@" > scontrol-arguments\n')
+    return subprocess.run(
+        [SLURM],
+        cwd=directory,
+        env={
+            "PATH": f"{directory}/bin:{os.environ['PATH']}",
+            "SLURM_NTASKS": "4",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_JOB_NODELIST": "gpu-[1-2]",
+            "SLURM_SUBMIT_DIR": str(directory),
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_slurm_starts_cog_on_rank_0_and_triton_alone_on_the_others(tmp_path: Path) -> None:
+    done = sbatch(tmp_path, ENGINE="/shared/engine")
+    assert done.returncode == 0, done.stderr
+    ranks = (tmp_path / "ranks").read_text().splitlines()
+    assert ranks[0] == "0 of 4 in /tmp/cog-triton-7-0: serve /shared/engine --host 0.0.0.0"
+    assert ranks[1:] == [
+        f"{n} of 4 in /tmp/cog-triton-7-{n}: serve /shared/engine --triton-only" for n in (1, 2, 3)
+    ]
+    arguments = (tmp_path / "srun-arguments").read_text().splitlines()
+    assert {"--mpi=pmix", "--kill-on-bad-exit=1"} <= {*arguments}
+    assert not [word for word in arguments if word.startswith("--container")]
+    config = yaml.safe_load((tmp_path / "config-1").read_text())
+    assert config == {"tensorrt_llm": {"args": {"num_nodes": 2}}}
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_slurm_in_an_image(tmp_path: Path) -> None:
+    sbatch(tmp_path, ENGINE="/shared/engine", IMAGE="registry/image")
+    arguments = (tmp_path / "srun-arguments").read_text()
+    assert "--container-image=registry/image\n" in arguments
+    assert f"--container-mounts=/shared/engine,{tmp_path}\n" in arguments
+
+
+def test_slurm_passes_a_failure_on(tmp_path: Path) -> None:
+    done = sbatch(tmp_path, ENGINE="/shared/engine", CODE="3")
+    assert done.returncode == 3
+    assert not (tmp_path / "scontrol-arguments").exists()
+    done = sbatch(tmp_path, ENGINE="/shared/engine", CODE="3", REQUEUE="1")
+    assert done.returncode == 3
+    assert (tmp_path / "scontrol-arguments").read_text() == "requeue 7\n"
+
+
+def test_slurm_without_an_engine(tmp_path: Path) -> None:
+    done = sbatch(tmp_path)
+    assert done.returncode != 0
+    assert "set ENGINE to an engine directory" in done.stderr
+
+
+@pytest.fixture
+def documents() -> dict[str, Any]:
+    return {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
+
+
+def test_the_manifest_is_a_group_and_its_service(documents: dict[str, Any]) -> None:
+    group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    leader, worker = (group[name]["spec"] for name in ("leaderTemplate", "workerTemplate"))
+    labels = group["leaderTemplate"]["metadata"]["labels"]
+    assert documents["Service"]["spec"]["selector"].items() <= labels.items()
+    ports = {port["name"] for port in leader["containers"][0]["ports"]}
+    assert {port["targetPort"] for port in documents["Service"]["spec"]["ports"]} <= ports
+    for pod in (leader, worker):
+        mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+    drain = {item["name"]: item["value"] for item in leader["containers"][0]["env"]}
+    assert leader["terminationGracePeriodSeconds"] > int(drain["DRAIN_TIMEOUT"])
+
+
+@pytest.mark.parametrize("role", ["leader", "worker"])
+def test_the_scripts_of_the_manifest_are_shell(documents: dict[str, Any], role: str) -> None:
+    group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    (script,) = group[f"{role}Template"]["spec"]["containers"][0]["args"]
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_leader_names_all_hosts_and_waits_for_them(
+    documents: dict[str, Any], tmp_path: Path
+) -> None:
+    group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    container = group["leaderTemplate"]["spec"]["containers"][0]
+    program(tmp_path, "ssh", '#!/bin/sh\necho "$@" >> ssh-arguments\n')
+    program(tmp_path, "cog-triton", '#!/bin/sh\necho "$MPI_HOSTS|$MPIRUN_ARGS|$*"\n')
+    script = container["args"][0].replace("/tmp/serve.yaml", str(tmp_path / "serve.yaml"))
+    done = subprocess.run(
+        [*container["command"], script],
+        cwd=tmp_path,
+        env={
+            **{item["name"]: item["value"] for item in container["env"]},
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+            "LWS_LEADER_ADDRESS": "cog-triton-0.cog-triton.default",
+            "LWS_GROUP_SIZE": "3",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    hosts, mpirun_args, arguments = done.stdout.strip().split("|")
+    assert hosts.split(",") == [f"cog-triton-0{n}.cog-triton.default" for n in ("", "-1", "-2")]
+    assert mpirun_args.startswith("--mca plm_rsh_args '-p 2222 -i /ssh/id ")
+    assert arguments.startswith("serve /shared/engine --host 0.0.0.0 --config ")
+    asked = (tmp_path / "ssh-arguments").read_text().splitlines()
+    assert [line.split()[-2:] for line in asked] == [[h, "true"] for h in hosts.split(",")[1:]]
+    config = yaml.safe_load((tmp_path / "serve.yaml").read_text())
+    assert config["tensorrt_llm"]["args"]["num_nodes"] == 3
+
+
+def test_what_is_ready_is_what_cog_calls_so(documents: dict[str, Any]) -> None:
+    group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    probe = group["leaderTemplate"]["spec"]["containers"][0]["readinessProbe"]["exec"]["command"]
+    pattern = re.findall(r"grep -Eq '(.*)'", probe[-1])[0]
+    for status, ready in (("READY", True), ("BUSY", True), ("UNHEALTHY", False)):
+        assert bool(re.search(pattern, json.dumps({"status": status}))) is ready

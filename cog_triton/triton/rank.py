@@ -29,30 +29,32 @@ def main(command: list[str]) -> int:
     """Run `command`: 0 if it ended after SIGUSR1, else its code, 128 + signal, or 1 for 0."""
     libc = ctypes.CDLL(None)
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-    asked = False
+    process: subprocess.Popen[bytes] | None = None
+    asked = stopped = False
 
-    def die_with_parent() -> None:
+    def in_child() -> None:
+        # mpirun signals our whole process group, and this one is for us alone.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        process.terminate()
-
-    def on_asked(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        if rank == "0":
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal asked, stopped
+        if number == signal.SIGUSR1:
+            asked = True
+            if rank != "0":
+                signal.alarm(_PATIENCE_S)
+                return
+        stopped = True
+        if process is not None:
             process.terminate()
-        else:
-            signal.alarm(_PATIENCE_S)
 
     if SHM_DIRECTORY in os.environ:
         Path(os.environ[SHM_DIRECTORY]).mkdir(parents=True, exist_ok=True)
-    # mpirun signals our whole process group: ignored is inherited, a handler is not.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    process = subprocess.Popen(command, preexec_fn=die_with_parent)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGUSR1, on_asked)
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, on_signal)
+    process = subprocess.Popen(command, preexec_fn=in_child)
+    if stopped:
+        process.terminate()
     code = process.wait()
     code = code if code >= 0 else 128 - code
     if asked:

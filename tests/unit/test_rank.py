@@ -84,6 +84,17 @@ def test_other_ranks_wait_for_their_leader(
     assert not (tmp_path / "told").exists()
 
 
+def test_a_request_to_end_is_not_lost_before_the_start(
+    start: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    """From the first moment on: until our handler is there, the signal itself ends the rank."""
+    for delay in (0, 0.01, 0.02, 0.03, 0.05, 0.1):
+        process = start("exec sleep 600")
+        time.sleep(delay)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGUSR1)
+
+
 def test_another_rank_does_not_wait_for_ever(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -71,8 +71,11 @@ def alone(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         running.close()
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("cog_triton_")}
+def shared_memory(server: Alone) -> list[str]:
+    """What this server alone has there."""
+    assert server.process is not None
+    prefix = f"cog_triton_{server.process.pid}_"
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefix)]
 
 
 def test_the_client_goes_on_from_a_text(alone: Alone, engine_dir: Path) -> None:
@@ -119,16 +122,15 @@ def test_two_servers_of_one_host(
     other.until_ready()
     question = ("--input-ids", "504,3575", "--request-output-len", 4)
     assert other.ask(*question) == alone.ask(*question)
-    before = shared_memory()
+    assert shared_memory(other)
     os.kill(other.process.pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(other.work_dir), 20)
-    wait_until(lambda: len(shared_memory()) < len(before))
+    wait_until(lambda: not shared_memory(other))
     assert alone.ask(*question).startswith("Got completed request")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_is_stopped(make: Callable[..., Alone], engine_dir: Path, number: int) -> None:
-    before = shared_memory()
     server = make(engine_dir)
     server.until_ready()
     assert httpx.get(f"{server.triton}/v2/health/ready").status_code == 200
@@ -136,7 +138,7 @@ def test_it_is_stopped(make: Callable[..., Alone], engine_dir: Path, number: int
         assert str(port) in server.output
     assert server.finish(number)[0] == 0
     assert processes_of(server.work_dir) == {}
-    assert shared_memory() <= before
+    assert shared_memory(server) == []
 
 
 def test_it_is_stopped_while_it_starts(make: Callable[..., Alone], engine_dir: Path) -> None:

@@ -18,6 +18,8 @@ from google.protobuf import text_format
 from stack import Stack
 
 from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily
+from cog_triton.errors import PromptTooLong
+from cog_triton.sampling import SamplingParams
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.settings import Settings, free_ports, load_settings
 from cog_triton.tokenizer import EngineTokenizer
@@ -49,6 +51,13 @@ class TritonPythonModel:
             with open(self.path, "a") as file:
                 file.write(json.dumps(seen, default=str) + "\\n")
             sender = request.get_response_sender()
+            if seen["request_output_len"] == [13]:
+                text = "[ERROR] Prompt length (900) exceeds maximum input length (512)"
+                sender.send(
+                    pb_utils.InferenceResponse(error=pb_utils.TritonError(text)),
+                    flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+                )
+                continue
             for token in seen["input_ids"]:
                 ids = np.array([[[token]]], dtype=np.int32)
                 length = np.array([[1]], dtype=np.int32)
@@ -149,8 +158,6 @@ def test_text_goes_in_and_out_in_the_contract_of_the_engine(triton: Served, mode
 
 
 def test_a_prediction_goes_in_the_contract_of_the_engine(triton: Served) -> None:
-    from cog_triton.sampling import SamplingParams
-
     generator = triton.generator
     ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
     sampling = SamplingParams(max_tokens=9, min_tokens=1, temperature=0, seed=3)
@@ -161,6 +168,16 @@ def test_a_prediction_goes_in_the_contract_of_the_engine(triton: Served) -> None
     assert seen["random_seed" if old else "seed"] == [3]
     assert seen["runtime_top_k"] == [1]
     assert seen["stop_words_list"] == [0, 1]  # the second end id, as a stop word
+
+
+def test_what_the_backend_says_is_a_code_in_bls_and_in_predictions(triton: Served) -> None:
+    body = {"text_input": "the quick fox", "max_tokens": 13}
+    url = f"{triton.url}/v2/models/tensorrt_llm_bls/generate"
+    said = httpx.post(url, json=body, timeout=20).json()["error"]
+    assert "E1002 PromptTooLong: Prompt length (900) exceeds maximum input length (512)" in said
+    plan = triton.generator.plan([1, 2], SamplingParams(max_tokens=13))
+    with pytest.raises(PromptTooLong, match=r"Prompt length \(900\) exceeds"):
+        list(triton.generator.stream(plan))
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])

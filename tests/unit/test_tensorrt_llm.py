@@ -16,10 +16,10 @@ from test_contract import REQUESTS
 from trtllm_engines import END, V0_9, V1, parameters, render
 
 from cog_triton import errors
-from cog_triton.engines import contract
+from cog_triton.engines import backend_errors, contract
 from cog_triton.engines.base import EngineRequest
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily, backend_errors, versions
+from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily, versions
 from cog_triton.engines.tensorrt_llm.versions import Contract
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
 from cog_triton.paths import data_dir

@@ -10,9 +10,9 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton import errors
-from cog_triton.engines import contract
+from cog_triton.engines import backend_errors, contract
 from cog_triton.engines.base import EngineFamily, EngineLimits, EngineRequest
-from cog_triton.engines.tensorrt_llm import backend_errors, engine, rendering, rules
+from cog_triton.engines.tensorrt_llm import engine, rendering, rules
 from cog_triton.engines.tensorrt_llm.parameters import Parameters
 
 

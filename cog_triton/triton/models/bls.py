@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from cog_triton.engines import backend_errors
 from cog_triton.engines.contract import refuse_unknown
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError, from_text
 from cog_triton.tokenizer import EngineTokenizer
@@ -234,7 +235,11 @@ class _Call:
             for response in self._call_engine(inputs, [*_ENGINE_OUTPUTS, *self._outputs]):
                 if response.has_error():
                     message = response.error().message()
-                    raise from_text(message) or TritonUnknownError(message)
+                    raise (
+                        from_text(message)
+                        or backend_errors.of_request(message)
+                        or TritonUnknownError(message)
+                    )
                 if tensors := response.output_tensors():
                     # The response's memory goes back to Triton with the response.
                     yield {tensor.name(): tensor.as_numpy().copy() for tensor in tensors}

@@ -1,4 +1,6 @@
-"""What the backend says when it fails, as a code.
+"""What TensorRT-LLM's compiled backend says when it fails, as a code.
+
+Apart from the family, for the BLS model in Triton hears the same texts.
 
 Whatever goes wrong with a request, the backend answers with Triton's INTERNAL and the text of the
 exception (`enqueue` in model_instance_state.cc), so the text alone tells whose fault it was. Each

@@ -7,6 +7,7 @@
 # it those of its own environment and command line; an `export` here would add empty ones.
 
 BIN := .venv/bin
+WORKERS := 2
 CONFIG := configs/build/smollm2-135m-cpu.yaml
 
 help: ## list the targets

@@ -1,3 +1,4 @@
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,18 +18,11 @@ def engine_tar() -> Path:
     tar = REPOSITORY / ".work" / "test" / "engine.tar"
     tar.parent.mkdir(parents=True, exist_ok=True)
     config = REPOSITORY / "configs" / "build" / "smollm2-135m-cpu.yaml"
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cog_triton",
-            "build",
-            str(config),
-            f"--output={tar}",
-            f"--work-dir={tar.parent / 'build'}",
-        ],
-        check=True,
-    )
+    command = [sys.executable, "-m", "cog_triton", "build", str(config)]
+    command += [f"--output={tar}", f"--work-dir={tar.parent / 'build'}"]
+    with (tar.parent / "lock").open("w") as lock:  # two pytest workers ask for the same file
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(command, check=True)
     return tar
 
 

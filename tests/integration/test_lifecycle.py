@@ -259,6 +259,16 @@ def test_cog_alone_serves_from_the_runner_directory(
     assert "was clamped to" in prediction["logs"]
     paths = httpx.get(f"{stack.url}/openapi.json").json()["paths"]
     assert "/predictions" in paths
+    without_a_limit_the_context_is_the_limit(stack)
+
+
+def without_a_limit_the_context_is_the_limit(stack: Stack) -> None:
+    (model,) = httpx.get(f"{stack.own}/v1/models").json()["data"]
+    assert model["max_model_len"] == 100
+    asked = {"model": model["id"], "prompt": [28120] * 90, "ignore_eos": True}
+    answer = httpx.post(f"{stack.own}/v1/completions", json=asked, timeout=60).json()
+    assert answer["usage"]["total_tokens"] == 100
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_cog_alone_tells_setup_failed_and_why(make_stack: Callable[..., Stack]) -> None:

@@ -214,18 +214,6 @@ def test_a_bad_schema_harms_nobody_even_straight_at_triton(
     assert stack.predict(FRANCE, temperature=0)["status"] == "succeeded"
 
 
-def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI, model: str) -> None:
-    (described,) = client.models.list().data
-    room = described.model_dump()["max_model_len"]
-    ids = [28120] * (room - 3)
-    answer = client.completions.create(
-        model=model, prompt=ids, extra_body={"ignore_eos": True}, timeout=120
-    )
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == room
-    assert answer.choices[0].finish_reason == "length"
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_frees_the_engine(stack: Stack, model: str, streamed: bool) -> None:
     body = {

@@ -22,7 +22,7 @@ from vllm_engines import calls, double_environment, hugging_face, vllm_engine
 
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import free_ports, load_settings
-from cog_triton.triton.server import TritonServer
+from cog_triton.triton import launch
 
 pytestmark = pytest.mark.integration
 
@@ -382,9 +382,9 @@ def test_it_serves_where_triton_shows_no_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http, grpc_port, metrics = free_ports(3)
-    own = TritonServer._arguments
+    own = launch._tritonserver
     monkeypatch.setattr(
-        TritonServer, "_arguments", lambda *args: [*own(*args), "--allow-metrics=false"]
+        launch, "_tritonserver", lambda *args: [*own(*args), "--allow-metrics=false"]
     )
     for name, value in double_environment().items():
         monkeypatch.setenv(name, value)

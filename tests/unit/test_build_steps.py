@@ -365,7 +365,10 @@ def test_a_log_that_finds_the_disk_full_has_a_code(tmp_path: Path, examples: Pat
     logs = workspace.of(config) / "logs"
     logs.mkdir(parents=True)
     (logs / "build.log").symlink_to("/dev/full")
-    (examples / "fake" / "build.py").write_text("while True: print('x' * 100)")
+    (examples / "fake" / "build.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_known_args()\n"
+        "while True: print('x' * 100)"
+    )
     with pytest.raises(DiskFull, match=r"No space left on device; [0-9.]+ MB free in "):
         run_build(config, workspace, tmp_path / "e.tar", echo=print, examples=examples)
 

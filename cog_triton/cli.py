@@ -15,6 +15,7 @@ from rich.console import Console
 from cog_triton import __version__
 from cog_triton.cli_tools import client, doctor
 from cog_triton.errors import EngineIncompatible
+from cog_triton.ports import OPENAI_PORT
 from cog_triton.terminal import coded_errors as _coded_errors
 from cog_triton.terminal import err as _err
 from cog_triton.terminal import escape as _escaped
@@ -161,7 +162,7 @@ def serve(
             min=0,
             max=65535,
         ),
-    ] = 8080,
+    ] = OPENAI_PORT,
     config: Annotated[
         Path | None, typer.Option(help="Serve config, YAML (COG_TRITON_CONFIG).")
     ] = None,

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from cog_triton.errors import InvalidArgument
 
+OPENAI_PORT = 8080
+"""Where `cog-triton serve` has the OpenAI API, unless told otherwise."""
+
 
 def require_free(ports: Mapping[str, tuple[str, int]]) -> None:
     """Raise E1005 unless every (address, port), by its setting's name, is free and no two equal."""

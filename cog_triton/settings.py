@@ -116,6 +116,12 @@ class Settings(BaseSettings):
         return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
 
     @property
+    def own_ports(self) -> dict[str, tuple[str, int]]:
+        """Where our own HTTP server listens, as `triton_ports`; what is off is left out."""
+        ports = {"OPENAI_PORT": self.openai_port, "METRICS_PORT": self.metrics_port}
+        return {name: (self.cog_host, port) for name, port in ports.items() if port is not None}
+
+    @property
     def triton_ports(self) -> dict[str, tuple[str, int]]:
         """Address and port of each of Triton's endpoints, by the name of its setting."""
         return {

@@ -12,6 +12,7 @@ from cog_triton.doctor import hardware, software
 from cog_triton.doctor.check import Check, State, fail, ok
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.machine import Machine, backends_in, library_versions
+from cog_triton.ports import OPENAI_PORT
 from cog_triton.preflight import visible_gpus
 from cog_triton.settings import Settings, load_settings
 from cog_triton.triton import distribution
@@ -33,7 +34,8 @@ def healthy(checks: Sequence[Check]) -> bool:
 def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     yield software.python()
     try:
-        settings = load_settings()
+        own = {} if "OPENAI_PORT" in os.environ else {"openai_port": OPENAI_PORT}
+        settings = load_settings(**own)
         if settings.cog_triton_config:
             load_serve_config(settings.cog_triton_config)
     except CogTritonError as error:
@@ -60,8 +62,8 @@ def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     yield hardware.shared_memory(ranks)
     packed = path.stat().st_size if path is not None and path.is_file() else 0
     yield hardware.disk(settings.work_dir, packed)
-    host = os.environ.get("COG_HOST") or "127.0.0.1"
-    yield from hardware.free_ports({"PORT": (host, settings.port), **settings.triton_ports})
+    cog = {"PORT": (settings.cog_host, settings.port)}
+    yield from hardware.free_ports({**cog, **settings.own_ports, **settings.triton_ports})
     if checked is not None:
         yield checked
 

@@ -39,13 +39,9 @@ class Frontend:
         self._metrics = telemetry.metrics
         self._apps: dict[str, _Changing] = {}
         self._servers = []
-        for name, port in (
-            ("OPENAI_PORT", settings.openai_port),
-            ("METRICS_PORT", settings.metrics_port),
-        ):
-            if port is not None:
-                app = self._apps[name] = _Changing(starting_app)
-                self._servers.append(HTTPServer(app, bind(name, settings.cog_host, port)))
+        for name, (host, port) in settings.own_ports.items():
+            app = self._apps[name] = _Changing(starting_app)
+            self._servers.append(HTTPServer(app, bind(name, host, port)))
         for server in self._servers:
             server.start()
 

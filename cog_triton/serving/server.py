@@ -83,19 +83,13 @@ class CogServer:
         self._wake.set()
 
     def _require_free_ports(self) -> None:
-        own = {name: port for name, port in self._own_ports().items() if port is not None}
-        ports = {"PORT": self._port, **own}
         require_free(
             {
-                **{name: (self._host, port) for name, port in ports.items()},
+                "PORT": (self._host, self._port),
+                **self._settings.own_ports,
                 **self._settings.triton_ports,
             }
         )
-
-    def _own_ports(self) -> dict[str, int | None]:
-        """Those of our own HTTP server, None where it is off."""
-        settings = self._settings
-        return {"OPENAI_PORT": settings.openai_port, "METRICS_PORT": settings.metrics_port}
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings
@@ -105,7 +99,8 @@ class CogServer:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             "COG_HOST": self._host,
             "PORT": str(self._port),
-            **{name: str(number or "") for name, number in self._own_ports().items()},
+            "OPENAI_PORT": str(settings.openai_port or ""),
+            "METRICS_PORT": str(settings.metrics_port or ""),
             "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
             "COG_MAX_CONCURRENCY": str(self._max_concurrency),
             # coglet answers 409, with slots free, when two of its threads look for one at once.

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cog_triton import ports
 from cog_triton.cli import app
 from cog_triton.doctor import check, engine, hardware, report, run, software
 from cog_triton.doctor.check import Check, State
@@ -33,8 +34,8 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
         monkeypatch.setenv(f"TRITON_{name.upper()}_PORT", str(port))
-    (port,) = free_ports(1)
-    monkeypatch.setenv("PORT", str(port))
+    for name, port in zip(("PORT", "OPENAI_PORT"), free_ports(2), strict=True):
+        monkeypatch.setenv(name, str(port))
 
 
 def doctor(*arguments: object) -> tuple[int, str]:
@@ -211,14 +212,23 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert "COG_TRITON_WORK_DIR" in found.advice
 
 
-def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["TRITON_GRPC_PORT", "OPENAI_PORT"])
+def test_a_port_that_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setenv("TRITON_GRPC_PORT", str(port))
+        monkeypatch.setenv(name, str(port))
         code, said = doctor()
     assert code == 1
     assert f"fail  port {port}: 127.0.0.1:{port}: Address already in use" in said
-    assert "set TRITON_GRPC_PORT=" in said
+    assert f"set {name}=" in said
+
+
+def test_the_port_that_serve_has_for_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_PORT")
+    asked: list[int] = []
+    monkeypatch.setattr(ports, "refusal", lambda host, port: asked.append(port))
+    doctor()
+    assert ports.OPENAI_PORT in asked
 
 
 def test_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

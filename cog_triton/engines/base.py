@@ -54,6 +54,19 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: errors.CogTritonError | None = None
 
+    @classmethod
+    def joined(cls, events: Sequence[Self]) -> Self:
+        """Events of one request that follow each other, at least one, as a single event."""
+        last = events[-1]
+        if len(events) == 1:
+            return last
+        return cls(
+            [token for event in events for token in event.token_ids],
+            [value for event in events for value in event.log_probs],
+            last.finish,
+            last.error,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:

@@ -2,7 +2,8 @@
 
 OpenVINO holds the GIL for a whole step. Within Triton's stub that would keep requests from
 arriving and tokens from leaving; here both go on while the next step is computed. One
-message crosses for each step, whatever the batch.
+message crosses for each step, whatever the batch; steps that come while responses are still
+being sent are joined.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -31,6 +32,20 @@ from cog_triton.errors import CogTritonError, TritonUnavailable
 
 Emit = Callable[[Any], None]
 _CLOSE_TIMEOUT_S = 10
+_AT_ONCE = 4096
+
+
+def _joined(events: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Each request's tokens as one event: a response costs the same whatever it holds."""
+    of_handle: dict[int, list[Any]] = {}
+    for handle, event in events:
+        of_handle.setdefault(handle, []).append(event)
+    for handle, found in of_handle.items():
+        tokens = [event for event in found if isinstance(event, TokenEvent) and event.error is None]
+        if len(tokens) > 1:
+            yield handle, TokenEvent.joined(tokens)
+            found = found[len(tokens) :]
+        yield from ((handle, event) for event in found)
 
 
 class EngineLink:
@@ -45,6 +60,8 @@ class EngineLink:
     ) -> None:
         """`on_death` is called once when the engine hangs up before it is asked to."""
         self._connection = connection
+        self._poller = select.poll()  # Connection.poll makes a new one for each call
+        self._poller.register(connection, select.POLLIN)
         self._max_batch_size = max_batch_size
         self._on_death = on_death
         self._closing = False
@@ -89,17 +106,27 @@ class EngineLink:
     def _read(self) -> None:
         while True:
             try:
-                events = self._connection.recv()
+                arrived = self._receive()
             except (EOFError, OSError):  # an OSError when it died within a message
                 self._fail_all()
                 if not self._closing:
                     self._on_death()
                 return
-            for handle, event in events:
+            for handle, event in _joined(arrived):
                 ended = event.finish is not None or event.error is not None
                 emit = (self._emitters.pop if ended else self._emitters.get)(handle, None)
                 if emit is not None:
                     emit(event)
+
+    def _receive(self) -> list[tuple[int, Any]]:
+        """The next message, and those that have come besides while the last were emitted."""
+        events: list[tuple[int, Any]] = self._connection.recv()
+        while len(events) < _AT_ONCE and self._poller.poll(0):
+            try:
+                events += self._connection.recv()
+            except (EOFError, OSError):
+                break  # the next call meets it again
+        return events
 
     def _fail_all(self) -> None:
         """The engine's process is gone: nothing that was submitted will ever end."""
@@ -182,7 +209,7 @@ class EngineProcess(EngineLink):
 def run_engine(engine: StepEngine, connection: Connection) -> None:
     """The child's loop: take messages, step, send what the step brought. Ends on EOF."""
     connection.send(engine.max_batch_size)
-    poller = select.poll()  # Connection.poll makes a new one for each call
+    poller = select.poll()
     poller.register(connection, select.POLLIN)
     while True:
         events: list[tuple[int, TokenEvent]] = []

@@ -48,7 +48,7 @@ class Stream:
         if not self._request.streaming:
             self._held.append(event)
             if ended:
-                self._send(_join(self._held), ended)
+                self._send(TokenEvent.joined(self._held), ended)
         else:
             self._send(event, ended)
         if ended:
@@ -188,18 +188,6 @@ class _Metrics:
             if self._published.get(name) != value:
                 self._published[name] = value
                 self._gauges[name].set(value)
-
-
-def _join(events: list[TokenEvent]) -> TokenEvent:
-    last = events[-1]
-    if len(events) == 1:
-        return last
-    return TokenEvent(
-        [token for event in events for token in event.token_ids],
-        [value for event in events for value in event.log_probs],
-        last.finish,
-        last.error,
-    )
 
 
 def _tensor(name: str, values: Any, dtype: Any) -> Any:

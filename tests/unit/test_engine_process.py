@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 
+from cog_triton.engines import engine_process
 from cog_triton.engines.base import EngineRequest, EngineStats, TokenEvent
 from cog_triton.engines.engine_process import EngineProcess
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
@@ -100,9 +101,50 @@ def test_every_step_of_every_request_comes_back_in_order(tmp_path: Path) -> None
             submit(engine, request(start), inbox)
         for start, inbox in inboxes.items():
             events = inbox.until_end()
-            assert [event.token_ids for event in events] == [[start + n] for n in (1, 2, 3)]
-            assert [event.finish for event in events] == [None, None, "length"]
+            ids = [token for event in events for token in event.token_ids]
+            assert ids == [start + n for n in (1, 2, 3)]
+            assert {event.finish for event in events[:-1]} <= {None}
+            assert events[-1].finish == "length"
         until_idle(engine)
+
+
+def test_a_reader_that_is_behind_gets_what_has_come_at_once(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        behind, others = threading.Event(), Inbox()
+        slow: list[TokenEvent] = []
+
+        def emit(event: TokenEvent) -> None:
+            slow.append(event)
+            if len(slow) == 1:
+                assert behind.wait(PATIENCE_S)
+
+        engine.submit(next(HANDLES), request(7, max_tokens=200), emit)
+        submit(engine, request(1000, max_tokens=3), others)
+        time.sleep(0.5)  # the engine goes on meanwhile
+        behind.set()
+        until_idle(engine)
+        assert [token for event in slow for token in event.token_ids] == list(range(8, 208))
+        assert len(slow) < 100
+        assert [token for event in others.until_end() for token in event.token_ids] == [
+            1001,
+            1002,
+            1003,
+        ]
+
+
+def test_tokens_that_came_with_an_error_come_before_it() -> None:
+    link = engine_process._joined(
+        [
+            (1, TokenEvent([5], [0.5])),
+            (2, TokenEvent([9], [])),
+            (1, TokenEvent([6], [0.25])),
+            (1, TokenEvent([], [], error=InvalidArgument("no"))),
+        ]
+    )
+    (_, first), (_, error), (other, _) = link
+    assert (first.token_ids, first.log_probs, first.finish) == ([5, 6], [0.5, 0.25], None)
+    assert isinstance(error.error, InvalidArgument)
+    assert other == 2
 
 
 def test_a_message_larger_than_any_socket_buffer_comes_through(tmp_path: Path) -> None:
@@ -120,7 +162,7 @@ def test_a_refused_request_ends_with_its_own_error_and_harms_nobody(tmp_path: Pa
         (event,) = refused.until_end()
         assert isinstance(event.error, InvalidArgument)
         assert "bad luck" in str(event.error)
-        assert len(other.until_end()) == 50
+        assert sum(len(event.token_ids) for event in other.until_end()) == 50
 
 
 def test_a_refused_request_is_told_when_nothing_else_runs(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/soak_mixed.py engine.tar --minutes 10
 
 Each client sends one request after the other: prompts and outputs of random lengths, streamed
-and whole, through /predictions, /v1/chat/completions and /v1/completions. Of a hundred, 20 leave
-in the middle and 5 are bad input. It fails when a request ends in neither text nor a code, when
-the server's own counts differ from the clients', or when processes, ports, descriptors or
-memory grow.
+and whole, through /predictions, /v1/chat/completions and /v1/completions. More than 20 of a
+hundred leave in the middle, and 5 are bad input. It fails when a request ends in neither text
+nor a code, when the server's own counts differ from the clients', or when processes, ports,
+descriptors or memory grow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,8 @@ class Client:
         chance = self._random
         kind = chance.choice(KINDS)
         bad = chance.random() < 0.05
-        leaves = not bad and chance.random() < 0.2
-        url, body, headers = self._request(kind, bad, at_least=100 if leaves else 1)
+        leaves = not bad and chance.random() < 0.25
+        url, body, headers = self._request(kind, bad, at_least=200 if leaves else 1)
         try:
             sending = self._send(url, body, headers, leaves)
             outcome = await asyncio.wait_for(sending, PATIENCE_S)
@@ -101,7 +100,9 @@ class Client:
             "max_tokens": min(int(chance.expovariate(1 / 40)) + at_least, 400),
             "temperature": chance.choice([0, 0.7, 1]),
         }
-        if chance.random() < 0.2:
+        if at_least > 1:
+            values["min_tokens"] = at_least
+        elif chance.random() < 0.2:
             values["stop" if kind[0] == "c" else "stop_sequences"] = "and"
         wrong = chance.choice(BAD) if bad else {}
         if kind.startswith("predictions"):
@@ -118,27 +119,18 @@ class Client:
     async def _send(
         self, url: str, body: dict[str, Any], headers: dict[str, str], leaves: bool
     ) -> str:
-        reads = self._random.randrange(20) if leaves else None
-        pause = self._random.random() * 2 if leaves else 0.0
-        async with self._http.stream("POST", url, json=body, headers=headers) as answer:
-            text = ""
-            if leaves:
-                async for chunk in _some(answer.aiter_text(), reads or 0, pause):
-                    text += chunk
-            else:
-                async for chunk in answer.aiter_text():
-                    text += chunk
-        ended = _ended(answer.status_code, text)
-        return "left" if leaves and ended.startswith("LOST") else ended
-
-
-async def _some(chunks: AsyncIterator[str], count: int, seconds: float) -> AsyncIterator[str]:
-    """The first `count` chunks, and no longer than `seconds` between two."""
-    for _ in range(count):
+        reading = self._read(url, body, headers)
+        if not leaves:
+            return await reading
         try:
-            yield await asyncio.wait_for(chunks.__anext__(), seconds)
-        except (StopAsyncIteration, asyncio.TimeoutError):
-            return
+            return await asyncio.wait_for(reading, self._random.random() * 3)
+        except asyncio.TimeoutError:
+            return "left"
+
+    async def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+        async with self._http.stream("POST", url, json=body, headers=headers) as answer:
+            text = "".join([chunk async for chunk in answer.aiter_text()])
+        return _ended(answer.status_code, text)
 
 
 def _ended(status: int, text: str) -> str:

@@ -22,9 +22,11 @@ engine.tar: | setup
 serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 COG_HOST=127.0.0.1 ARGS=...)
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
-test: lint ## lint, then unit and integration tests (TESTS="-k name" for others)
+# The integration tests first, for some of them take minutes; a file's tests share its servers.
+test: lint ## lint, then integration and unit tests (TESTS="-k name" for others, WORKERS=2)
 	@scripts/setup-mpi
-	@$(BIN)/python -m pytest $(or $(TESTS),tests/unit tests/integration)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  $(or $(TESTS),tests/integration tests/unit)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)

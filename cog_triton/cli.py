@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cog_triton import __version__
 from cog_triton.cli_tools import client, doctor
-from cog_triton.errors import EngineIncompatible
+from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.ports import OPENAI_PORT
 from cog_triton.terminal import coded_errors as _coded_errors
 from cog_triton.terminal import err as _err
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+_MOCK_PANEL = "The mock engine"
 
 
 class Schema(str, enum.Enum):
@@ -167,9 +168,14 @@ def serve(
         Path | None, typer.Option(help="Serve config, YAML (COG_TRITON_CONFIG).")
     ] = None,
     max_concurrency: Annotated[
-        int,
-        typer.Option(envvar="COG_MAX_CONCURRENCY", min=1, help="Predictions Cog accepts at once."),
-    ] = 256,
+        int | None,
+        typer.Option(
+            envvar="COG_MAX_CONCURRENCY",
+            min=1,
+            help="Predictions Cog accepts at once.",
+            show_default="256; twice the streams with --engine mock",
+        ),
+    ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -186,6 +192,51 @@ def serve(
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
+    engine_name: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="In place of ENGINE, mock: no model, a fixed text at a set rate, to measure and"
+            " to break everything else (COG_TRITON_ENGINE).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    tps: Annotated[
+        float | None,
+        typer.Option(
+            help="Tokens per second of each stream; 0 for as many as Triton takes (MOCK_TPS, 44).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            help="How far a token may stray from its time, 0 to 1: as a part of the time between"
+            " two of them, half to either side (MOCK_JITTER, 0).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    prefill: Annotated[
+        float | None,
+        typer.Option(
+            help="Milliseconds for each input token, before output begins (MOCK_PREFILL_MS, 0).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    tokens_per_response: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that leave the engine together (MOCK_TOKENS_PER_RESPONSE, 1).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Streams at once; more of them wait (MOCK_MAX_BATCH_SIZE, 256).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
 ) -> None:
     """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
 
@@ -196,17 +247,28 @@ def serve(
     Example: cog-triton serve engine.tar
 
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
+
+    Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
     """
     from cog_triton.serving import triton_alone
-    from cog_triton.serving.server import CogServer
+    from cog_triton.serving.server import CogServer, default_concurrency
     from cog_triton.settings import load_settings
 
-    if model_repo is not None and (engine or not triton_only):
+    if model_repo is not None and (engine or engine_name or not triton_only):
         raise typer.BadParameter(
             "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
         )
+    mock = {
+        "mock_tps": tps,
+        "mock_jitter": jitter,
+        "mock_prefill_ms": prefill,
+        "mock_tokens_per_response": tokens_per_response,
+        "mock_max_batch_size": max_batch_size,
+    }
     with _coded_errors():
         overrides = {
+            **mock,
+            "cog_triton_engine": engine_name,
             "world_size": world_size,
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
@@ -220,10 +282,19 @@ def serve(
         settings = load_settings(
             **{name: value for name, value in overrides.items() if value is not None}
         )
+        if engine and settings.cog_triton_engine:
+            raise InvalidArgument(
+                f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE {engine!r}"
+            )
+        given = [name for name, value in mock.items() if value is not None]
+        if given and not settings.cog_triton_engine:
+            raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
         if triton_only:
             asyncio.run(triton_alone.serve(settings, model_repo, _say))
             return
-        server = CogServer(settings, host, port, max_concurrency, verbose=verbose)
+        server = CogServer(
+            settings, host, port, max_concurrency or default_concurrency(settings), verbose=verbose
+        )
         server.run(_say)
 
 

@@ -8,6 +8,6 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: str) -> Path:
-    """`name` (triton_model_repo, runner or builder) beside the package, or inside its wheel."""
+    """`name` (triton_model_repo or a Cog project) beside the package, or inside its wheel."""
     checkout = _PACKAGE.parent / name
     return checkout if checkout.is_dir() else _PACKAGE / "_data" / name

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cog_triton.errors import InvalidArgument
@@ -21,6 +22,9 @@ def _blank_is_unset(value: object) -> object:
 
 
 OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
+OptionalFloat = Annotated[
+    float | None, Field(allow_inf_nan=False), BeforeValidator(_blank_is_unset)
+]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
 EngineDir = Annotated[Path, BeforeValidator(lambda value: value or IMAGE_ENGINE_DIR)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -30,6 +34,20 @@ OptionalPort = Annotated[
     BeforeValidator(lambda value: None if value in ("", "0", 0) else value),
 ]
 OptionalText = Annotated[str | None, BeforeValidator(_blank_is_unset)]
+
+
+def _engine_by_name(value: object) -> object:
+    """The engines that need no directory, by which others are known."""
+    if value in (None, "", "mock"):
+        return value or None
+    raise PydanticCustomError(
+        "engine",
+        "must be mock; another engine is known by its directory, so name that or its engine.tar",
+    )
+
+
+EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]
+_MOCK = "mock_"
 
 
 class Settings(BaseSettings):
@@ -52,6 +70,19 @@ class Settings(BaseSettings):
         None, description="directory of TensorRT-LLM's sources, which holds its examples"
     )
     cog_triton_output_dir: OptionalPath = Field(None, description="where the builder writes")
+
+    cog_triton_engine: EngineName = Field(None, description="engine without a directory: mock")
+    mock_tps: OptionalFloat = Field(None, ge=0, description="mock: tokens per second, 0 flat out")
+    mock_jitter: OptionalFloat = Field(
+        None, ge=0, le=1, description="mock: how far tokens stray, as a part of their distance"
+    )
+    mock_prefill_ms: OptionalFloat = Field(
+        None, ge=0, description="mock: milliseconds for each input token"
+    )
+    mock_tokens_per_response: OptionalInt = Field(
+        None, ge=1, description="mock: tokens that leave together"
+    )
+    mock_max_batch_size: OptionalInt = Field(None, ge=1, description="mock: streams at once")
 
     system_prompt: str | None = Field(None, description="default system prompt")
     prompt_template: str | None = Field(None, description="default prompt template")
@@ -109,6 +140,15 @@ class Settings(BaseSettings):
         home = Path(cache)
         usable = home if os.access(home.parent, os.W_OK) else Path(tempfile.gettempdir())
         return usable / "cog-triton"
+
+    @property
+    def mock_options(self) -> dict[str, float]:
+        """The MOCK_* settings that are set, by the names of the mock's own options."""
+        return {
+            name.removeprefix(_MOCK): value
+            for name in type(self).model_fields
+            if name.startswith(_MOCK) and (value := getattr(self, name)) is not None
+        }
 
     @property
     def hosts(self) -> list[str]:

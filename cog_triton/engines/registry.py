@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 
-FAMILIES: tuple[type[EngineFamily], ...] = (OpenVINOFamily, TensorRTLLMFamily, VLLMFamily)
+FAMILIES: tuple[type[EngineFamily], ...] = (
+    OpenVINOFamily,
+    TensorRTLLMFamily,
+    VLLMFamily,
+    MockFamily,
+)
 
 
 def open_engine(directory: Path) -> EngineFamily:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.engines import contract
@@ -21,6 +22,7 @@ from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.triton.models import backend
 
 OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
+ParseRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
 
 
 class Stream:
@@ -90,9 +92,10 @@ class Stream:
 
 
 class TritonTokenModel:
-    """Base of the generated ``TritonPythonModel``; `open_engine` is bound by `triton_model`."""
+    """Base of the generated ``TritonPythonModel``; `triton_model` binds what families differ in."""
 
     open_engine: OpenEngine
+    parse_request: ParseRequest
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the engine; an exception here ends tritonserver with its text in the log."""
@@ -140,7 +143,7 @@ class TritonTokenModel:
         if "stop" in tensors and tensors["stop"].any():
             self._stop(request_id, sender)
             return
-        parsed = contract.from_tensors(tensors)
+        parsed = type(self).parse_request(tensors)
         stream = Stream(next(self._handles), request_id, parsed, sender, self)
         self._streams[stream.handle] = stream
         self._engine.submit(stream.handle, parsed, stream.emit)
@@ -158,11 +161,18 @@ class TritonTokenModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def triton_model(open_engine: OpenEngine) -> type[TritonTokenModel]:
-    """The class a rendered ``model.py`` exposes as ``TritonPythonModel``."""
-    return type(
-        "TritonPythonModel", (TritonTokenModel,), {"open_engine": staticmethod(open_engine)}
-    )
+def triton_model(
+    open_engine: OpenEngine, parse_request: ParseRequest = contract.from_tensors
+) -> type[TritonTokenModel]:
+    """The class a rendered ``model.py`` exposes as ``TritonPythonModel``.
+
+    `parse_request` reads input tensors, for an engine that has more of them than the contract.
+    """
+    members = {
+        "open_engine": staticmethod(open_engine),
+        "parse_request": staticmethod(parse_request),
+    }
+    return type("TritonPythonModel", (TritonTokenModel,), members)
 
 
 class _Metrics:

@@ -36,6 +36,7 @@ class Generation:
 
     `notes` are remarks for the log of the prediction, such as a clamped max_tokens. `arrivals`
     are the times of `time.perf_counter`, each with the number of tokens that came then.
+    `engine_inputs` are inputs that only this engine has, as JSON values for Triton.
     """
 
     input_ids: Sequence[int]
@@ -47,6 +48,7 @@ class Generation:
     ignore_eos: bool = False
     return_log_probs: bool = False
     guide: str | None = None
+    engine_inputs: dict[str, Any] = field(default_factory=dict)
     log_probs: list[TokenLogProb] = field(default_factory=list)
     started: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -209,7 +211,8 @@ class TextGenerator:
         )
         log_probs: list[float] | None = [] if generation.return_log_probs else None
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
-        http = self._client.request(self._to_values(request), request_id)
+        values = {**self._to_values(request), **generation.engine_inputs}
+        http = self._client.request(values, request_id)
         ticket = generation.ticket
         ticket.when_ended(http.hang_up)
         seen = False

@@ -24,7 +24,7 @@ from cog_triton.serving.generate import Generation
 from cog_triton.serving.lifeline import end_parent, exit_with_parent
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry import Telemetry
-from cog_triton.settings import load_settings
+from cog_triton.settings import Settings, load_settings
 from cog_triton.stops import parse_stop_sequences
 
 DEFAULT_MAX_TOKENS = 512
@@ -38,7 +38,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         """Start everything; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
         livestream.install()
-        settings = load_settings()
+        settings = self._load_settings()
         self._telemetry = Telemetry(settings)
         frontend = Frontend(settings, self._telemetry)
         self._runtime = await Runtime.start(
@@ -46,6 +46,9 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         )
         frontend.open(self._runtime)
         drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
+
+    def _load_settings(self) -> Settings:
+        return load_settings()
 
     async def healthcheck(self) -> bool:
         """Whether predictions are served; raises what /health-check says if they are not."""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from cog_triton import preflight
 from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.mock.directory import make
+from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.registry import open_engine
-from cog_triton.errors import EngineIncompatible
+from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.machine import Machine, backends_in, library_versions
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -35,18 +37,31 @@ async def prepare(settings: Settings, weights: str | None = None) -> Prepared:
     Cheap checks come first: a bad config is told before any weights are fetched. Raises the coded
     error that says what is wrong.
     """
-    preflight.require_gpu(settings.cog_triton_sm)
+    if settings.cog_triton_engine is None:
+        preflight.require_gpu(settings.cog_triton_sm)
     config = (
         load_serve_config(settings.cog_triton_config)
         if settings.cog_triton_config
         else ServeConfig()
     )
-    directory = await engine_directory(settings, weights or settings.cog_weights)
-    family = open_engine(directory)
+    family = open_engine(await _directory(settings, weights or settings.cog_weights))
+    if isinstance(family, MockFamily):
+        config = config.having(ENGINE_MODEL, settings.mock_options)
     world_size = launch.world_size(settings, family.world_size or 1)
     run_dir = fresh_run_dir(settings.work_dir)
     _require_machine(settings, family, config, run_dir)
     return Prepared(family, render(family, config, run_dir / "model_repo"), run_dir, world_size)
+
+
+async def _directory(settings: Settings, weights: str | None) -> Path:
+    if settings.cog_triton_engine is None:
+        return await engine_directory(settings, weights)
+    if weights:
+        raise InvalidArgument(
+            f"COG_WEIGHTS={weights!r}: not with COG_TRITON_ENGINE={settings.cog_triton_engine},"
+            " which needs no weights; set one of them"
+        )
+    return make(settings.work_dir / "engines")
 
 
 def fresh_run_dir(work_dir: Path) -> Path:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from cog_triton import __version__, errors, reaper
+from cog_triton.engines.mock.options import MockOptions
 from cog_triton.paths import data_dir
 from cog_triton.ports import require_free
 from cog_triton.preflight import require_gpu
@@ -27,6 +28,13 @@ _WATCH_S = 1.0
 _UNHEALTHY_S = 5.0
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
+
+
+def default_concurrency(settings: Settings) -> int:
+    """Predictions Cog accepts at once: of the mock's all, and as many that wait or are refused."""
+    if settings.cog_triton_engine is None:
+        return 256
+    return 2 * int(settings.mock_max_batch_size or MockOptions().max_batch_size)
 
 
 class CogServer:
@@ -51,7 +59,8 @@ class CogServer:
 
         `say` gets one line for each thing a person wants to know.
         """
-        require_gpu(self._settings.cog_triton_sm)
+        if self._settings.cog_triton_engine is None:
+            require_gpu(self._settings.cog_triton_sm)
         self._require_free_ports()
         say(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
@@ -63,7 +72,7 @@ class CogServer:
             [sys.executable, "-m", "cog.server.http", "--host", self._host],
             grace=self._settings.drain_timeout + _EXIT_S,
             env=self._environment(),
-            cwd=data_dir("runner"),
+            cwd=data_dir("mock_cog_triton" if self._settings.cog_triton_engine else "runner"),
         )
         try:
             self._until_ready(process)
@@ -112,6 +121,8 @@ class CogServer:
             "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
             "COG_TRITON_DRAIN_FILE": str(self._drain_file),
             "ENGINE_DIR": str(settings.engine_dir.resolve()),
+            "COG_TRITON_ENGINE": settings.cog_triton_engine or "",
+            **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
         }
         if settings.cog_weights:
             weights = settings.cog_weights

@@ -38,6 +38,10 @@ class ServeConfig:
         """The arguments of one model, empty when none were given."""
         return self.arguments.get(model, {})
 
+    def having(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
+        """The same with these arguments of `model`, before any that it has."""
+        return ServeConfig({**self.arguments, model: {**self.of(model), **arguments}})
+
 
 def load_serve_config(path: Path) -> ServeConfig:
     """Read ``{instantiate: {server: {MODEL: {args: ...}}}}`` or its inner part alone.

@@ -89,6 +89,13 @@ def test_it_is_also_a_module() -> None:
                 "8080",
                 "--config",
                 "--max-concurrency",
+                "--engine",
+                "--tps",
+                "--jitter",
+                "--prefill",
+                "--tokens-per-response",
+                "--max-batch-size",
+                "MOCK_TPS",
                 "--verbose",
                 "127.0.0.1",
                 "5000",
@@ -168,6 +175,40 @@ def test_a_setting_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "E1005 InvalidArgument: WORLD_SIZE='[bold]many[/bold]'" in refusal("serve")
     monkeypatch.delenv("WORLD_SIZE")
     assert "TRITON_GRPC_PORT=0" in refusal("serve", "--triton-grpc-port", "0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--engine", "vllm"), "COG_TRITON_ENGINE='vllm': must be mock; another engine is known"),
+        (("--engine", "mock", "--tps", "-1"), "MOCK_TPS=-1.0: "),
+        (("--engine", "mock", "--jitter", "1.5"), "MOCK_JITTER=1.5: "),
+        (("--engine", "mock", "--prefill", "-1"), "MOCK_PREFILL_MS=-1.0: "),
+        (("--engine", "mock", "--tokens-per-response", "0"), "MOCK_TOKENS_PER_RESPONSE=0: "),
+        (("--engine", "mock", "--max-batch-size", "0"), "MOCK_MAX_BATCH_SIZE=0: "),
+        (("engine.tar", "--engine", "mock"), "COG_TRITON_ENGINE='mock': not with ENGINE"),
+        (("engine.tar", "--tps", "5"), "MOCK_TPS: is an option of --engine mock"),
+        (("--triton-only", "--jitter", "0"), "MOCK_JITTER: is an option of --engine mock"),
+    ],
+)
+def test_the_mock_is_told_what_is_wrong(arguments: tuple[str, ...], text: str) -> None:
+    said = refusal("serve", *arguments)
+    assert said.startswith("error: E1005 InvalidArgument: ")
+    assert text in said
+
+
+def test_the_mock_and_weights_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COG_WEIGHTS", "engine.tar")
+    said = refusal("serve", "--engine", "mock", "--triton-only", *_free_triton())
+    assert "COG_WEIGHTS='engine.tar': not with COG_TRITON_ENGINE=mock" in said
+
+
+def _free_triton() -> list[str]:
+    return [
+        word
+        for kind, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)
+        for word in (f"--triton-{kind}-port", str(port))
+    ]
 
 
 def test_triton_host_of_the_environment_is_heeded(

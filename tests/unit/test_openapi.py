@@ -182,5 +182,5 @@ def test_the_file_in_the_repository_is_current(project: Path) -> None:
     assert (project / ".cog" / "openapi_schema.json").read_text() == generate(project)
 
 
-def test_there_are_two_projects() -> None:
-    assert {ROOT / "builder", ROOT / "runner"} <= set(PROJECTS)
+def test_there_are_three_projects() -> None:
+    assert {ROOT / "builder", ROOT / "runner", ROOT / "mock_cog_triton"} <= set(PROJECTS)

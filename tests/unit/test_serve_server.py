@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
-from cog_triton.serving.server import CogServer
+from cog_triton.serving.server import CogServer, default_concurrency
 from cog_triton.settings import free_ports, load_settings
 
 
@@ -92,6 +92,16 @@ def test_an_address_that_is_not_ours() -> None:
 
 def test_free_ports_are_no_problem() -> None:
     server()._require_free_ports()
+
+
+def test_the_mock_gets_its_options_and_room_for_those_that_wait() -> None:
+    cog = server(cog_triton_engine="mock", mock_tps=100, mock_max_batch_size=8)
+    environment = cog._environment()
+    assert environment["COG_TRITON_ENGINE"] == "mock"
+    assert (environment["MOCK_TPS"], environment["MOCK_MAX_BATCH_SIZE"]) == ("100.0", "8")
+    assert default_concurrency(cog._settings) == 16
+    assert default_concurrency(load_settings(cog_triton_engine="mock")) == 512
+    assert default_concurrency(load_settings()) == 256
 
 
 def test_everything_below_gets_the_same_settings(

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cog_triton.engines.mock.options import MockOptions
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import IMAGE_ENGINE_DIR, Settings, free_ports, load_settings
 
@@ -71,6 +72,12 @@ def test_defaults() -> None:
         ("MAX_CONCURRENCY", "", None),
         ("MAX_QUEUE", "0", 0),
         ("DRAIN_TIMEOUT", "0", 0),
+        ("COG_TRITON_ENGINE", "mock", "mock"),
+        ("COG_TRITON_ENGINE", "", None),
+        ("MOCK_TPS", "0", 0),
+        ("MOCK_TPS", "", None),
+        ("MOCK_JITTER", "0.5", 0.5),
+        ("MOCK_MAX_BATCH_SIZE", "64", 64),
     ],
 )
 def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +116,14 @@ def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatc
         ("METRICS_PORT", "http"),
         ("MAX_REQUEST_BYTES", "0"),
         ("LOG_FORMAT", "xml"),
+        ("COG_TRITON_ENGINE", "openvino"),
+        ("MOCK_TPS", "-1"),
+        ("MOCK_TPS", "nan"),
+        ("MOCK_TPS", "fast"),
+        ("MOCK_JITTER", "1.5"),
+        ("MOCK_PREFILL_MS", "-0.1"),
+        ("MOCK_TOKENS_PER_RESPONSE", "0"),
+        ("MOCK_MAX_BATCH_SIZE", "2.5"),
     ],
 )
 def test_a_bad_value_is_told_by_its_variable(
@@ -181,6 +196,15 @@ def test_free_ports_are_distinct_and_free() -> None:
     for port in ports:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
+
+
+def test_options_of_the_mock_are_those_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().mock_options == {}
+    for name in MockOptions.__slots__:
+        monkeypatch.setenv(f"MOCK_{name.upper()}", "1")
+    options = load_settings().mock_options
+    assert options == dict.fromkeys(MockOptions.__slots__[:5], 1)
+    assert MockOptions.parse(options).max_batch_size == 1
 
 
 def test_the_api_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

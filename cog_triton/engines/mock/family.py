@@ -1,0 +1,65 @@
+"""The mock family as the serving process sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.mock.directory import MODEL_FILE, read
+from cog_triton.engines.mock.options import MockOptions
+from cog_triton.engines.mock.request import INPUTS
+
+_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.engines.mock.engine import MockEngine
+from cog_triton.engines.mock.request import from_tensors
+from cog_triton.engines.triton_model import triton_model
+
+TritonPythonModel = triton_model(MockEngine.from_parameters, from_tensors)
+'''
+
+
+class MockFamily(EngineFamily):
+    """Recognised by ``mock.json``; `defaults`, final after `render`, are for requests."""
+
+    name = "mock"
+    defaults = MockOptions()
+
+    @classmethod
+    def recognises(cls, directory: Path) -> bool:
+        return (directory / MODEL_FILE).is_file()
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        model = read(directory)
+        return cls(
+            directory,
+            EngineLimits(
+                max_input_len=model.max_seq_len - 1,
+                max_seq_len=model.max_seq_len,
+                max_batch_size=MockOptions().max_batch_size,
+                end_id=None,
+                pad_id=None,
+            ),
+        )
+
+    def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
+        """See `EngineFamily.render`; arguments are the fields of `MockOptions`."""
+        self.defaults = MockOptions.parse(arguments)
+        config.backend = "python"
+        config.max_batch_size = self.defaults.max_batch_size
+        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
+        config.parameters.clear()
+        config.parameters["engine_dir"].string_value = str(self.directory.resolve())
+        for name, value in asdict(self.defaults).items():
+            config.parameters[name].string_value = str(value)
+        for name, kind in INPUTS.items():
+            own = f'input {{ name: "{name}" data_type: {kind} dims: [1] optional: true }}'
+            text_format.Merge(own, config)
+        return _MODEL_PY

@@ -1,0 +1,71 @@
+"""How the mock behaves: set for a server, and once more for a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from typing_extensions import Self
+
+from cog_triton.errors import InvalidPredictorConfig, nearest
+
+_LEAST = {"tokens_per_response": 1, "max_batch_size": 1, "cancellation_check_period_ms": 1}
+_MOST = {"jitter": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MockOptions:
+    """Run-time options.
+
+    `tps` is tokens per second of one stream, 0 as fast as Triton takes them. `jitter` moves each
+    token by up to half of it to either side, as a part of the time between two. `prefill_ms` passes
+    for each input token before the first output token is begun. Tokens leave in groups of
+    `tokens_per_response`, each when its last one is due. Requests beyond `max_batch_size` wait.
+    """
+
+    tps: float = 44.0
+    jitter: float = 0.0
+    prefill_ms: float = 0.0
+    tokens_per_response: int = 1
+    max_batch_size: int = 256
+    cancellation_check_period_ms: int = 100
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+        """Options from a serve config's or a model's parameters; raises E1202."""
+        whole = {field.name: field.type == "int" for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name not in whole:
+                raise InvalidPredictorConfig(
+                    f"tensorrt_llm.args.{name}={value!r}: the mock engine has no such option"
+                    f"{nearest(name, list(whole))}"
+                )
+            number = _number(value, whole=whole[name])
+            rule = broken_rule(name, -1 if number is None else number)
+            if number is None or rule:
+                kind = "a whole number" if whole[name] else "a finite number"
+                raise InvalidPredictorConfig(
+                    f"tensorrt_llm.args.{name}={value!r}: must be {kind}, {rule}"
+                )
+            values[name] = number
+        return cls(**values)
+
+
+def broken_rule(name: str, value: float) -> str | None:
+    """What `value` had to be for the option `name`, None if it is."""
+    least, most = _LEAST.get(name, 0), _MOST.get(name, math.inf)
+    if least <= value <= most and value < math.inf:
+        return None
+    return f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
+
+
+def _number(value: Any, *, whole: bool) -> float | int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return int(str(value)) if whole else float(value)
+    except ValueError:
+        return None

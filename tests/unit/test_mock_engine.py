@@ -1,0 +1,167 @@
+"""The mock's thread: what it is asked to say is said, and it can be stopped at any time."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mock_requests import MODEL, request, said
+
+from cog_triton.engines.base import EngineStats, TokenEvent
+from cog_triton.engines.mock import directory
+from cog_triton.engines.mock.engine import MockEngine
+from cog_triton.engines.mock.options import MockOptions
+from cog_triton.errors import InvalidArgument, TritonUnknownError
+
+PATIENCE_S = 10
+FOREVER = 9000
+HANDLES = itertools.count(1)
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[MockEngine]:
+    engine = MockEngine(MODEL, MockOptions(**options))
+    try:
+        yield engine
+    finally:
+        closer = threading.Thread(target=engine.close, daemon=True)
+        closer.start()
+        closer.join(PATIENCE_S)
+        assert not closer.is_alive(), "close() hangs"
+
+
+class Asked:
+    """One request, and the events that it brings."""
+
+    def __init__(self, engine: MockEngine, **values: Any) -> None:
+        self.handle = next(HANDLES)
+        self._events: queue.Queue[TokenEvent] = queue.Queue()
+        engine.submit(self.handle, request(**values), self._events.put)
+
+    def next(self) -> TokenEvent:
+        return self._events.get(timeout=PATIENCE_S)
+
+    def until_end(self) -> tuple[list[int], TokenEvent]:
+        event = self.next()
+        ids = event.token_ids
+        while event.finish is None and event.error is None:
+            event = self.next()
+            ids += event.token_ids
+        return ids, event
+
+    @property
+    def is_silent(self) -> bool:
+        return self._events.empty()
+
+
+@pytest.mark.parametrize("tps", [0, 2000])
+def test_many_streams_at_once_all_say_it_to_the_end(tps: float) -> None:
+    with running(tps=tps) as engine:
+        asked = [Asked(engine, max_tokens=100 + number) for number in range(32)]
+        for number, each in enumerate(asked):
+            ids, last = each.until_end()
+            assert ids == said(100 + number)
+            assert last.finish == "length"
+        assert engine.stats() == EngineStats(0, 0, 256)
+
+
+def test_flat_out_every_token_is_a_response_of_its_own() -> None:
+    with running(tps=0) as engine:
+        asked = Asked(engine, max_tokens=500)
+        assert all(len(asked.next().token_ids) == 1 for _ in range(500))
+
+
+def test_cancelling_ends_a_stream_and_no_other() -> None:
+    with running(tps=0, max_batch_size=1) as engine:
+        running_one, waiting = Asked(engine, max_tokens=FOREVER), Asked(engine, max_tokens=2)
+        running_one.next()
+        assert engine.stats() == EngineStats(2, 1, 1)
+        engine.cancel(running_one.handle)
+        ids, last = running_one.until_end()
+        assert last.finish == "cancelled"
+        assert len(ids) < FOREVER
+        assert waiting.until_end()[0] == said(2)
+        engine.cancel(running_one.handle)
+        engine.cancel(10**9)
+        assert Asked(engine, max_tokens=1).until_end()[0] == said(1)
+
+
+def test_one_that_waits_for_its_prefill_can_be_cancelled() -> None:
+    with running(prefill_ms=60_000) as engine:
+        asked = Asked(engine)
+        engine.cancel(asked.handle)
+        assert asked.until_end() == ([], TokenEvent([], [], "cancelled"))
+        assert engine.stats().active == 0
+
+
+def test_a_stream_that_lasts_does_not_hold_up_closing() -> None:
+    with running(tps=0) as engine:
+        Asked(engine, max_tokens=FOREVER).next()
+
+
+def test_a_refused_request_gets_its_error_and_others_go_on() -> None:
+    with running(tps=0) as engine:
+        other = Asked(engine, max_tokens=2000)
+        _, last = Asked(engine, prompt=0).until_end()
+        assert isinstance(last.error, InvalidArgument)
+        _, last = Asked(engine, inject="error", inject_after=0).until_end()
+        assert isinstance(last.error, TritonUnknownError)
+        assert other.until_end()[0] == said(2000)
+
+
+def test_an_engine_that_hangs_is_silent_and_can_be_closed() -> None:
+    with running(tps=0) as engine:
+        other = Asked(engine, max_tokens=FOREVER, tps=1.0)
+        hanging = Asked(engine, max_tokens=5, inject="hang", inject_after=2)
+        assert [hanging.next().token_ids, hanging.next().token_ids] == [said(1), said(2)[1:]]
+        later = Asked(engine, max_tokens=1)
+        engine.cancel(other.handle)
+        with pytest.raises(queue.Empty):
+            later._events.get(timeout=0.2)
+        assert other.is_silent
+        assert hanging.is_silent
+
+
+SCRIPT = """
+import sys, threading
+from cog_triton.engines.mock.engine import MockEngine
+from mock_requests import request
+
+engine = MockEngine.from_parameters({"engine_dir": sys.argv[1], "tps": "0"})
+engine.submit(1, request(9, **eval(sys.argv[2])), eval(sys.argv[3]))
+threading.Event().wait(10)
+"""
+
+
+def process(engine_dir: Path, values: str, emit: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(engine_dir), values, emit],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        timeout=60,
+        text=True,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_crash_is_the_death_of_its_process(tmp_path: Path) -> None:
+    values = "{'inject': 'crash', 'inject_after': 3}"
+    code, output = process(
+        directory.make(tmp_path), values, "lambda event: print(*event.token_ids, flush=True)"
+    )
+    assert code == -9
+    assert len(output.split()) == 3
+
+
+def test_a_thread_that_dies_takes_its_process_along(tmp_path: Path) -> None:
+    code, output = process(directory.make(tmp_path), "{}", "lambda event: 1 / 0")
+    assert code == 1
+    assert "ZeroDivisionError" in output

@@ -42,7 +42,10 @@ let
     python = interpreter;
     cog = "runner";
     # OpenVINO engines are built where they run: `docker run --workdir /src/builder`.
-    beside = [ "builder" ];
+    beside = [
+      "builder"
+      "mock_cog_triton"
+    ];
   };
 in
 image {

@@ -49,7 +49,7 @@ in
         chmod -R u+w $site/cog_triton
         mkdir $site/cog_triton/_data
         cp -r ${models} $site/cog_triton/_data/triton_model_repo
-        for project in ${tree "runner"} ${tree "builder"}; do
+        for project in ${tree "runner"} ${tree "builder"} ${tree "mock_cog_triton"}; do
           cp -r $project $site/cog_triton/_data/''${project##*-}
         done
         install -m 555 "$scriptPath" $venv/bin/cog-triton

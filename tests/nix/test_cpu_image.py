@@ -121,7 +121,9 @@ def processes_of(container: Container) -> dict[int, str]:
 def test_a_command_of_ones_own(cpu: Image) -> None:
     script = "cd /src && ls && cog-triton --version && python -m cog_triton --version"
     said = docker("run", "--rm", "--network=none", cpu.reference, "bash", "-c", script)
-    assert {"predict.py", "cog.yaml", "triton_model_repo", "builder"} <= set(said.split())
+    assert {"predict.py", "cog.yaml", "triton_model_repo", "builder", "mock_cog_triton"} <= set(
+        said.split()
+    )
 
 
 def test_the_exit_code_is_the_commands(cpu: Image) -> None:

@@ -1,0 +1,332 @@
+"""The mock engine behind the real Cog and the real Triton: what it says, and how it breaks."""
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from stack import REPOSITORY, Stack, wait_until
+
+from cog_triton.engines.mock import directory
+from cog_triton.tokenizer import EngineTokenizer
+
+pytestmark = pytest.mark.integration
+
+FREED_S = 10
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return directory.make(tmp_path_factory.mktemp("engines"))
+
+
+class Says:
+    """What the mock says, which is known beforehand."""
+
+    def __init__(self, engine: Path) -> None:
+        self._ids = directory.read(engine).output_ids
+        self._tokenizer = EngineTokenizer.load(engine)
+
+    def ids(self, count: int) -> list[int]:
+        return [self._ids[place % len(self._ids)] for place in range(count)]
+
+    def __call__(self, count: int) -> str:
+        return str(self._tokenizer.tokenizer.decode(self.ids(count)))
+
+    def prompt(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+@pytest.fixture(scope="module")
+def says(engine: Path) -> Says:
+    return Says(engine)
+
+
+@pytest.fixture(scope="module")
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("mock"), None, MOCK_JITTER="0.2")
+    stack.command += ["--engine", "mock", "--tps", "0"]
+    stack.start()
+    try:
+        stack.until_ready()
+        yield stack
+    finally:
+        stack.close()
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Started as the seed's is, in its directory; for tests that break it."""
+    stack = Stack(
+        tmp_path_factory.mktemp("fragile"),
+        None,
+        COG_PREDICT_TYPE_STUB="predict.py:Predictor",
+        COG_MAX_CONCURRENCY="32",
+        MOCK_MAX_BATCH_SIZE="16",
+        TRITON_TIMEOUT="2",
+    )
+    stack.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
+    stack.cwd = REPOSITORY / "mock_cog_triton"
+    stack.start()
+    try:
+        wait_until(lambda: stack.health() == "READY", 60)
+        yield stack
+    finally:
+        stack.close()
+
+
+def outputs(stack: Stack, **values: Any) -> list[str]:
+    """Each event's text."""
+    with stack.stream("Hi", **values) as events:
+        found = [(kind, data) for kind, data in events]
+    assert found[-1][1]["status"] == "succeeded", found[-1]
+    return [data["chunk"] for kind, data in found if kind == "output"]
+
+
+def from_triton(stack: Stack, prompt: list[int], **values: Any) -> Iterator[dict[str, Any]]:
+    """Events of Triton's own model, as they arrive."""
+    body = {
+        "input_ids": prompt,
+        "input_lengths": len(prompt),
+        "request_output_len": 20,
+        "streaming": True,
+        **values,
+    }
+    url = f"{stack.triton}/v2/models/tensorrt_llm/generate_stream"
+    with httpx.stream("POST", url, json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                yield json.loads(line[6:])
+
+
+def ids_of(event: dict[str, Any]) -> list[int]:
+    ids = event["output_ids"]
+    return ids if isinstance(ids, list) else [ids]
+
+
+def test_the_text_is_the_passage_again_and_again(mock: Stack, says: Says) -> None:
+    prediction = mock.predict("Hi", max_tokens=700)
+    assert prediction["status"] == "succeeded", prediction
+    assert "".join(prediction["output"]) == says(700)
+    metrics = prediction["metrics"]
+    assert (metrics["output_token_count"], metrics["finish_reason"]) == (700, "length")
+    assert metrics["input_token_count"] == len(
+        says.prompt("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    )
+
+
+def test_the_seeds_request_has_all_that_its_script_reads(mock: Stack, says: Says) -> None:
+    values = {"tps": 200, "n_output_tokens": 40, "output_method": "yield", "buffer_size": None}
+    answer = httpx.post(f"{mock.url}/predictions", json={"input": values}, timeout=60).json()
+    assert "".join(answer["output"]) == says(40)
+    lines = dict(line.split(": ", 1) for line in answer["logs"].splitlines() if ": " in line)
+    assert float(lines["Expected tokens per second"]) == 200
+    assert lines["Expected execution time"] == "0.20 seconds"
+    assert lines["Expected time to first token"] == "0.01 seconds"  # 0.005 s
+    for name in ("execution time", "time to first token"):
+        assert float(lines[f"Serverside {name}"].split()[0]) >= 0
+    assert 0 < float(lines["Serverside tokens per second"]) < 220
+    assert lines["Tokens processed"] == "40"
+    metrics = answer["metrics"]
+    assert metrics["expected_tokens_per_second"] == 200
+    assert metrics["expected_duration"] == pytest.approx(0.2)
+    assert metrics["expected_time_to_first_token"] == pytest.approx(0.005)
+
+
+def test_yield_is_live_and_wait_is_all_at_once(mock: Stack, says: Says) -> None:
+    with mock.stream("Hi", tps=50, n_output_tokens=150) as events:
+        live = (data["chunk"] for kind, data in events if kind == "output")
+        beginning = list(islice(live, 3))
+        assert mock.engine_requests() == 1
+        rest = list(live)
+    assert "".join(beginning + rest) == says(150)
+    assert len(beginning + rest) > 20
+    assert outputs(mock, tps=50, n_output_tokens=60, output_method="wait") == [says(60)]
+
+
+def test_buffer_is_pieces_of_so_many_tokens(mock: Stack, says: Says) -> None:
+    pieces = outputs(mock, tps=50, n_output_tokens=50, output_method="buffer", buffer_size=10)
+    assert "".join(pieces) == says(50)
+    assert 1 < len(pieces) <= 5
+    (piece,) = outputs(mock, n_output_tokens=50, output_method="buffer", buffer_size=1000)
+    assert piece == says(50)
+
+
+def test_rates_are_to_each_other_as_they_were_asked_for(mock: Stack, says: Says) -> None:
+    def tokens(rate: float, stop: int) -> int:
+        """Tokens until so many have come, or the others are done."""
+        count = 0
+        for event in from_triton(mock, says.prompt("Hi"), tps=rate, request_output_len=4000):
+            count += len(ids_of(event))
+            if count >= stop or done:
+                break
+        return count
+
+    done: list[bool] = []
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(tokens, 25, 4000)
+        fast = pool.submit(tokens, 200, 400)
+        assert fast.result() >= 400
+        done.append(True)
+        assert 25 <= slow.result() <= 100
+    wait_until(lambda: mock.engine_requests() == 0, FREED_S)
+
+
+def test_tritons_own_model_takes_the_inputs_of_the_mock(mock: Stack, says: Says) -> None:
+    prompt = says.prompt("Tell me")
+    events = list(from_triton(mock, prompt, tokens_per_response=8))
+    assert [len(ids_of(event)) for event in events] == [8, 8, 4]
+    events = list(from_triton(mock, prompt))
+    assert [token for event in events for token in ids_of(event)] == says.ids(20)
+    (whole,) = from_triton(mock, prompt, streaming=False, tps=500, prefill_ms=1)
+    assert whole["output_ids"] == [*prompt, *says.ids(20)]
+    *some, last = from_triton(mock, prompt, inject="error", inject_after=3)
+    assert [token for event in some for token in ids_of(event)] == says.ids(3)
+    assert last["error"].startswith("E2100 TritonUnknownError: inject=error")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"tps": -1}, "E1005 InvalidArgument: tps=-1: must be at least 0"),
+        ({"inject": "panic"}, "E1005 InvalidArgument: inject='panic': must be one of"),
+        ({"inject": "crash", "inject_after": 20}, "inject_after=20: must be less than 20"),
+        ({"tpss": 3}, "E1005 InvalidArgument: tpss: unknown input; did you mean 'tps'?"),
+        ({"bad_words_list": [[1], [1]]}, "does not support bad_words_list"),
+    ],
+)
+def test_triton_refuses_what_makes_no_sense(
+    values: dict[str, Any], text: str, mock: Stack, says: Says
+) -> None:
+    (event,) = from_triton(mock, says.prompt("Hi"), **values)
+    assert text in event["error"]
+
+
+def test_stopping_at_words_and_ids(mock: Stack, says: Says) -> None:
+    prediction = mock.predict("Hi", max_tokens=100, stop_sequences="harbour")
+    assert "".join(prediction["output"]) == says(100).partition("harbour")[0]
+    assert prediction["metrics"]["finish_reason"] == "stop"
+    end_id = says.ids(30)[-1]
+    count = says.ids(30).index(end_id)
+    events = list(from_triton(mock, says.prompt("Hi"), end_id=end_id, request_output_len=50))
+    assert [token for event in events for token in ids_of(event)] == says.ids(count)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_text_models_have_its_text(model: str, mock: Stack, says: Says) -> None:
+    body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
+    answer = httpx.post(f"{mock.triton}/v2/models/{model}/generate", json=body, timeout=60)
+    assert answer.json()["text_output"] == "Hello." + says(30)
+
+
+def test_chats_and_completions(mock: Stack, says: Says) -> None:
+    client = openai.OpenAI(base_url=f"{mock.own}/v1", api_key="none", max_retries=0, timeout=60)
+    (model,) = (each.id for each in client.models.list().data)
+    assert model == "mock"
+    messages: Any = [{"role": "user", "content": "Tell me about the sea."}]
+    answer = client.chat.completions.create(
+        model=model, messages=messages, max_completion_tokens=50
+    )
+    assert answer.choices[0].message.content == says(50)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 50
+    chunks = client.chat.completions.create(
+        model=model, messages=messages, max_completion_tokens=300, stream=True
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == says(300)
+    completion = client.completions.create(model=model, prompt="Hi", max_tokens=9, logprobs=0)
+    (choice,) = completion.choices
+    assert choice.text == says(9)
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == [0.0] * 9
+
+
+def test_a_client_that_leaves_or_cancels_stops_the_engine(mock: Stack) -> None:
+    with mock.stream("Hi", tps=50, max_tokens=9000) as events:
+        assert any(kind == "output" for kind, _ in events)
+        assert mock.engine_requests() == 1
+    wait_until(lambda: mock.engine_requests() == 0, FREED_S)
+    for method in ("yield", "wait"):
+        httpx.put(
+            f"{mock.url}/predictions/stop-{method}",
+            json={"input": {"tps": 1, "max_tokens": 9000, "output_method": method}},
+            headers={"Prefer": "respond-async"},
+        )
+        wait_until(lambda: mock.engine_requests() == 1)
+        httpx.post(f"{mock.url}/predictions/stop-{method}/cancel")
+        wait_until(lambda: mock.engine_requests() == 0, FREED_S)
+
+
+def test_an_injected_error_fails_one_prediction(mock: Stack, says: Says) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(mock.predict, "Hi", tps=100, max_tokens=100)
+        failed = mock.predict("Hi", tps=100, max_tokens=100, inject="error", inject_after=5)
+        assert failed["status"] == "failed"
+        assert "E2100 TritonUnknownError: inject=error: as asked, after 5 tokens" in failed["error"]
+        assert "".join(other.result()["output"]) == says(100)
+    assert mock.health() == "READY"
+
+
+def test_many_at_once(mock: Stack, says: Says) -> None:
+    def one(number: int) -> bool:
+        count = 100 + number
+        prediction = mock.predict("Hi", max_tokens=count, tps=[0, 400][number % 2])
+        return "".join(prediction["output"]) == says(count)
+
+    with ThreadPoolExecutor(64) as pool:
+        assert all(pool.map(one, range(128)))
+    wait_until(lambda: mock.engine_requests() == 0, FREED_S)
+
+
+def test_bad_inputs_are_refused(mock: Stack) -> None:
+    assert mock.predict("Hi", output_method="print")["http_status"] == 422
+    assert mock.predict("Hi", tps=-1)["http_status"] == 422
+    assert "E1005" in mock.predict("Hi", output_method="buffer")["error"]
+    assert "E1102" in mock.predict("Hi", n_output_tokens=3, max_tokens=5)["error"]
+
+
+def test_a_crash_ends_everything_with_a_code_and_it_comes_back(fragile: Stack, says: Says) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(fragile.predict, "Hi", tps=5, max_tokens=1000)
+        wait_until(lambda: fragile.engine_requests() == 1)
+        crashed = fragile.predict("Hi", tps=100, max_tokens=50, inject="crash", inject_after=10)
+        for prediction in (crashed, other.result()):
+            assert prediction["status"] == "failed"
+            assert "E2105 TritonUnavailable" in prediction["error"]
+    wait_until(lambda: fragile.health() == "READY", 60)
+    assert "".join(fragile.predict("Hi", tps=0, max_tokens=20)["output"]) == says(20)
+
+
+def test_a_hang_is_noticed_and_it_comes_back(fragile: Stack, says: Says) -> None:
+    hung = fragile.predict("Hi", tps=100, max_tokens=50, inject="hang", inject_after=10)
+    assert "E2101 TritonTimeout" in hung["error"]
+    wait_until(lambda: fragile.health() == "UNHEALTHY", 60)
+    wait_until(lambda: fragile.health() == "READY", 60)
+    assert "".join(fragile.predict("Hi", tps=0, max_tokens=20)["output"]) == says(20)
+
+
+def test_a_mock_for_benchmarks(monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    from _servers import mock_server
+
+    with mock_server("--tokens-per-response=4", tps=0) as server:
+        answer = httpx.post(
+            f"{server.url}/predictions", json={"input": {"n_output_tokens": 64}}, timeout=60
+        ).json()
+        assert "".join(answer["output"]) == says(64)
+        used = server.cpu_seconds()
+        assert {"cog", "tritonserver", "stub tensorrt_llm", "stub ensemble"} & used.keys() == {
+            "cog",
+            "tritonserver",
+            "stub tensorrt_llm",
+        }
+        assert httpx.get(f"{server.openai}/v1/models").json()["data"][0]["id"] == "mock"
+        pid, log = server.pid, server.log
+    assert not Path(f"/proc/{pid}").exists()
+    assert not log.exists()

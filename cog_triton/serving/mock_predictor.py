@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any, cast
 
 from cog import ConcatenateIterator, Input
+from cog.input import FieldInfo
 
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.errors import InvalidArgument, InvalidArgumentMaxTokens
@@ -23,7 +24,10 @@ _PROMPT = "Tell me about the sea."
 
 
 def _beside(others: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Give a method the inputs of `others`, too, where Cog looks: it takes no ``**inputs``."""
+    """Give a method the inputs of `others`, too, where Cog looks: it takes no ``**inputs``.
+
+    What a request leaves out Cog leaves out as well, and `_defaults` has.
+    """
 
     def give(method: Callable[..., Any]) -> Any:
         own = inspect.signature(method)
@@ -43,6 +47,16 @@ def _beside(others: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
         return method
 
     return give
+
+
+def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
+    """What the inputs of a predictor's method are unless a request has them."""
+    parameters = inspect.signature(method).parameters.values()
+    found = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {n: v.default if isinstance(v, FieldInfo) else v for n, v in found.items()}
+
+
+_RUNNERS = _defaults(Predictor.run)
 
 
 class MockPredictor(Predictor):
@@ -92,6 +106,7 @@ class MockPredictor(Predictor):
         **inputs: Any,
     ) -> ConcatenateIterator[str]:
         """Validate, tokenize, and return the stream of text, in pieces as asked for."""
+        inputs = {**_RUNNERS, **inputs}
         with self._telling_of_refusal():
             if output_method == "buffer" and buffer_size is None:
                 raise InvalidArgument("buffer_size: missing; output_method=buffer needs it")
@@ -115,7 +130,7 @@ class MockPredictor(Predictor):
         if inputs["messages"] is not None and prompt == _PROMPT:
             prompt = ""
         inputs["log_performance_metrics"] = True  # the seed's performance script reads them
-        return await Predictor.run(request, prompt=prompt, **inputs)
+        return await Predictor.run(request, **{**inputs, "prompt": prompt})
 
 
 def _exactly(count: int, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from cog_triton.tokenizer import EngineTokenizer
 pytestmark = pytest.mark.integration
 
 FREED_S = 10
-# Triton loses responses when some 278 of them wait for its HTTP thread; see docs/mock.md. So no test
-# here has more than 250 tokens at once, or a rate at which so many gather in less than a second.
+# Triton loses responses when some 278 of them wait for its HTTP thread; see docs/mock.md. So no
+# test has more than 250 tokens flat out, or a rate at which so many gather in a fifth of a second.
 
 
 @pytest.fixture(scope="module")

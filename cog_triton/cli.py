@@ -1,4 +1,4 @@
-"""The ``cog-triton`` command: build an engine, look at it, serve it, ask it, prune libraries."""
+"""The ``cog-triton`` command: build an engine, look at it, serve it, measure it, ask it, prune."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from cog_triton import __version__
+from cog_triton.cli_bench import bench
 from cog_triton.cli_tools import client, doctor
 from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.ports import OPENAI_PORT
@@ -394,5 +395,6 @@ def prune(
         raise typer.Exit(1)
 
 
+app.command()(bench)
 app.command()(client)
 app.command()(doctor)

@@ -168,6 +168,18 @@ class FatbinInvalid(UserError):
     code = "E1307"
 
 
+class TargetUnavailable(UserError):
+    """Nothing that can be measured answers at the URL; says what was tried and what to start."""
+
+    code = "E1400"
+
+
+class MissingExtra(UserError):
+    """An optional part of the package is needed and not installed; says how to install it."""
+
+    code = "E1401"
+
+
 class TritonUnknownError(FrameworkError):
     """Triton or the engine reported an error that has no code of its own."""
 
@@ -244,6 +256,12 @@ class BuildCancelled(FrameworkError):
     """The build was cancelled and its processes were stopped."""
 
     code = "E2303"
+
+
+class NothingSucceeded(FrameworkError):
+    """Every request of a measurement failed, or those that warm up did; carries the reason."""
+
+    code = "E2400"
 
 
 def all_errors() -> list[type[CogTritonError]]:

@@ -41,6 +41,8 @@ CODES = {
     "E1305": "EngineIncompatible",
     "E1306": "EngineCorrupt",
     "E1307": "FatbinInvalid",
+    "E1400": "TargetUnavailable",
+    "E1401": "MissingExtra",
     "E2100": "TritonUnknownError",
     "E2101": "TritonTimeout",
     "E2102": "TritonTokenizerError",
@@ -54,6 +56,7 @@ CODES = {
     "E2301": "BuildStepTimeout",
     "E2302": "DiskFull",
     "E2303": "BuildCancelled",
+    "E2400": "NothingSucceeded",
 }
 
 

@@ -1,0 +1,1 @@
+"""Measure a served model: load generator, report, plots."""

@@ -1,0 +1,214 @@
+"""``cog-triton bench``: measure, report, write files."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cog_triton.bench import files, fleet, plot, progress, prometheus, report
+from cog_triton.bench.fleet import Run
+from cog_triton.bench.measured import Measured, measured
+from cog_triton.bench.options import Options, TargetName
+from cog_triton.bench.prompts import Prompts
+from cog_triton.bench.targets import KINDS
+from cog_triton.bench.wire import Client, WireError, split
+from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of every program of a shell."""
+_PORTS = {
+    TargetName.COG: "PORT",
+    TargetName.TRITON: "TRITON_HTTP_PORT",
+    TargetName.OPENAI: "OPENAI_PORT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Files to write; None for those that are not wanted."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    plot: Path | None = None
+
+    def check(self) -> None:
+        """Raise E1005 or E1401 now for what could not be written later."""
+        for name in ("json", "csv", "plot"):
+            files.require_writable(f"--{name}", getattr(self, name))
+        if self.plot is not None:
+            plot.require()
+
+
+def default_url(target: TargetName) -> str:
+    """Where the target is, if nothing else is said: this machine, by the settings' ports."""
+    if target is TargetName.REPLICATE:
+        return "https://api.replicate.com"
+    port = os.environ.get(_PORTS[target]) or KINDS[target].default_port
+    return f"http://127.0.0.1:{port}"
+
+
+def key_of(target: TargetName) -> str | None:
+    """The environment's key for the target."""
+    names = {TargetName.REPLICATE: "REPLICATE_API_TOKEN", TargetName.OPENAI: "OPENAI_API_KEY"}
+    return os.environ.get(names.get(target, "")) or None
+
+
+def parse_inputs(pairs: Sequence[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` pairs, values being JSON or else text; raises E1005."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise InvalidArgument(f"--input={pair!r}: must be NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def parse_sweep(text: str) -> list[int]:
+    """Levels of concurrency, ascending; raises E1005."""
+    parts = text.split(",")
+    levels = [int(part) for part in parts if part.strip().isdecimal() and int(part) > 0]
+    if len(levels) != len(parts) or levels != sorted(set(levels)):
+        raise InvalidArgument(f"--sweep={text!r}: must be ascending whole numbers, as 1,2,4")
+    return levels
+
+
+def run(
+    levels: Sequence[Options],
+    outputs: Outputs,
+    metrics_url: str | None,
+    say: Callable[[str], None],
+    out: Console,
+    err: Console,
+) -> int:
+    """Measure each of `levels` and report; returns the exit code.
+
+    Raises E1400, E1005 and others before any load, and E2400 after the report when nothing
+    succeeded.
+    """
+    outputs.check()
+    prompts = Prompts(levels[0]).describe()
+    try:
+        runs = asyncio.run(_measure(levels, metrics_url, prompts, say, err))
+    except KeyboardInterrupt:
+        err.print("Interrupted before anything was measured", markup=False)
+        return INTERRUPTED
+    if len(levels) > 1:
+        out.print(_table(runs))
+    _write(outputs, runs)
+    if any(run.interrupted for _, run, _ in runs):
+        return INTERRUPTED
+    if not any(found.completed for _, _, found in runs):
+        reasons = [f"{code}: {text}" for code, text in runs[0][2].examples.items()]
+        raise NothingSucceeded(f"no request succeeded; {'; '.join(reasons) or 'none was sent'}")
+    return 0
+
+
+async def _measure(
+    levels: Sequence[Options],
+    metrics_url: str | None,
+    prompts: str,
+    say: Callable[[str], None],
+    err: Console,
+) -> list[plot.Level]:
+    notes = await fleet.warm_up(levels[0])
+    runs: list[plot.Level] = []
+    for options in levels:
+        before = await _scrape(options, metrics_url)
+        with progress.shown(err, options) as show:
+            done = await fleet.measure(options, show)
+        after = await _scrape(options, metrics_url) if before is not None else None
+        told = prometheus.means(before or {}, after) if after is not None else {}
+        done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))
+        found = measured(options, done, told)
+        runs.append((options, done, found))
+        say(report.text(options, found, prompts))
+        if done.interrupted:
+            break
+    return runs
+
+
+async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str], float] | None:
+    """The server's Prometheus metrics; None where it has none and nobody asked for them."""
+    wanted = url or _metrics_url(options)
+    if wanted is None:
+        return None
+    client = Client(10)
+    try:
+        answer = await client.fetch("GET", wanted, {})
+    except WireError as error:
+        if url:
+            raise TargetUnavailable(f"--metrics-url={url!r}: {error}") from error
+        return None
+    finally:
+        client.close()
+    if answer.status != 200:
+        if url:
+            raise TargetUnavailable(f"--metrics-url={url!r}: HTTP {answer.status}")
+        return None
+    return prometheus.parse(answer.text.decode("utf-8", "replace"))
+
+
+def _metrics_url(options: Options) -> str | None:
+    if options.target is TargetName.OPENAI:
+        return options.url.rstrip("/").removesuffix("/v1") + "/metrics"
+    origin, _ = split(options.url)
+    if options.target is TargetName.TRITON and origin.port == 8000 and not origin.tls:
+        return f"http://{origin.host}:8002/metrics"
+    return None
+
+
+def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
+    if outputs.json:
+        found: list[tuple[Options, Measured]] = [(options, item) for options, _, item in runs]
+        files.write("--json", outputs.json, files.as_json(runs[0][0], found))
+    if outputs.csv:
+        done: list[tuple[Options, Run]] = [(options, item) for options, item, _ in runs]
+        files.write("--csv", outputs.csv, files.as_csv(done))
+    if outputs.plot:
+        files.write("--plot", outputs.plot, plot.png(runs))
+
+
+def _table(runs: Sequence[plot.Level]) -> Table:
+    """A sweep at a glance."""
+    table = Table(title="Sweep")
+    names = (
+        "at once",
+        "requests/s",
+        "output tok/s",
+        "tok/s per user",
+        "TTFT p50 ms",
+        "TTFT p99 ms",
+    )
+    for name in (*names, "E2E p99 ms", "failures"):
+        table.add_column(name, justify="right")
+    for options, _, found in runs:
+
+        def cell(name: str, point: str, scale: float, found: Measured = found) -> str:
+            summary = found.metrics.get(name)
+            return "-" if summary is None else f"{getattr(summary, point) * scale:.2f}"
+
+        tokens = found.rates.get("output_tokens")
+        table.add_row(
+            f"{options.rate:g}",
+            f"{found.rates['requests']:.2f}",
+            "-" if tokens is None else f"{tokens:.1f}",
+            cell("tps_per_user", "mean", 1),
+            cell("ttft", "p50", 1000),
+            cell("ttft", "p99", 1000),
+            cell("e2el", "p99", 1000),
+            str(found.failed),
+        )
+    return table

@@ -1,0 +1,124 @@
+"""What is measured and how: the command line, checked."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cog_triton.bench.lengths import Lengths
+from cog_triton.errors import InvalidArgument
+
+
+class TargetName(str, enum.Enum):
+    """What kind of server is measured."""
+
+    COG = "cog-triton"
+    TRITON = "triton"
+    OPENAI = "openai"
+    REPLICATE = "replicate"
+
+
+class Unit(str, enum.Enum):
+    """What `rate` counts."""
+
+    RPS = "rps"
+    BATCH = "batch"
+    CONCURRENCY = "concurrency"
+
+
+class Arrival(str, enum.Enum):
+    """How requests of an open loop are spread."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+
+class OutputMethod(str, enum.Enum):
+    """How an answer comes: token by token, at its end, or in pieces."""
+
+    YIELD = "yield"
+    WAIT = "wait"
+    BUFFER = "buffer"
+
+
+class API(str, enum.Enum):
+    """Which of OpenAI's two endpoints."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Times are in seconds. None is "not given", which a target may tell from the default."""
+
+    url: str
+    target: TargetName = TargetName.COG
+    unit: Unit = Unit.RPS
+    rate: float = 1.0
+    duration: float | None = None
+    requests: int | None = None
+    arrival: Arrival = Arrival.POISSON
+    batch_pause: float = 1.0
+    processes: int = 1
+    warmup: int = 1
+    seed: int = 0
+    timeout: float = 600.0
+    input_lengths: Lengths
+    output_lengths: Lengths | None = None
+    prompt_file: Path | None = None
+    tokenizer: Path | None = None
+    tps: float | None = None
+    output_method: OutputMethod | None = None
+    buffer_size: int | None = None
+    stream: bool = True
+    ignore_eos: bool | None = None
+    model: str | None = None
+    api: API = API.CHAT
+    api_key: str | None = field(default=None, repr=False)
+    poll_interval: float = 0.5
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    slo: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise E1005 for values that do not go together."""
+        whole = self.unit is not Unit.RPS
+        rules = {
+            "rate": (self.rate > 0, "must be above 0"),
+            "duration": (self.duration is None or self.duration > 0, "must be above 0"),
+            "requests": (self.requests is None or self.requests > 0, "must be above 0"),
+            "timeout": (self.timeout > 0, "must be above 0"),
+            "poll_interval": (self.poll_interval > 0, "must be above 0"),
+            "batch_pause": (self.batch_pause >= 0, "must not be negative"),
+            "tps": (self.tps is None or self.tps >= 0, "must not be negative; 0 is flat out"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise InvalidArgument(f"--{name.replace('_', '-')}={getattr(self, name)}: {rule}")
+        if self.duration is None and self.requests is None:
+            raise InvalidArgument("--duration, --requests: one of them must be given")
+        if whole and self.rate != int(self.rate):
+            raise InvalidArgument(
+                f"--rate={self.rate:g}: must be a whole number with --unit {self.unit.value}"
+            )
+        if self.processes > 1 and self.unit is Unit.BATCH:
+            raise InvalidArgument(
+                f"--processes={self.processes}: a batch waits for all of it, so --unit batch is"
+                " sent by one process"
+            )
+        if self.processes > 1 and whole and self.rate < self.processes:
+            raise InvalidArgument(
+                f"--processes={self.processes}: must not be more than --rate {self.rate:g}"
+            )
+        if self.buffer_size is not None and self.output_method is not OutputMethod.BUFFER:
+            raise InvalidArgument(
+                f"--buffer_size={self.buffer_size}: goes with --output_method buffer"
+            )
+
+    @property
+    def streamed(self) -> bool:
+        """Whether answers are asked for as streams."""
+        return self.stream and self.output_method is not OutputMethod.WAIT

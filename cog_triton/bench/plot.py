@@ -1,0 +1,231 @@
+"""The report as a picture: how latencies are spread, TTFT over time, and what a sweep found."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cog_triton.bench.fleet import Run
+from cog_triton.bench.measured import Measured
+from cog_triton.bench.options import Options
+from cog_triton.bench.record import FAILED, OK, Record
+from cog_triton.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Level = tuple[Options, Run, Measured]
+_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = (
+    *("#2f6db5", "#d9822b", "#3a8f4d", "#8a5aa8", "#c8322f", "#8a8a8a"),
+)
+_DOTS = 4000
+"""More dots than these are thinned: they would lie on each other."""
+
+
+def require() -> None:
+    """Raise E1401 if there is no matplotlib, before anything is measured."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            "--plot needs matplotlib: pip install 'cog-triton[bench]' (or pip install matplotlib)"
+        ) from error
+
+
+def png(levels: Sequence[Level]) -> bytes:
+    """The picture of a run, or of a sweep's runs."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    options = levels[0][0]
+    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold"}):
+        if len(levels) == 1:
+            figure = Figure(figsize=(12, 4.8), dpi=130, layout="constrained")
+            left, right = figure.subplots(1, 2)
+            _spread(left, levels[0][1])
+            _over_time(right, levels)
+        else:
+            figure = Figure(figsize=(12, 9), dpi=130, layout="constrained")
+            (first, second), (third, fourth) = figure.subplots(2, 2)
+            _throughput(first, levels)
+            _times(second, levels)
+            _spread_by_level(third, levels)
+            _over_time(fourth, levels)
+        figure.suptitle(_title(options, levels), fontsize=12)
+        out = io.BytesIO()
+        figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _title(options: Options, levels: Sequence[Level]) -> str:
+    rates = ", ".join(f"{own.rate:g}" for own, _, _ in levels)
+    done = sum(measured.completed for _, _, measured in levels)
+    failed = sum(measured.failed for _, _, measured in levels)
+    lengths = f"{options.input_lengths} tokens in, {options.output_lengths or 'as asked'} out"
+    unit = {"rps": "requests/s", "batch": "a batch", "concurrency": "at once"}[options.unit.value]
+    return f"{options.target.value}: {rates} {unit}, {lengths}; {done} completed, {failed} failed"
+
+
+def _done(run: Run) -> list[Record]:
+    return [record for record in run.records if record.status == OK]
+
+
+def _spread(axes: Axes, run: Run) -> None:
+    """Shares of requests (of gaps, for ITL) that took at most so long."""
+    done = _done(run)
+    samples: dict[str, tuple[Sequence[float | None], str]] = {
+        "TTFT": ([record.ttft for record in done], _BLUE),
+        "ITL": ([gap for record in done for gap in record.gaps()], _ORANGE),
+        "TPOT": ([record.tpot for record in done], _GREEN),
+        "E2E latency": ([record.latency for record in done], _PURPLE),
+    }
+    for label, (values, colour) in samples.items():
+        _curve(axes, [value for value in values if value is not None], label, colour)
+    axes.set_title("How long things take")
+    _share_axes(axes)
+
+
+def _spread_by_level(axes: Axes, levels: Sequence[Level]) -> None:
+    for (options, run, _), colour in zip(levels, _shades(len(levels)), strict=True):
+        values = [record.ttft for record in _done(run)]
+        known = [value for value in values if value is not None]
+        _curve(axes, known, f"{options.rate:g}", colour)
+    axes.set_title("TTFT, by concurrency")
+    _share_axes(axes)
+
+
+def _share_axes(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_milliseconds)
+    axes.set_xlabel("milliseconds, logarithmic")
+    axes.set_ylabel("share that took no longer, %")
+    axes.set_ylim(0, 102)
+    for share in (50, 99):
+        axes.axhline(share, color=_GREY, linewidth=0.6, linestyle=":")
+        axes.annotate(
+            f"p{share}",
+            (1.005, share),
+            xycoords=("axes fraction", "data"),
+            color=_GREY,
+            va="center",
+        )
+    _finish(axes)
+
+
+def _curve(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
+    """The distribution; what came in one read is 0 apart and has no place on a log axis."""
+    if not values:
+        return
+    milliseconds = np.sort(np.array(values)) * 1000
+    share = np.arange(1, milliseconds.size + 1) / milliseconds.size * 100
+    seen = milliseconds > 0.01
+    if not seen.any():
+        return
+    places = np.unique(np.linspace(0, seen.sum() - 1, 2000).astype(int))
+    x, y = milliseconds[seen][places], share[seen][places]
+    axes.step(x, y, where="post", label=label, color=colour, linewidth=1.8)
+
+
+def _over_time(axes: Axes, levels: Sequence[Level]) -> None:
+    several = len(levels) > 1
+    highest = 0.0
+    for (options, run, _), shade in zip(levels, _shades(len(levels)), strict=True):
+        points = [(r.scheduled - run.started, r.ttft * 1000) for r in _done(run) if r.ttft]
+        if points:
+            thinned = points[:: max(1, len(points) // _DOTS)]
+            x, y = zip(*thinned, strict=True)
+            axes.scatter(
+                x,
+                y,
+                s=9,
+                alpha=0.6,
+                linewidths=0,
+                color=shade if several else _BLUE,
+                label=f"{options.rate:g}" if several else "TTFT",
+            )
+            highest = max(highest, *y)
+    failures = [
+        record.scheduled - run.started
+        for _, run, _ in levels
+        for record in run.records
+        if record.status == FAILED
+    ]
+    if failures:
+        axes.plot(failures, [0] * len(failures), "x", color=_RED, label="failed", clip_on=False)
+    axes.set_title("TTFT over time" + (", by concurrency" if several else ""))
+    axes.set_xlabel("seconds from the start of the run, when the request was due")
+    axes.set_ylabel("TTFT, ms")
+    axes.set_ylim(0, highest * 1.08 or 1)
+    _finish(axes)
+
+
+def _throughput(axes: Axes, levels: Sequence[Level]) -> None:
+    x = [options.rate for options, _, _ in levels]
+    tokens = [measured.rates.get("output_tokens") for _, _, measured in levels]
+    if all(value is not None for value in tokens):
+        y, unit = tokens, "output tokens/s"
+    else:
+        y, unit = [measured.rates["requests"] for _, _, measured in levels], "requests/s"
+    axes.plot(x, [float(value or 0) for value in y], "o-", color=_BLUE, linewidth=1.8)
+    for place, value in zip(x, y, strict=True):
+        axes.annotate(
+            f"{value:,.0f}",
+            (place, float(value or 0)),
+            xytext=(0, 7),
+            ha="center",
+            textcoords="offset points",
+            fontsize=9,
+        )
+    axes.set_title("Throughput against concurrency")
+    axes.set_ylabel(unit)
+    axes.margins(y=0.15)
+    axes.set_ylim(bottom=0)
+    _concurrency_axis(axes, x)
+
+
+def _times(axes: Axes, levels: Sequence[Level]) -> None:
+    x = [options.rate for options, _, _ in levels]
+    for label, name, colour in (("TTFT", "ttft", _BLUE), ("TPOT", "tpot", _GREEN)):
+        found = [measured.metrics.get(name) for _, _, measured in levels]
+        for point, style in (("p50", "o-"), ("p99", "o--")):
+            y = [np.nan if item is None else getattr(item, point) * 1000 for item in found]
+            if not np.isnan(y).all():
+                axes.plot(x, y, style, color=colour, label=f"{label} {point}", markersize=4)
+    axes.set_title("TTFT and TPOT against concurrency")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(_milliseconds)
+    axes.set_ylabel("milliseconds, logarithmic")
+    _concurrency_axis(axes, x)
+
+
+def _concurrency_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("requests at once")
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(visible=True, color="#e6e6e6", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    handles, _ = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _shades(count: int) -> list[str]:
+    """From light to dark, so that a sweep's levels can be told in order."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis_r"](place)) for place in np.linspace(0.15, 0.95, count)]
+
+
+def _milliseconds(value: float, _: float) -> str:
+    return f"{value:g}"

@@ -1,0 +1,97 @@
+"""What became of one request."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+OK, FAILED, CUT = "ok", "failed", "cut"
+
+
+@dataclass(slots=True)
+class Record:
+    """Times are seconds of the system's monotonic clock, the same in all processes of a machine.
+
+    `times` has each read that brought output, and `counts` how many pieces of it; a piece is an
+    event, or a token where the target tells tokens apart. A request that the user's Ctrl-C ended
+    is ``cut``: it neither failed nor succeeded. `server` is what the server told of it.
+    """
+
+    index: int
+    scheduled: float
+    wanted_tokens: int | None = None
+    made_tokens: int | None = None
+    sent: float = 0.0
+    ended: float = 0.0
+    status: str = CUT
+    code: str = ""
+    error: str = ""
+    times: array[float] = field(default_factory=lambda: array("d"))
+    counts: array[int] = field(default_factory=lambda: array("l"))
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    server: dict[str, float] = field(default_factory=dict)
+
+    def output(self, at: float, pieces: int) -> None:
+        """A read brought `pieces`."""
+        self.times.append(at)
+        self.counts.append(pieces)
+
+    def fail(self, code: str, error: str) -> None:
+        """Tell why there is no answer."""
+        self.status, self.code, self.error = FAILED, code, error[:500]
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of output came."""
+        return sum(self.counts)
+
+    @property
+    def tokens(self) -> int | None:
+        """Output tokens as the server counts them."""
+        return self.output_tokens
+
+    @property
+    def latency(self) -> float:
+        """From when it was due to the answer's end: what a user waits."""
+        return self.ended - self.scheduled
+
+    @property
+    def service(self) -> float:
+        """From when it was sent to the answer's end."""
+        return self.ended - self.sent
+
+    @property
+    def ttft(self) -> float | None:
+        """From when it was due to the first output; None for answers that came whole."""
+        return self.times[0] - self.scheduled if self.times else None
+
+    @property
+    def ttft_sent(self) -> float | None:
+        """From when it was sent to the first output."""
+        return self.times[0] - self.sent if self.times else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1)."""
+        if not self.times or self.tokens is None or self.tokens < 2:
+            return None
+        return (self.ended - self.times[0]) / (self.tokens - 1)
+
+    @property
+    def single_stream_tps(self) -> float | None:
+        """Output tokens over the whole time from sending to the end."""
+        if self.tokens is None or self.service <= 0:
+            return None
+        return self.tokens / self.service
+
+    def gaps(self) -> list[float]:
+        """Seconds from piece to piece; those that one read brought are 0 apart."""
+        found: list[float] = []
+        before: float | None = None
+        for at, count in zip(self.times, self.counts, strict=True):
+            if before is not None:
+                found.append(at - before)
+            found += [0.0] * (count - 1)
+            before = at
+        return found

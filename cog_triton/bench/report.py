@@ -1,0 +1,182 @@
+"""The report as text: the sections of the first cog-triton's script, then the field's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cog_triton.bench.measured import Compared, Measured
+from cog_triton.bench.options import Options, Unit
+from cog_triton.bench.stats import Summary
+
+_RULE = "-" * 30
+_MS = (
+    ("TTFT, ms", "ttft"),
+    ("TTFT from sending, ms", "ttft_from_sending"),
+    ("ITL, ms", "itl"),
+    ("TPOT, ms", "tpot"),
+    ("E2E latency, ms", "e2el"),
+    ("E2E from sending, ms", "e2el_from_sending"),
+)
+_PLAIN = (
+    ("TPS per user", "tps_per_user"),
+    ("Input tokens", "input_tokens"),
+    ("Output tokens", "output_tokens"),
+)
+
+
+def text(options: Options, measured: Measured, prompts: str) -> str:
+    """The whole report; `prompts` says how long they are."""
+    parts = [
+        _titled("Test Configuration:", _configuration(options, prompts)),
+        _titled("Concurrency levels:", _concurrency(measured), rule=False),
+        _titled("Statistics for completed predictions:", _single_stream(measured)),
+        [_RULE, *_latency(measured)],
+        _titled("Server-side metrics:", _server(measured)),
+        [_RULE, *_totals(measured)],
+        _titled("Metrics (defined in docs/bench.md):", _field(options, measured)),
+        _titled("Load generator:", _generator(measured)),
+    ]
+    if measured.failures:
+        parts.append(_titled("Failures by code:", _failures(measured)))
+    if measured.notes:
+        parts.append(_titled("Notes:", [f"{note}." for note in measured.notes]))
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def _titled(title: str, lines: Iterator[str] | list[str], *, rule: bool = True) -> list[str]:
+    return [_RULE, title, *([_RULE] if rule else []), *lines]
+
+
+def _configuration(options: Options, prompts: str) -> Iterator[str]:
+    yield f"Target: {options.target.value} at {options.url}"
+    yield f"Output Method: {options.output_method.value if options.output_method else 'yield'}"
+    yield f"Mode: {options.unit.value}"
+    yield f"Rate: {options.rate:.1f} {options.unit.value}"
+    if options.unit is Unit.RPS:
+        yield f"Arrivals: {options.arrival.value}"
+    if options.unit is Unit.BATCH:
+        yield f"Pause between batches: {options.batch_pause:g} seconds"
+    if options.duration is not None:
+        yield f"Duration: {options.duration:g} seconds"
+    if options.requests is not None:
+        yield f"Requests: {options.requests}"
+    yield f"Input tokens: {prompts}"
+    yield f"Output tokens: {options.output_lengths or 'as the prompt file says, else 128'}"
+    yield f"Warm-up requests: {options.warmup}, seed: {options.seed}"
+
+
+def _concurrency(measured: Measured) -> Iterator[str]:
+    levels = measured.concurrency
+    if levels is None:
+        yield "Nothing ran"
+        return
+    yield f"Mode concurrency: {levels.mode}"
+    yield f"Mean concurrency: {levels.mean:.4f}"
+    yield f"Median concurrency: {levels.median}"
+    yield f"Max concurrency: {levels.max}"
+    yield f"Min concurrency: {levels.min}"
+
+
+def _single_stream(measured: Measured) -> Iterator[str]:
+    yield "Single-stream TPS:"
+    tps = measured.metrics.get("single_stream_tps")
+    if tps is None:
+        yield "SSTPS - unknown: the server tells no token counts"
+        return
+    yield f"SSTPS - Std: {tps.std:.3f}"
+    yield f"SSTPS - Median: {tps.p50:.3f}"
+    yield f"SSTPS - Mean: {tps.mean:.3f}"
+    yield f"SSTPS - Max: {tps.max:.3f}"
+    yield f"SSTPS - Min: {tps.min:.3f}"
+
+
+def _latency(measured: Measured) -> Iterator[str]:
+    latency = measured.metrics.get("e2el")
+    if latency is None:
+        yield "Latency - unknown: no request was completed"
+        return
+    yield f"Latency - Std: {latency.std:.3f} seconds"
+    yield f"Median response latency: {latency.p50:.3f} seconds"
+    yield f"Mean response latency: {latency.mean:.3f} seconds"
+    yield f"Max response latency: {latency.max:.3f} seconds"
+    yield f"Min response latency: {latency.min:.3f} seconds"
+
+
+def _server(measured: Measured) -> Iterator[str]:
+    titles = {
+        "tps": "Server-side TPS",
+        "latency": "Response Latency",
+        "ttft": "Time to First Token",
+        "queue_time": "Queue Time",
+    }
+    for name, title in titles.items():
+        if name in measured.server:
+            yield title
+            yield from _compared(measured.server[name])
+    if measured.prometheus:
+        yield "From /metrics, over this run"
+        for key, value in measured.prometheus.items():
+            shown = f"mean {value * 1000:.2f} ms" if "_seconds" in key else f"{value:.0f}"
+            yield f"--{key}: {shown}"
+    if not measured.server and not measured.prometheus:
+        yield "The server tells none"
+
+
+def _compared(compared: Compared) -> Iterator[str]:
+    names = {"mean": "mean", "std": "std", "median": "p50", "min": "min", "max": "max"}
+    for shown, name in names.items():
+        expected = getattr(compared.expected, name) if compared.expected else None
+        wanted = "n/a" if expected is None else f"{expected:.3f}"
+        yield f"--Expected {shown}: {wanted}, Actual {shown}: {getattr(compared.actual, name):.3f}"
+
+
+def _totals(measured: Measured) -> Iterator[str]:
+    if measured.interrupted:
+        yield "Interrupted: this is what was done so far"
+    yield f"Total requests made: {measured.made}"
+    yield f"Total requests started: {measured.started}"
+    yield f"Total requests completed: {measured.completed}"
+    if measured.cut:
+        yield f"Cut off by the interruption: {measured.cut}"
+    yield f"Failure rate: {measured.failure_rate:.3f}, Total failures: {measured.failed}"
+    yield f"Cog already running prediction: {measured.failures.get('HTTP 409', 0)}"
+    yield f"E2E throughput: {measured.rates['requests']:.3f} rps"
+
+
+def _field(options: Options, measured: Measured) -> Iterator[str]:
+    columns = ("mean", "p50", "p90", "p95", "p99", "max")
+    yield f"{'':22}" + "".join(f"{name:>10}" for name in columns)
+    for rows, scale in ((_MS, 1000.0), (_PLAIN, 1.0)):
+        for title, name in rows:
+            if summary := measured.metrics.get(name):
+                yield f"{title:22}" + "".join(_cell(summary, name, scale) for name in columns)
+    rates = measured.rates
+    yield f"Request throughput: {rates['requests']:.3f} requests/s"
+    if "output_tokens" in rates:
+        yield f"Output token throughput: {rates['output_tokens']:.1f} tokens/s"
+    if "total_tokens" in rates:
+        yield f"Total token throughput: {rates['total_tokens']:.1f} tokens/s"
+    if "goodput" in rates:
+        limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in options.slo.items())
+        yield (
+            f"Goodput: {rates['goodput']:.3f} requests/s, {rates['good_share']:.1%} of those"
+            f" completed ({limits})"
+        )
+
+
+def _cell(summary: Summary, name: str, scale: float) -> str:
+    return f"{getattr(summary, name) * scale:>10.2f}"
+
+
+def _generator(measured: Measured) -> Iterator[str]:
+    own = measured.generator
+    yield f"CPU of the busiest process: {own.cpu:.1%} of a core"
+    yield f"Event-loop lag: p99 {own.lag_p99 * 1000:.1f} ms, max {own.lag_max * 1000:.1f} ms"
+    yield f"Requests sent after they were due: p99 {own.late_p99 * 1000:.1f} ms"
+    if own.warning:
+        yield f"WARNING: {own.warning}"
+
+
+def _failures(measured: Measured) -> Iterator[str]:
+    for code, count in measured.failures.items():
+        yield f"{code}: {count}, such as: {' '.join(measured.examples[code].split())[:160]}"

@@ -1,0 +1,138 @@
+"""One process of the load generator: ``python -m cog_triton.bench.worker``, told by stdin.
+
+Generating load in a process of its own keeps the display and everything else off its event loop.
+Frames in both directions are pickles with their length before. When stdin ends, the parent has
+died or wants an end, and so does this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import signal
+import struct
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cog_triton.bench import targets
+from cog_triton.bench.load import LoadGenerator, Progress
+from cog_triton.bench.monitor import Load, Monitor
+from cog_triton.bench.options import Options
+from cog_triton.bench.prompts import Prompts
+from cog_triton.bench.record import Record
+from cog_triton.bench.wire import Client
+from cog_triton.errors import CogTritonError
+
+_PROGRESS_S = 0.25
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process does."""
+
+    options: Options
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Everything is prepared; the parent answers with when to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When to begin, by the monotonic clock."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End now, with what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one process did."""
+
+    records: list[Record]
+    load: Load
+    notes: list[str]
+
+
+Frame = Task | Ready | Start | Stop | Progress | Result | CogTritonError
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame."""
+    data = pickle.dumps(frame)
+    return _LENGTH.pack(len(data)) + data
+
+
+async def read(reader: asyncio.StreamReader) -> Any:
+    """The next frame; raises IncompleteReadError when there are no more."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+def _send(frame: Frame) -> None:
+    sys.stdout.buffer.write(encode(frame))
+    sys.stdout.buffer.flush()
+
+
+async def _generate(task: Task, reader: asyncio.StreamReader) -> Result:
+    client = Client(task.options.timeout)
+    target = targets.make(task.options, client)
+    await target.prepare()
+    prompts = Prompts(task.options)
+    generator = LoadGenerator(task.options, target, prompts, task.part, task.parts)
+    prompts.prepare(generator.expected())
+    _send(Ready())
+    start = await read(reader)
+    monitor = Monitor()
+    background = [
+        asyncio.create_task(_tell(generator.progress)),
+        asyncio.create_task(_listen(reader, generator)),
+    ]
+    monitor.start()
+    try:
+        await generator.run(start.at)
+        return Result(generator.records, monitor.stop(), target.notes)
+    finally:
+        for item in background:
+            item.cancel()
+        client.close()
+
+
+async def _tell(progress: Progress) -> None:
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        _send(progress)
+
+
+async def _listen(reader: asyncio.StreamReader, generator: LoadGenerator) -> None:
+    """Stop at the parent's word, and at its end."""
+    with suppress(asyncio.IncompleteReadError):
+        await read(reader)
+    generator.stop()
+
+
+async def _main() -> None:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    task = await read(reader)
+    try:
+        _send(await _generate(task, reader))
+    except CogTritonError as error:
+        _send(error)
+
+
+if __name__ == "__main__":
+    # Ctrl-C reaches every process of a terminal; the parent alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_main())

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cog_triton.bench import targets
+from cog_triton.bench.frames import Frame, Ready, Result, Start, Stop, Task, encode, read
 from cog_triton.bench.load import Progress
 from cog_triton.bench.monitor import Load
 from cog_triton.bench.options import Options
 from cog_triton.bench.prompts import Prompts
 from cog_triton.bench.record import FAILED, OK, Record
 from cog_triton.bench.wire import Client, now
-from cog_triton.bench.worker import Frame, Ready, Result, Start, Stop, Task, encode, read
 from cog_triton.errors import CogTritonError, GenericError, NothingSucceeded
 
 _LEAD_S = 0.05

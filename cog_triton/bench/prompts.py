@@ -2,137 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from typing import Any
 
 from cog_triton.bench.options import Options
+from cog_triton.bench.prompt_file import Entry, read
 from cog_triton.errors import InvalidArgument
 from cog_triton.tokenizer import EngineTokenizer
 
 DEFAULT_OUTPUT = 128
 _ID_RANGE = (100, 900)
 """Token ids where the tokenizer is not known: every vocabulary in use has these."""
-_WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "over",
-    "lazy",
-    "dog",
-    "and",
-    "of",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "on",
-    "with",
-    "as",
-    "at",
-    "by",
-    "from",
-    "this",
-    "be",
-    "are",
-    "was",
-    "or",
-    "an",
-    "have",
-    "not",
-    "you",
-    "we",
-    "all",
-    "one",
-    "time",
-    "can",
-    "new",
-    "more",
-    "out",
-    "up",
-    "about",
-    "who",
-    "get",
-    "which",
-    "go",
-    "me",
-    "when",
-    "make",
-    "like",
-    "no",
-    "just",
-    "him",
-    "know",
-    "take",
-    "people",
-    "into",
-    "year",
-    "your",
-    "good",
-    "some",
-    "could",
-    "them",
-    "see",
-    "other",
-    "than",
-    "then",
-    "now",
-    "look",
-    "only",
-    "come",
-    "its",
-    "think",
-    "also",
-    "back",
-    "after",
-    "use",
-    "two",
-    "how",
-    "our",
-    "work",
-    "first",
-    "well",
-    "way",
-    "even",
-    "want",
-    "because",
-    "any",
-    "these",
-    "give",
-    "day",
-    "most",
-    "us",
-    "water",
-    "light",
-    "house",
-    "night",
-    "world",
-    "hand",
-    "part",
-    "place",
-    "story",
-    "small",
-    "large",
-    "long",
-    "right",
-    "left",
-    "high",
-    "low",
-    "old",
-    "great",
-    "same",
-    "last",
-    "own",
-    "state",
-    "city",
-    "line",
-]
+_WORDS = tuple(
+    """
+    the quick brown fox over lazy dog and of to in is that for it on with as at by from this
+    be are was or an have not you we all one time can new more out up about who get which go
+    me when make like no just him know take people into year your good some could them see
+    other than then now look only come its think also back after use two how our work first
+    well way even want because any these give day most us water light house night world hand
+    part place story small large long right left high low old great same last own state city
+    line
+    """.split()  # noqa: SIM905 - a line of text reads better than a column of words
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +47,9 @@ class Prompts:
         self._output = options.output_lengths
         self._tokenizer = EngineTokenizer.load(options.tokenizer) if options.tokenizer else None
         self._words: Sequence[str] = _WORDS
-        self._file: list[_Entry] = []
+        self._file: list[Entry] = []
         if options.prompt_file:
-            self._file = _read(options.prompt_file)
+            self._file = read(options.prompt_file)
             Random(self._seed).shuffle(self._file)
         elif self._tokenizer:
             self._words = [word for word in _WORDS if len(self._encode(f" {word}")) == 1]
@@ -219,82 +111,10 @@ class Prompts:
         assert self._tokenizer is not None
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _reply(self, entry: _Entry) -> int:
+    def _reply(self, entry: Entry) -> int:
         """As long as the reply in the file, or what it asks for."""
         if entry.output_tokens:
             return entry.output_tokens
         if not entry.reply:
             return DEFAULT_OUTPUT
         return max(1, len(self._encode(entry.reply) if self._tokenizer else entry.reply.split()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    text: str
-    messages: tuple[Mapping[str, str], ...] = ()
-    reply: str = ""
-    output_tokens: int = 0
-
-
-def _read(path: Path) -> list[_Entry]:
-    """Entries of JSON lines, or of one JSON list; raises E1005 naming the line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--prompt-file={str(path)!r}: cannot be read: {error}") from error
-    entries = []
-    for number, value in _values(path, text):
-        entry = _entry(value)
-        if entry is None:
-            raise InvalidArgument(
-                f"--prompt-file={str(path)!r}: entry {number}: must have 'prompt', 'messages' or"
-                " 'conversations' with a first message of its user"
-            )
-        entries.append(entry)
-    if not entries:
-        raise InvalidArgument(f"--prompt-file={str(path)!r}: has no prompts")
-    return entries
-
-
-def _values(path: Path, text: str) -> list[tuple[int, Any]]:
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if text.lstrip().startswith("["):
-        lines = [(1, text)]
-    found = []
-    for number, line in lines:
-        try:
-            found.append((number, json.loads(line)))
-        except ValueError as error:
-            raise InvalidArgument(
-                f"--prompt-file={str(path)!r}: line {number}: not JSON: {error}"
-            ) from error
-    if len(found) == 1 and isinstance(found[0][1], list):
-        return list(enumerate(found[0][1], 1))
-    return found
-
-
-def _entry(value: Any) -> _Entry | None:
-    """A prompt, OpenAI's messages, or ShareGPT's conversation up to its first reply."""
-    if not isinstance(value, dict):
-        return None
-    count = value.get("output_tokens", 0)
-    if type(count) is not int or count < 0:
-        return None
-    if isinstance(value.get("prompt"), str) and value["prompt"].strip():
-        return _Entry(value["prompt"], output_tokens=count)
-    turns = value.get("messages") or value.get("conversations")
-    messages: list[Mapping[str, str]] = []
-    for turn in turns if isinstance(turns, list) else []:
-        if not isinstance(turn, dict):
-            return None
-        name = str(turn.get("role") or turn.get("from") or "")
-        role = {"human": "user", "gpt": "assistant"}.get(name, name)
-        content = turn.get("content") or turn.get("value")
-        if not isinstance(content, str):
-            return None
-        if role == "assistant" and any(message["role"] == "user" for message in messages):
-            return _Entry(messages[-1]["content"], tuple(messages), content, count)
-        messages.append({"role": role, "content": content})
-    if messages and messages[-1]["role"] == "user":
-        return _Entry(messages[-1]["content"], tuple(messages), "", count)
-    return None

@@ -1,82 +1,25 @@
 """One process of the load generator: ``python -m cog_triton.bench.worker``, told by stdin.
 
 Generating load in a process of its own keeps the display and everything else off its event loop.
-Frames in both directions are pickles with their length before. When stdin ends, the parent has
-died or wants an end, and so does this.
+When stdin ends, the parent has died or wants an end, and so does this.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 import signal
-import struct
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from cog_triton.bench import targets
+from cog_triton.bench.frames import Frame, Ready, Result, Task, encode, read
 from cog_triton.bench.load import LoadGenerator, Progress
-from cog_triton.bench.monitor import Load, Monitor
-from cog_triton.bench.options import Options
+from cog_triton.bench.monitor import Monitor
 from cog_triton.bench.prompts import Prompts
-from cog_triton.bench.record import Record
 from cog_triton.bench.wire import Client
 from cog_triton.errors import CogTritonError
 
 _PROGRESS_S = 0.25
-_LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What one process does."""
-
-    options: Options
-    part: int
-    parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Everything is prepared; the parent answers with when to begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """When to begin, by the monotonic clock."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End now, with what there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one process did."""
-
-    records: list[Record]
-    load: Load
-    notes: list[str]
-
-
-Frame = Task | Ready | Start | Stop | Progress | Result | CogTritonError
-
-
-def encode(frame: Frame) -> bytes:
-    """The bytes of a frame."""
-    data = pickle.dumps(frame)
-    return _LENGTH.pack(len(data)) + data
-
-
-async def read(reader: asyncio.StreamReader) -> Any:
-    """The next frame; raises IncompleteReadError when there are no more."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return pickle.loads(await reader.readexactly(length))
 
 
 def _send(frame: Frame) -> None:
@@ -130,6 +73,8 @@ async def _main() -> None:
         _send(await _generate(task, reader))
     except CogTritonError as error:
         _send(error)
+    except (asyncio.IncompleteReadError, BrokenPipeError):
+        return  # the parent is gone
 
 
 if __name__ == "__main__":

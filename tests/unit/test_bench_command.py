@@ -1,0 +1,213 @@
+"""``cog-triton bench`` from the command line, with its own process, against a scripted server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scripted_server import HANG, ScriptedServer, serving, whole
+from test_bench_targets import STREAM, USUAL, by_path, of_cog
+from typer.testing import CliRunner
+
+from cog_triton.cli import app
+from cog_triton.settings import free_ports
+
+BENCH = [sys.executable, "-m", "cog_triton", "bench", "--url"]
+FULL = [whole(b'{"detail": "busy"}', "409 Conflict")]
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "400")
+    for name in (
+        "PORT",
+        "OPENAI_PORT",
+        "TRITON_HTTP_PORT",
+        "OPENAI_API_KEY",
+        "REPLICATE_API_TOKEN",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with serving(by_path(of_cog(*USUAL), STREAM)) as found:
+        yield found
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_the_seeds_command_line(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", server.url.rpartition(":")[2])
+    line = (
+        "--unit batch --duration 0.2 --tps 100 --n_output_tokens 128 --output_method yield --rate 6"
+    )
+    code, said = run(*line.split())
+    assert code == 0
+    assert "Mode: batch\nRate: 6.0 batch\n" in said
+    assert "Total requests made: 6\nTotal requests started: 6\nTotal requests completed: 6" in said
+    assert "Failure rate: 0.000, Total failures: 0" in said
+    assert "--Expected mean: 100.000, Actual mean: 10.000" in said
+    assert "--tps is not sent: the server has no such input." in said
+
+
+def test_files(server: ScriptedServer, tmp_path: Path) -> None:
+    code, _ = run(
+        *("--url", server.url, "--unit", "concurrency", "--rate", 2, "--requests", 6),
+        *("--processes", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"),
+        *("--n-input-tokens", "uniform:3-5", "--input", "max_tokens=7"),
+    )
+    assert code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["runs"][0]["completed"] == 6
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(lines) == 7
+    posted = [request.json["input"] for request in server.requests if request.body]
+    assert len(posted) == 7  # one warms up
+    assert {item["max_tokens"] for item in posted} == {7}
+    assert all(3 <= len(item["prompt"].split()) <= 5 for item in posted)
+    assert len({item["prompt"] for item in posted}) > 3
+    code, said = run("--compare", tmp_path / "a.json", tmp_path / "a.json")
+    assert code == 0
+    assert "same" in said
+
+
+def test_a_sweep(server: ScriptedServer) -> None:
+    code, said = run("--url", server.url, "--sweep", "1,2,4", "--requests", 4, "--warmup", 0)
+    assert code == 0
+    assert re.findall(r"Rate: (\S+) concurrency", said) == ["1.0", "2.0", "4.0"]
+    assert "Sweep" in said
+
+
+def test_json_on_stdout_is_alone_there(server: ScriptedServer) -> None:
+    done = subprocess.run(
+        [*BENCH, server.url, *["--requests", "2", "--rate", "50", "--json", "-"]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout)["runs"][0]["completed"] == 2
+    assert "Test Configuration:" in done.stderr
+
+
+def test_when_everything_fails_the_report_and_the_reason_come() -> None:
+    with serving(by_path(of_cog(*USUAL), FULL)) as server:
+        code, said = run("--url", server.url, "--requests", 3, "--rate", 50, "--warmup", 0)
+    assert code == 1
+    assert "Cog already running prediction: 3" in said
+    assert "HTTP 409: 3, such as: {" in said
+    assert "E2400 NothingSucceeded: no request succeeded; HTTP 409" in said
+
+
+def test_a_warm_up_that_fails_ends_it() -> None:
+    with serving(by_path(of_cog(*USUAL), FULL)) as server:
+        code, said = run("--url", server.url, "--requests", 3)
+    assert code == 1
+    assert "E2400 NothingSucceeded: the request that warms up failed (HTTP 409)" in said
+    assert "Test Configuration" not in said
+
+
+def test_ctrl_c_reports_what_was_done() -> None:
+    parts = [*STREAM[:2], HANG]
+
+    def answer(request: object) -> list[object]:
+        path = getattr(request, "path", "")
+        posted = sum(bool(item.body) for item in server.requests)
+        known = of_cog(*USUAL)
+        return [known[path]] if path in known else STREAM if posted <= 2 else parts
+
+    with serving(answer) as server:  # type: ignore[arg-type]
+        process = subprocess.Popen(
+            [
+                *BENCH,
+                server.url,
+                *["--warmup", "0", "--unit", "concurrency", "--rate", "1", "--duration", "60"],
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        waiting = [r for r in (server.request(n) for n in range(7)) if r.body]
+        assert len(waiting) == 3
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted: this is what was done so far" in said
+    assert "Total requests completed: 2" in said
+    assert "Cut off by the interruption: 1" in said
+
+
+def test_nothing_is_left_when_the_parent_is_killed(server: ScriptedServer) -> None:
+    process = subprocess.Popen(
+        [*BENCH, server.url, "--duration", "60"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    server.request(5)  # beyond what the parent asks for itself
+    children = _children(process.pid)
+    assert children
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() and _alive(pid) for pid in children):
+            return
+        signal.sigtimedwait([], 0.1)
+    raise AssertionError("a load generator outlived its parent")
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--n_input_tokens 0", "E1005 InvalidArgument: --n_input_tokens='0': must be N, uniform"),
+        ("--rate 0", "--rate=0.0: must be above 0"),
+        ("--slo ttf:3", "did you mean 'ttft'?"),
+        ("--sweep 4,2", "--sweep='4,2': must be ascending"),
+        ("--sweep 1,2 --rate 3", "--sweep: sets"),
+        ("--input x", "--input='x': must be NAME=VALUE"),
+        ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
+        ("--target replicate --model a/b", "E1007 Unauthorized: REPLICATE_API_TOKEN is not set"),
+        ("--prompt-file /nowhere.jsonl", "--prompt-file='/nowhere.jsonl': cannot be read"),
+        ("--tokenizer /nowhere", "E2102"),
+        ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
+    ],
+)
+def test_refusals(arguments: str, says: str) -> None:
+    code, said = run(*arguments.split())
+    assert code == 1
+    assert says in said
+    assert "Traceback" not in said
+
+
+def test_an_unreachable_server_is_told_before_any_load() -> None:
+    (port,) = free_ports(1)
+    code, said = run("--url", f"http://127.0.0.1:{port}")
+    assert code == 1
+    assert f"E1400 TargetUnavailable: cog-triton at http://127.0.0.1:{port}: cannot connect" in said
+    assert "start it with: cog-triton serve engine.tar" in said

@@ -1,0 +1,221 @@
+"""What is printed and written: word for word where people read, by value where programs do.
+
+After a change that is meant: UPDATE_GOLDEN=1 pytest tests/unit/test_bench_report.py, and read the
+diff of tests/unit/golden/bench.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_runs import options, record, run
+from rich.console import Console
+
+from cog_triton.bench import compare, files, lengths, plot, report
+from cog_triton.bench.fleet import Run
+from cog_triton.bench.measured import measured
+from cog_triton.bench.options import Options, OutputMethod, Unit
+from cog_triton.bench.record import CUT, FAILED
+from cog_triton.errors import InvalidArgument, MissingExtra
+
+GOLDEN = Path(__file__).parent / "golden" / "bench"
+TOLD = {"predict_time": 0.9, "tokens_per_second": 3.5, "time_to_first_token": 0.25}
+
+
+def seeds_run() -> tuple[Options, Run]:
+    """As the sample report of the first cog-triton's README, in small."""
+    own = options(
+        unit=Unit.BATCH,
+        rate=2.0,
+        duration=10.0,
+        requests=None,
+        tps=4.0,
+        output_method=OutputMethod.YIELD,
+        output_lengths=lengths.parse("n", "3"),
+    )
+    return own, run(
+        *(
+            record(0, 0.0, 0.5, 0.75, 1.0, server=TOLD),
+            record(1, 0.0, 0.6, 0.8, 1.1, server=TOLD),
+            record(2, 2.1, 2.5, 2.75, 3.1, server=TOLD),
+            record(3, 2.1, status=FAILED, code="HTTP 409", error='{"detail": "Already running"}'),
+        ),
+        notes=["A note of the target"],
+    )
+
+
+def open_run() -> tuple[Options, Run]:
+    own = options(rate=8.0, duration=30.0, requests=100, slo={"ttft": 450.0, "e2el": 900.0})
+    return own, run(
+        record(0, 0.0, 0.5, 1.0),
+        record(1, 0.5, 0.7, 1.2, output_tokens=None),
+        record(2, 1.0, status=CUT),
+        cpu=9.9,
+        interrupted=True,
+    )
+
+
+def nothing() -> tuple[Options, Run]:
+    own = options(requests=1, output_lengths=None)
+    return own, run(record(0, 0.0, status=FAILED, code="timeout", error="no answer"))
+
+
+CASES = {"seed": seeds_run, "interrupted": open_run, "nothing": nothing}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report(case: str) -> None:
+    own, done = CASES[case]()
+    told = {"cog_triton_queue_time_seconds": 0.0012, "cog_triton_generation_tokens_total": 9.0}
+    found = measured(own, done, told if case == "interrupted" else {})
+    text = report.text(own, found, "10 (words; --tokenizer makes exact tokens)")
+    path = GOLDEN / f"{case}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_the_seeds_sections_are_there_in_its_order() -> None:
+    own, done = seeds_run()
+    text = report.text(own, measured(own, done, {}), "10")
+    names = [
+        "Test Configuration:",
+        "Output Method: yield",
+        "Mode: batch",
+        "Rate: 2.0 batch",
+        "Duration: 10 seconds",
+        "Output tokens: 3",
+        "Concurrency levels:",
+        "Mode concurrency: ",
+        "Mean concurrency: ",
+        "Median concurrency: ",
+        "Max concurrency: ",
+        "Min concurrency: ",
+        "Statistics for completed predictions:",
+        "Single-stream TPS:",
+        *(f"SSTPS - {name}: " for name in ("Std", "Median", "Mean", "Max", "Min")),
+        "Latency - Std: ",
+        *(f"{name} response latency: " for name in ("Median", "Mean", "Max", "Min")),
+        "Server-side metrics:",
+        "Server-side TPS",
+        "--Expected mean: 4.000, Actual mean: 3.500",
+        "Response Latency",
+        "--Expected mean: 0.750, Actual mean: 0.900",
+        "Time to First Token",
+        "--Expected mean: 0.250, Actual mean: 0.250",
+        "Total requests made: 4",
+        "Total requests started: 4",
+        "Total requests completed: 3",
+        "Failure rate: 0.250, Total failures: 1",
+        "Cog already running prediction: 1",
+        "E2E throughput: ",
+    ]
+    lines = iter(text.splitlines())
+    for name in names:
+        assert any(line.startswith(name) for line in lines), name
+
+
+def test_json_has_every_number() -> None:
+    own, done = seeds_run()
+    found = json.loads(files.as_json(own, [(own, measured(own, done, {}))]))
+    assert found["schema"] == 1
+    assert found["options"]["unit"] == "batch"
+    assert found["options"]["api_key"] is None
+    (only,) = found["runs"]
+    assert (only["rate"], only["completed"], only["failed"]) == (2.0, 3, 1)
+    assert only["metrics"]["ttft"]["p50"] == pytest.approx(0.5)
+    assert only["server"]["tps"]["expected"]["mean"] == 4
+    assert only["failures"] == {"HTTP 409": 1}
+
+
+def test_csv_has_a_line_for_each_request() -> None:
+    own, done = open_run()
+    never = record(9, 2.0, sent=0.0, ended=0.0, status=CUT)
+    done.records.append(never)
+    rows = list(csv.DictReader(io.StringIO(files.as_csv([(own, done)]))))
+    assert [row["index"] for row in rows] == ["0", "1", "2", "9"]
+    assert rows[0]["ttft_s"] == "0.500000"
+    assert rows[0]["e2el_from_sending_s"] == "0.900000"
+    assert rows[0]["pieces"] == "2"
+    assert rows[1]["output_tokens"] == ""
+    assert (rows[3]["scheduled_s"], rows[3]["sent_s"], rows[3]["e2el_s"]) == ("2.000000", "", "")
+
+
+def saved(path: Path, scale: float, **changes: Any) -> Path:
+    """A measurement that takes `scale` times as long."""
+    own = options(rate=4.0, **changes)
+    records = [record(i, i * scale, *(scale * (i + at) for at in (0.5, 1.0))) for i in range(4)]
+    path.write_text(files.as_json(own, [(own, measured(own, run(*records), {}))]))
+    return path
+
+
+def compared(*paths: Path) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(compare.table(paths[0], paths[1]))
+    return out.getvalue()
+
+
+def test_two_measurements_side_by_side(tmp_path: Path) -> None:
+    fast, slow = saved(tmp_path / "a.json", 1.0, seed=1), saved(tmp_path / "b.json", 2.0, seed=2)
+    cells = {row[2]: row for row in _rows(compared(fast, slow))}
+    assert cells["request throughput, /s"][3:7] == ["1.000", "0.500", "0.500", "A"]
+    assert cells["TTFT mean, ms"][3:7] == ["500.000", "1000.000", "2.000", "A"]
+    assert cells["failure rate"][5:7] == ["-", "same"]
+    assert "B" in {line[6] for line in _rows(compared(slow, fast))}
+    assert {line[6] for line in _rows(compared(fast, fast))} == {"same"}
+    assert compare.differences(fast, slow) == ["seed: 1, 2"]
+
+
+def _rows(text: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines()]
+    return [row for row in rows if len(row) > 6]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 2, "runs": [1]}'])
+def test_files_that_cannot_be_compared(content: str, tmp_path: Path) -> None:
+    good, bad = saved(tmp_path / "a.json", 1.0), tmp_path / "bad.json"
+    bad.write_text(content)
+    for pair in ((good, bad), (bad, good), (good, tmp_path / "none.json")):
+        with pytest.raises(InvalidArgument, match="--compare="):
+            compare.table(*pair)
+
+
+def test_files_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="its directory does not exist"):
+        files.require_writable("--csv", tmp_path / "none" / "x.csv")
+    with pytest.raises(InvalidArgument, match=r"--json=.*cannot be written"):
+        files.write("--json", tmp_path, "x")
+
+
+def test_pictures() -> None:
+    pytest.importorskip("matplotlib")
+    own, done = seeds_run()
+    one = plot.png([(own, done, measured(own, done, {}))])
+    levels = []
+    for rate in (1.0, 2.0, 4.0):
+        own = options(unit=Unit.CONCURRENCY, rate=rate)
+        levels.append((own, done, measured(own, done, {})))
+    empty, failed = nothing()
+    for picture in (
+        one,
+        plot.png(levels),
+        plot.png([(empty, failed, measured(empty, failed, {}))]),
+    ):
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 10_000
+
+
+def test_without_matplotlib_a_picture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtra, match=r"E1401 .*pip install 'cog-triton\[bench\]'"):
+        plot.require()

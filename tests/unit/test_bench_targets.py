@@ -1,0 +1,480 @@
+"""What is sent to each kind of server, and how its answers are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+import small_http
+from bench_runs import options
+from scripted_server import Answer, Part, Request, event, serving, stream, whole
+
+from cog_triton.bench import targets
+from cog_triton.bench.options import API, OutputMethod, TargetName
+from cog_triton.bench.prompts import Prompt
+from cog_triton.bench.record import FAILED, OK, Record
+from cog_triton.bench.wire import Client, now
+from cog_triton.errors import CogTritonError
+from cog_triton.settings import free_ports
+
+ASKED = Prompt("one two", (7, 8), 5)
+CHATTED = Prompt(
+    "Hi", None, 5, ({"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"})
+)
+
+
+async def _measure(url: str, prompt: Prompt, changes: dict[str, Any]) -> tuple[Record, Any]:
+    client = Client(5)
+    try:
+        target = targets.make(options(url=url, **changes), client)
+        await target.prepare()
+        record = Record(index=0, scheduled=now())
+        await target.measure(prompt, record)
+        return record, target
+    finally:
+        client.close()
+
+
+def measure(
+    answer: Answer, prompt: Prompt = ASKED, **changes: Any
+) -> tuple[Record, list[Request], list[str]]:
+    """The record, the requests after those that prepare, and the target's notes."""
+    with serving(answer) as server:
+        record, target = asyncio.run(_measure(server.url, prompt, changes))
+    posted = [request for request in server.requests if request.body]
+    assert record.ended >= record.sent >= record.scheduled
+    return record, posted, target.notes
+
+
+def refusal(answer: Answer, **changes: Any) -> str:
+    with serving(answer) as server, pytest.raises(CogTritonError) as caught:
+        asyncio.run(_measure(server.url, ASKED, changes))
+    return str(caught.value)
+
+
+def of_cog(*names: str, streaming: bool = True, health: str = "READY") -> dict[str, bytes]:
+    """What a Cog server tells of itself."""
+    post = {"x-cog-streaming": True} if streaming else {}
+    document = {
+        "paths": {"/predictions": {"post": post}},
+        "components": {"schemas": {"Input": {"properties": {key: {} for key in names}}}},
+    }
+    return {
+        "/openapi.json": whole(json.dumps(document).encode()),
+        "/health-check": whole(json.dumps({"status": health}).encode()),
+    }
+
+
+def by_path(known: dict[str, bytes], parts: list[Part]) -> Any:
+    return lambda request: [known[request.path]] if request.path in known else parts
+
+
+USUAL = ("prompt", "max_tokens", "min_tokens", "messages")
+METRICS = {"input_token_count": 37, "output_token_count": 5, "time_to_first_token": 0.1}
+
+
+def prediction(status: str = "succeeded", **values: Any) -> bytes:
+    data = {"status": status, "metrics": {"predict_time": 0.5, **METRICS}, **values}
+    return b"event: completed\ndata: " + json.dumps(data).encode() + b"\n\n"
+
+
+OUTPUT = b'event: output\ndata: {"chunk": "a"}\n\n'
+STREAM = stream(b"event: start\ndata: {}\n\n", OUTPUT, OUTPUT + OUTPUT, prediction())
+
+
+def test_cog_streamed() -> None:
+    record, (request,), notes = measure(by_path(of_cog(*USUAL), STREAM))
+    assert request.path == "/predictions"
+    assert request.json == {"input": {"prompt": "one two", "max_tokens": 5, "min_tokens": 5}}
+    assert (record.status, record.error) == (OK, "")
+    assert (record.input_tokens, record.output_tokens, record.wanted_tokens) == (37, 5, 5)
+    assert list(record.counts) == [1, 2]
+    assert record.ttft is not None
+    assert record.sent < record.times[0] < record.ended
+    assert record.server["predict_time"] == 0.5
+    assert notes == []
+
+
+def test_cog_whole() -> None:
+    body = json.dumps({"status": "succeeded", "metrics": METRICS, "output": ["a"]}).encode()
+    for known, changes in (
+        (of_cog(*USUAL), {"output_method": OutputMethod.WAIT}),
+        (of_cog(*USUAL), {"stream": False}),
+        (of_cog(*USUAL, streaming=False), {}),
+    ):
+        record, _, notes = measure(by_path(known, [whole(body)]), **changes)
+        assert (record.status, record.ttft, record.output_tokens) == (OK, None, 5)
+        assert bool(notes) is not bool(changes)
+
+
+def test_a_mock_server_gets_what_it_takes() -> None:
+    known = of_cog("prompt", "n_output_tokens", "tps", "output_method", "buffer_size", "max_tokens")
+    wanted = {"tps": 100.0, "output_method": OutputMethod.BUFFER, "buffer_size": 4}
+    _, (request,), notes = measure(by_path(known, STREAM), **wanted)
+    assert request.json["input"] == {
+        "prompt": "one two",
+        "n_output_tokens": 5,
+        "tps": 100.0,
+        "output_method": "buffer",
+        "buffer_size": 4,
+    }
+    assert notes == []
+    _, (request,), _ = measure(by_path(known, STREAM))
+    assert request.json["input"] == {"prompt": "one two", "n_output_tokens": 5}
+
+
+def test_another_server_does_not_get_them() -> None:
+    _, (request,), notes = measure(
+        by_path(of_cog(*USUAL), STREAM), tps=100.0, output_method=OutputMethod.YIELD
+    )
+    assert request.json["input"].keys() == {"prompt", "max_tokens", "min_tokens"}
+    assert notes == ["--tps is not sent: the server has no such input"]
+
+
+def test_old_names_chats_and_more_inputs() -> None:
+    _, (request,), _ = measure(by_path(of_cog("prompt", "max_new_tokens", "top_k"), STREAM))
+    assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5}
+    _, (request,), _ = measure(
+        by_path(of_cog(*USUAL, "top_k"), STREAM), CHATTED, inputs={"top_k": 1}
+    )
+    assert request.json["input"]["messages"] == list(CHATTED.messages)
+    assert request.json["input"]["top_k"] == 1
+    assert "prompt" not in request.json["input"]
+    _, (request,), _ = measure(by_path(of_cog(*USUAL), STREAM), ignore_eos=False)
+    assert request.json["input"] == {"prompt": "one two", "max_tokens": 5}
+
+
+def test_numbers_of_a_log() -> None:
+    log = (
+        "Tokens processed: 5\nServerside tokens per second: 95.56\n"
+        "Serverside execution time: 1.34 seconds\nServerside time to first token: 0.01 seconds\n"
+    )
+    parts = stream(OUTPUT, prediction(metrics={}, logs=log))
+    record, _, _ = measure(by_path(of_cog(*USUAL), parts))
+    assert record.server == {
+        "tokens_per_second": 95.56,
+        "predict_time": 1.34,
+        "time_to_first_token": 0.01,
+        "output_token_count": 5,
+    }
+    assert record.output_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "says"),
+    [
+        ([whole(b'{"detail": "busy"}', "409 Conflict")], "HTTP 409", "busy"),
+        (
+            stream(prediction("failed", error="Prediction failed: E2107 Overloaded: full")),
+            "E2107",
+            "full",
+        ),
+        (stream(prediction("canceled")), "canceled", "canceled"),
+        (stream(OUTPUT), "stream ended early", "completed"),
+        ([whole(b"[1]")], "malformed answer", "not a JSON object"),
+        ([*stream(OUTPUT, end=False), object()], "connection closed", "before the answer's end"),
+    ],
+)
+def test_failures_of_cog(parts: list[Part], code: str, says: str) -> None:
+    record, _, _ = measure(by_path(of_cog(*USUAL), parts))
+    assert (record.status, record.code) == (FAILED, code)
+    assert says in record.error
+
+
+@pytest.mark.parametrize(
+    ("known", "changes", "says"),
+    [
+        (
+            of_cog(*USUAL, health="STARTING"),
+            {},
+            "E1400 .*health-check says STARTING; start it with",
+        ),
+        ({"/openapi.json": whole(b'{"paths": {"/v1": {}}}')}, {}, "E1400 .*no /predictions"),
+        ({"/openapi.json": whole(b"<html>")}, {}, "E1400 .*is not Cog's"),
+        (of_cog("prompt"), {"output_method": OutputMethod.BUFFER}, "E1005 .*only a mock has"),
+        (of_cog("prompt"), {"ignore_eos": True}, "E1005 .*no input min_tokens"),
+        (of_cog("prompt"), {"inputs": {"tpo_k": 1}}, "E1005 .*--input tpo_k: .*it has prompt"),
+    ],
+)
+def test_servers_that_cannot_be_measured(
+    known: dict[str, bytes], changes: dict[str, Any], says: str
+) -> None:
+    assert re.search(says, refusal(by_path(known, STREAM), **changes))
+
+
+@pytest.mark.parametrize("name", [TargetName.COG, TargetName.TRITON, TargetName.OPENAI])
+def test_nobody_there(name: TargetName) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(CogTritonError, match=r"E1400 .*cannot connect.*cog-triton serve"):
+        asyncio.run(_measure(f"http://127.0.0.1:{port}", ASKED, {"target": name}))
+
+
+def of_triton(model: str, inputs: list[str], outputs: list[str]) -> dict[str, bytes]:
+    config = {
+        "input": [{"name": name} for name in inputs],
+        "output": [{"name": name} for name in outputs],
+    }
+    return {
+        f"/v2/models/{model}/ready": whole(b""),
+        f"/v2/models/{model}/config": whole(json.dumps(config).encode()),
+    }
+
+
+DIRECT = of_triton("tensorrt_llm", ["input_ids", "exclude_input_in_output"], ["output_ids"])
+TEXT = of_triton("ensemble", ["text_input", "exclude_input_in_output"], ["text_output"])
+TRITON = {"target": TargetName.TRITON}
+
+
+def test_triton_with_token_ids() -> None:
+    parts = stream(
+        event(output_ids=1), event(output_ids=[2, 3]) + event(output_ids=[4]), event(output_ids=[])
+    )
+    record, (request,), notes = measure(by_path(DIRECT, parts), model="tensorrt_llm", **TRITON)
+    assert request.path == "/v2/models/tensorrt_llm/generate_stream"
+    assert request.json == {
+        "input_ids": [7, 8],
+        "input_lengths": 2,
+        "request_output_len": 5,
+        "streaming": True,
+        "exclude_input_in_output": True,
+        "end_id": -1,
+    }
+    assert (record.status, record.input_tokens, record.output_tokens) == (OK, 2, 4)
+    assert list(record.counts) == [1, 3]
+    assert "random" in notes[0]
+
+
+def test_triton_with_text() -> None:
+    parts = stream(event(text_output="a"), event(text_output=""))
+    record, (request,), notes = measure(by_path(TEXT, parts), ignore_eos=False, **TRITON)
+    assert request.path == "/v2/models/ensemble/generate_stream"
+    assert request.json == {
+        "text_input": "one two",
+        "max_tokens": 5,
+        "bad_words": "",
+        "stop_words": "",
+        "stream": True,
+        "exclude_input_in_output": True,
+    }
+    assert (record.status, record.output_tokens) == (OK, 2)
+    assert "counts as a token" in notes[0]
+
+
+def test_triton_whole() -> None:
+    body = json.dumps({"output_ids": [1, 2, 3]}).encode()
+    record, (request,), _ = measure(
+        by_path(DIRECT, [whole(body)]), model="tensorrt_llm", stream=False, **TRITON
+    )
+    assert request.path == "/v2/models/tensorrt_llm/generate"
+    assert (record.status, record.ttft, record.output_tokens) == (OK, None, 3)
+
+
+def test_triton_counts_of_its_own() -> None:
+    names = ["return_num_output_tokens", "return_num_input_tokens"]
+    known = of_triton("ensemble", ["text_input", *names], ["text_output", "num_output_tokens"])
+    parts = stream(event(text_output="ab", num_output_tokens=3, num_input_tokens=9))
+    record, (request,), notes = measure(by_path(known, parts), **TRITON)
+    assert request.json["return_num_output_tokens"] is True
+    assert (record.output_tokens, record.input_tokens, notes) == (3, 9, [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        (stream(event(error="E1002 PromptTooLong: 9 > 8"), status="400 Bad Request"), "E1002"),
+        (stream(event(output_ids=1), event(error="engine died")), "error event"),
+        ([whole(b'{"error": "no"}', "500 Internal Server Error")], "HTTP 500"),
+    ],
+)
+def test_failures_of_triton(parts: list[Part], code: str) -> None:
+    record, _, _ = measure(by_path(DIRECT, parts), model="tensorrt_llm", **TRITON)
+    assert (record.status, record.code) == (FAILED, code)
+
+
+def of_openai(*models: str, ignores: bool = True) -> dict[str, bytes]:
+    names = json.dumps({"data": [{"id": name} for name in models]}).encode()
+    fields = b'{"ignore_eos": {}}' if ignores else b"{}"
+    return {"/v1/models": whole(names), "/openapi.json": whole(fields)}
+
+
+def delta(text: str | None) -> bytes:
+    return event(choices=[{"delta": {"role": "assistant", "content": text}}], usage=None)
+
+
+USAGE = event(choices=[], usage={"prompt_tokens": 11, "completion_tokens": 6})
+DONE = b"data: [DONE]\n\n"
+CHAT = stream(delta(""), delta("a"), delta('"content": ""') + delta("b"), delta(None), USAGE, DONE)
+OPENAI = {"target": TargetName.OPENAI}
+
+
+def test_chat() -> None:
+    record, (request,), notes = measure(by_path(of_openai("small"), CHAT), **OPENAI)
+    assert request.path == "/v1/chat/completions"
+    assert request.json == {
+        "model": "small",
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "one two"}],
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert (record.status, record.input_tokens, record.output_tokens) == (OK, 11, 6)
+    assert list(record.counts) == [1, 2]
+    assert notes == []
+
+
+def test_completions_whole() -> None:
+    body = {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
+    known = of_openai("a", "b", ignores=False)
+    record, (request,), notes = measure(
+        by_path(known, [whole(json.dumps(body).encode())]),
+        **{**OPENAI, "api": API.COMPLETIONS, "model": "b", "stream": False, "inputs": {"seed": 1}},
+    )
+    assert request.path == "/v1/completions"
+    assert request.json == {"model": "b", "max_tokens": 5, "prompt": "one two", "seed": 1}
+    assert (record.status, record.output_tokens, record.ttft) == (OK, 3, None)
+    assert "may end early" in notes[0]
+
+
+def test_a_server_without_usage_has_its_events_counted() -> None:
+    parts = stream(delta("a"), delta("b"), DONE)
+    record, _, notes = measure(by_path(of_openai("x"), parts), **OPENAI)
+    assert (record.status, record.output_tokens) == (OK, 2)
+    assert "sends no usage" in notes[0]
+
+
+def test_a_base_url_may_end_in_v1() -> None:
+    with serving(by_path(of_openai("x"), CHAT)) as server:
+        record, _ = asyncio.run(_measure(f"{server.url}/v1/", ASKED, OPENAI))
+    assert record.status == OK
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        (stream(delta("a"), event(error={"message": "E2105 TritonUnavailable: died"})), "E2105"),
+        (stream(delta("a")), "stream ended early"),
+        ([whole(b'{"error": {"message": "x"}}', "429 Too Many Requests")], "HTTP 429"),
+    ],
+)
+def test_failures_of_openai(parts: list[Part], code: str) -> None:
+    record, _, _ = measure(by_path(of_openai("x"), parts), **OPENAI)
+    assert (record.status, record.code) == (FAILED, code)
+
+
+def test_openai_refusals() -> None:
+    assert "name one of the server's: a, b" in refusal(by_path(of_openai("a", "b"), CHAT), **OPENAI)
+    no_key = {"/v1/models": whole(b"{}", "401 Unauthorized")}
+    assert "E1007 Unauthorized" in refusal(by_path(no_key, CHAT), **OPENAI)
+
+
+class LookAlike:
+    """Replicate's API as its documents have it: create, stream, poll; not the service itself."""
+
+    def __init__(self, status: str = "succeeded", *, streams: bool = True) -> None:
+        self.status, self.streams = status, streams
+        self.created: list[tuple[str, Any]] = []
+        self.polls = 0
+        self.url = ""
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        if request.headers["Authorization"] != "Bearer r8_key":
+            small_http.reply(request, 401, b'{"detail": "Unauthenticated"}')
+        elif request.command == "POST":
+            size = int(request.headers["Content-Length"])
+            self.created.append((request.path, json.loads(request.rfile.read(size))))
+            self.reply(request, 201, "starting")
+        elif request.path == "/stream":
+            assert request.headers["Accept"] == "text/event-stream"
+            text = "event: output\nid: 1:0\ndata: a\n\nevent: output\nid: 2:0\ndata: b\ndata: c\n\n"
+            body = f"{text}event: done\nid: 3:0\ndata: {{}}\n\n".encode()
+            small_http.reply(request, 200, body, **{"Content-Type": "text/event-stream"})
+        elif request.path == "/get":
+            self.polls += 1
+            self.reply(request, 200, self.status if self.polls > 1 else "processing")
+        else:
+            small_http.reply(request, 200 if "/me/" in request.path else 404, b"{}")
+
+    def reply(self, request: BaseHTTPRequestHandler, code: int, status: str) -> None:
+        urls = {"get": f"{self.url}/get"} | (
+            {"stream": f"{self.url}/stream"} if self.streams else {}
+        )
+        metrics = {"predict_time": 0.4, "output_token_count": 5} if self.polls > 1 else {}
+        body = {"id": "x", "status": status, "urls": urls, "metrics": metrics}
+        if status == "failed":
+            body["error"] = "E1001 PromptRequired: blank"
+        small_http.reply(request, code, json.dumps(body).encode())
+
+    def measured(self, **changes: Any) -> tuple[Record, Any]:
+        with small_http.serving(self) as self.url:
+            values = {
+                "target": TargetName.REPLICATE,
+                "model": "me/small",
+                "api_key": "r8_key",
+                "poll_interval": 0.01,
+                **changes,
+            }
+            return asyncio.run(_measure(self.url, ASKED, values))
+
+
+def test_replicate_streamed() -> None:
+    server = LookAlike()
+    record, _ = server.measured()
+    assert (record.status, record.error) == (OK, "")
+    assert record.pieces == 2
+    assert record.output_tokens == 5
+    assert record.sent < record.times[0] <= record.ended
+    assert record.server["predict_time"] == 0.4
+    body = {"input": {"prompt": "one two", "max_tokens": 5}, "stream": True}
+    assert server.created == [("/v1/models/me/small/predictions", body)]
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "version"),
+    [
+        ("me/small:abc123", "/v1/predictions", "abc123"),
+        ("deployments/me/small", "/v1/deployments/me/small/predictions", None),
+    ],
+)
+def test_replicate_polled(model: str, path: str, version: str | None) -> None:
+    server = LookAlike()
+    record, _ = server.measured(model=model, stream=False, ignore_eos=True)
+    assert (record.status, record.ttft, record.output_tokens) == (OK, None, 5)
+    assert server.polls == 2
+    ((found, body),) = server.created
+    assert (found, body.get("version")) == (path, version)
+    assert body["input"]["min_tokens"] == 5
+
+
+def test_a_model_on_replicate_that_does_not_stream() -> None:
+    record, target = LookAlike(streams=False).measured()
+    assert (record.status, record.ttft) == (OK, None)
+    assert any("does not stream" in note for note in target.notes)
+
+
+def test_a_prediction_on_replicate_that_fails() -> None:
+    record, _ = LookAlike("failed").measured()
+    assert (record.status, record.code) == (FAILED, "E1001")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"api_key": None}, "E1007 .*REPLICATE_API_TOKEN is not set"),
+        ({"api_key": "wrong"}, "E1007 .*is refused"),
+        ({"model": None}, "E1005 .*must be OWNER/NAME"),
+        ({"model": "small"}, "E1005 .*must be OWNER/NAME"),
+        ({"model": "you/small"}, "E1400 .*HTTP 404"),
+    ],
+)
+def test_replicate_refusals(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(CogTritonError, match=says):
+        LookAlike().measured(**changes)
+
+
+def test_keys_are_not_shown() -> None:
+    assert "r8_key" not in repr(options(api_key="r8_key"))

@@ -16,6 +16,7 @@ from cog_triton.errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 Level = tuple[Options, Run, Measured]
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = (
@@ -99,7 +100,7 @@ def _spread_by_level(axes: Axes, levels: Sequence[Level]) -> None:
 
 def _share_axes(axes: Axes) -> None:
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(_milliseconds)
+    _readable(axes.xaxis)
     axes.set_xlabel("milliseconds, logarithmic")
     axes.set_ylabel("share that took no longer, %")
     axes.set_ylim(0, 102)
@@ -107,10 +108,10 @@ def _share_axes(axes: Axes) -> None:
         axes.axhline(share, color=_GREY, linewidth=0.6, linestyle=":")
         axes.annotate(
             f"p{share}",
-            (1.005, share),
+            (0.01, share),
             xycoords=("axes fraction", "data"),
             color=_GREY,
-            va="center",
+            va="top",
         )
     _finish(axes)
 
@@ -174,8 +175,8 @@ def _throughput(axes: Axes, levels: Sequence[Level]) -> None:
         axes.annotate(
             f"{value:,.0f}",
             (place, float(value or 0)),
-            xytext=(0, 7),
-            ha="center",
+            xytext=(-3, 6),
+            ha="right",
             textcoords="offset points",
             fontsize=9,
         )
@@ -196,7 +197,7 @@ def _times(axes: Axes, levels: Sequence[Level]) -> None:
                 axes.plot(x, y, style, color=colour, label=f"{label} {point}", markersize=4)
     axes.set_title("TTFT and TPOT against concurrency")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(_milliseconds)
+    _readable(axes.yaxis)
     axes.set_ylabel("milliseconds, logarithmic")
     _concurrency_axis(axes, x)
 
@@ -225,6 +226,15 @@ def _shades(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps["viridis_r"](place)) for place in np.linspace(0.15, 0.95, count)]
+
+
+def _readable(axis: Axis) -> None:
+    """1, 2, 5, 10 ... on a logarithmic axis, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axis.set_major_formatter(_milliseconds)
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _milliseconds(value: float, _: float) -> str:

@@ -20,6 +20,7 @@ from cog_triton.cli import app
 from cog_triton.settings import free_ports
 
 BENCH = [sys.executable, "-m", "cog_triton", "bench", "--url"]
+ENDLESS = ["--warmup", "0", "--unit", "concurrency", "--rate", "1", "--duration", "60"]
 FULL = [whole(b'{"detail": "busy"}', "409 Conflict")]
 
 
@@ -136,7 +137,7 @@ def test_ctrl_c_reports_what_was_done() -> None:
             [
                 *BENCH,
                 server.url,
-                *["--warmup", "0", "--unit", "concurrency", "--rate", "1", "--duration", "60"],
+                *ENDLESS,
             ],
             stdout=subprocess.PIPE,
             text=True,

@@ -91,11 +91,9 @@ class CogTarget(Target):
     async def send(self, prompt: Prompt, record: Record) -> None:
         """See `Target.send`."""
         count = prompt.output_tokens
-        inputs: Object = {self._length: count, **self._fixed}
-        if self._chats and prompt.messages:
-            inputs["messages"] = list(prompt.messages)
-        else:
-            inputs["prompt"] = prompt.text
+        chat = self._chats and prompt.messages
+        asked = {"messages": list(prompt.messages)} if chat else {"prompt": prompt.text}
+        inputs: Object = {**asked, self._length: count, **self._fixed}
         if self._shortest and self._length != "n_output_tokens":
             inputs.setdefault("min_tokens", count)
         completed = b""

@@ -251,8 +251,11 @@ def bench(
             if rate is not None or unit is Unit.BATCH:
                 raise InvalidArgument("--sweep: sets --unit concurrency and --rate itself")
             levels = [
-                dataclasses.replace(options, unit=Unit.CONCURRENCY, rate=float(level))
-                for level in command.parse_sweep(sweep)
+                # Prompts of their own: a cache of prefixes must not know those of the level before.
+                dataclasses.replace(
+                    options, unit=Unit.CONCURRENCY, rate=float(level), seed=seed + number
+                )
+                for number, level in enumerate(command.parse_sweep(sweep))
             ]
         outputs = command.Outputs(json_file, csv_file, plot_file)
         on_stderr = str(json_file) == "-" or str(csv_file) == "-"

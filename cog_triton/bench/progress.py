@@ -18,7 +18,7 @@ _PLAIN_S = 5.0
 @contextmanager
 def shown(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
     """What `fleet.measure` calls; the line is gone at the end."""
-    if console.is_terminal:
+    if console.is_terminal and not console.is_dumb_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield lambda progress, seconds: live.update(
                 Text(line(options, progress, seconds)), refresh=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cog_triton.bench.measured import Compared, Measured
-from cog_triton.bench.options import Options, Unit
+from cog_triton.bench.options import Options, OutputMethod, Unit
 from cog_triton.bench.stats import Summary
 
 _RULE = "-" * 30
@@ -49,7 +49,8 @@ def _titled(title: str, lines: Iterator[str] | list[str], *, rule: bool = True) 
 
 def _configuration(options: Options, prompts: str) -> Iterator[str]:
     yield f"Target: {options.target.value} at {options.url}"
-    yield f"Output Method: {options.output_method.value if options.output_method else 'yield'}"
+    method = options.output_method or (OutputMethod.YIELD if options.stream else OutputMethod.WAIT)
+    yield f"Output Method: {method.value}"
     yield f"Mode: {options.unit.value}"
     yield f"Rate: {options.rate:.1f} {options.unit.value}"
     if options.unit is Unit.RPS:

@@ -110,6 +110,7 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._done: asyncio.Future[None] | None = None
         self._headers: dict[bytes, bytes] = {}
+        self._pieces: list[bytes] = []
         self._at = 0.0
         self._headed = False
         self.idle_since = 0.0
@@ -156,6 +157,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(WireError("not HTTP", f"the answer is not HTTP: {error}"))
+        self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's: the connection ended, which ends a body without a length, too."""
@@ -182,17 +184,22 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """httptools': a part of the body."""
-        if self._sink is not None:
-            try:
-                self._sink.body(data, self._at)
-            except WireError as error:
-                self._fail(error)
+        self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         """httptools': the answer ended."""
         if not self._parser.should_keep_alive():
             self.close()
+        self._flush()
         self._finish()
+
+    def _flush(self) -> None:
+        """Hand on what one read brought, as one: a chunk of HTTP's coding means nothing."""
+        if self._pieces:
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            if self._sink is not None:
+                self._sink.body(data, self._at)
 
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():

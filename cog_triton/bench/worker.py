@@ -7,6 +7,7 @@ When stdin ends, the parent has died or wants an end, and so does this.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from contextlib import suppress
@@ -34,6 +35,7 @@ async def _generate(task: Task, reader: asyncio.StreamReader) -> Result:
     prompts = Prompts(task.options)
     generator = LoadGenerator(task.options, target, prompts, task.part, task.parts)
     prompts.prepare(generator.expected())
+    gc.freeze()  # what is there now stays; looking through it again would only delay
     _send(Ready())
     start = await read(reader)
     monitor = Monitor()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,10 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench_runs import options
+from rich.console import Console
 from scripted_server import HANG, ScriptedServer, serving, whole
 from test_bench_targets import STREAM, USUAL, by_path, of_cog
 from typer.testing import CliRunner
 
+from cog_triton.bench import progress
+from cog_triton.bench.load import Progress
+from cog_triton.bench.progress import line
 from cog_triton.cli import app
 from cog_triton.settings import free_ports
 
@@ -181,6 +187,27 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_progress_is_a_line_that_goes_or_lines_that_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    own = options(rate=8.0, duration=30.0)
+    now = Progress(sent=12, done=9, failed=1, tokens=700)
+    shown = "8 rps: 7 of 30 s: 9 of 4 done, 3 running, 1 failed, 100 output tokens/s"
+    assert line(own, now, 7.0) == shown
+    plain, terminal = io.StringIO(), io.StringIO()
+    with progress.shown(Console(file=plain, width=200), own) as show:
+        for seconds in (4.9, 5.1, 7.0, 10.2):
+            show(now, seconds)
+    assert [text.split(" of ")[0] for text in plain.getvalue().splitlines()] == [
+        "8 rps: 5",
+        "8 rps: 10",
+    ]
+    with progress.shown(Console(file=terminal, width=200, force_terminal=True), own) as show:
+        show(now, 7.0)
+    assert shown in terminal.getvalue()
 
 
 @pytest.mark.parametrize(

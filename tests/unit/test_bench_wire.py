@@ -91,6 +91,16 @@ def test_a_stream_comes_as_it_is_sent() -> None:
     assert times == sorted(times)
 
 
+def test_chunks_of_one_read_come_as_one() -> None:
+    async def work(url: str, client: Client) -> Pieces:
+        sink = Pieces()
+        await client.send(*encode("POST", url, {}, b"{}"), sink)
+        return sink
+
+    sink, _ = talk([b"".join(stream(b"one", b"two", b"three"))], work)  # type: ignore[arg-type]
+    assert [data for _, data in sink.reads] == [b"onetwothree"]
+
+
 def test_connections_are_kept() -> None:
     async def work(url: str, client: Client) -> int:
         for _ in range(3):

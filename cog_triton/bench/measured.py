@@ -28,6 +28,11 @@ _PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
     "input_tokens": lambda record: record.input_tokens,
     "output_tokens": lambda record: record.tokens,
 }
+_EXPECTED = {
+    "tps": "expected_tokens_per_second",
+    "latency": "expected_duration",
+    "ttft": "expected_time_to_first_token",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,10 @@ def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str
 
 
 def _server(options: Options, done: Sequence[Record]) -> dict[str, Compared]:
-    """TPS, latency and TTFT as told with the answers; what is expected follows from --tps."""
+    """TPS, latency and TTFT as told with the answers, beside what is expected of them.
+
+    A mock server tells that, too; else it follows from --tps.
+    """
 
     def tps(record: Record) -> float | None:
         if "tokens_per_second" in record.server:
@@ -143,19 +151,20 @@ def _server(options: Options, done: Sequence[Record]) -> dict[str, Compared]:
         "ttft": lambda record: record.server.get("time_to_first_token"),
         "queue_time": lambda record: record.server.get("queue_time"),
     }
-    expected: dict[str, Callable[[Record], float | None]] = {}
-    if rate := options.tps:
-        expected = {
-            "tps": lambda record: rate,
-            "latency": lambda record: (record.wanted_tokens or 0) / rate,
-            "ttft": lambda record: 1 / rate,
-        }
     found = {}
     for name, of in told.items():
         if actual := summarize(map(of, done)):
-            wanted = expected.get(name)
-            found[name] = Compared(summarize(map(wanted, done)) if wanted else None, actual)
+            wanted = summarize(_expected(name, options.tps, record) for record in done)
+            found[name] = Compared(wanted, actual)
     return found
+
+
+def _expected(name: str, tps: float | None, record: Record) -> float | None:
+    own = _EXPECTED.get(name, "")
+    if own in record.server or not tps:
+        return record.server.get(own)
+    follows = {"tps": tps, "latency": (record.wanted_tokens or 0) / tps, "ttft": 1 / tps}
+    return follows.get(name)
 
 
 def _generator(loads: Sequence[Load], records: Sequence[Record]) -> Generator:

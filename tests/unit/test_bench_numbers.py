@@ -115,6 +115,15 @@ def test_what_the_server_tells_against_what_is_expected() -> None:
     assert flat_out.server["tps"].expected is None
 
 
+def test_what_a_mock_server_expects_of_itself_goes_first() -> None:
+    told = {"predict_time": 0.8, "expected_duration": 0.7, "expected_tokens_per_second": 3.0}
+    found = measured(options(tps=4.0), run(record(0, 0.0, 0.5, 1.0, server=told)), {})
+    assert found.server["latency"].expected is not None
+    assert found.server["latency"].expected.mean == 0.7
+    assert found.server["tps"].expected is not None
+    assert found.server["tps"].expected.mean == 3
+
+
 def test_what_was_cut_neither_failed_nor_succeeded() -> None:
     records = [
         record(0, 0.0, 1.0),

@@ -183,16 +183,9 @@ def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
 
 def _table(runs: Sequence[plot.Level]) -> Table:
     """A sweep at a glance."""
-    table = Table(title="Sweep")
-    names = (
-        "at once",
-        "requests/s",
-        "output tok/s",
-        "tok/s per user",
-        "TTFT p50 ms",
-        "TTFT p99 ms",
-    )
-    for name in (*names, "E2E p99 ms", "failures"):
+    table = Table(title="Sweep; times in ms")
+    names = ("at once", "req/s", "tok/s", "per user", "TTFT p50", "TTFT p99", "E2E p99", "failed")
+    for name in names:
         table.add_column(name, justify="right")
     for options, _, found in runs:
 

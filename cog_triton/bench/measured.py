@@ -175,7 +175,8 @@ def _generator(loads: Sequence[Load], records: Sequence[Record]) -> Generator:
     if cpu > BUSY_CPU:
         reasons.append(f"it used {cpu:.0%} of a core")
     if lags and lags.p99 > BUSY_LAG_S:
-        reasons.append(f"its event loop ran {lags.p99 * 1000:.0f} ms late (p99)")
+        whose = "" if cpu > BUSY_CPU / 2 else ", for others had this machine's cores"
+        reasons.append(f"its event loop ran {lags.p99 * 1000:.0f} ms late (p99){whose}")
     warning = ""
     if reasons:
         warning = (

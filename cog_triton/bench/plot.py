@@ -229,10 +229,11 @@ def _shades(count: int) -> list[str]:
 
 
 def _readable(axis: Axis) -> None:
-    """1, 2, 5, 10 ... on a logarithmic axis, as plain numbers."""
+    """1, 2, 5, 10 ... on a logarithmic axis, the powers alone on a long one, as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high / low < 2000 else (1,)))
     axis.set_major_formatter(_milliseconds)
     axis.set_minor_formatter(NullFormatter())
 

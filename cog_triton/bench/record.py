@@ -73,8 +73,13 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1)."""
-        if not self.times or self.tokens is None or self.tokens < 2:
+        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1).
+
+        None where one read brought all of the output, which says nothing of its rate.
+        """
+        if not self.times or self.times[-1] <= self.times[0]:
+            return None
+        if self.tokens is None or self.tokens < 2:
             return None
         return (self.ended - self.times[0]) / (self.tokens - 1)
 

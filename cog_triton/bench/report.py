@@ -127,8 +127,8 @@ def _compared(compared: Compared) -> Iterator[str]:
     names = {"mean": "mean", "std": "std", "median": "p50", "min": "min", "max": "max"}
     for shown, name in names.items():
         expected = getattr(compared.expected, name) if compared.expected else None
-        wanted = "n/a" if expected is None else f"{expected:.3f}"
-        yield f"--Expected {shown}: {wanted}, Actual {shown}: {getattr(compared.actual, name):.3f}"
+        wanted = "" if expected is None else f"Expected {shown}: {expected:.3f}, "
+        yield f"--{wanted}Actual {shown}: {getattr(compared.actual, name):.3f}"
 
 
 def _totals(measured: Measured) -> Iterator[str]:

@@ -59,6 +59,13 @@ def test_pieces_of_one_read_are_not_apart() -> None:
     assert one.pieces == 5
 
 
+def test_an_answer_that_one_read_brought_has_no_rate() -> None:
+    one = record(0, 0.0, output_tokens=5)
+    one.output(1000.1, 5)
+    assert one.ttft == pytest.approx(0.1)
+    assert one.tpot is None
+
+
 def test_an_answer_that_came_whole_has_no_first_token() -> None:
     one = record(0, 0.0, output_tokens=5)
     assert (one.ttft, one.tpot, one.gaps()) == (None, None, [])

@@ -128,7 +128,11 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            return await work(f"http://127.0.0.1:{port}", Client(5))
+            client = Client(5)
+            try:
+                return await work(f"http://127.0.0.1:{port}", client)
+            finally:
+                client.close()
 
     assert asyncio.run(main()).text == b"all of it"
 

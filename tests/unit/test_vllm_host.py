@@ -344,6 +344,8 @@ def test_measurements_are_taken_once(host: Running) -> None:
     assert event.values["vllm:request_prompt_tokens"] == [3, 2]
     assert event.values["vllm:request_generation_tokens"] == [4, 3]
     assert event.values["vllm:request_params_n"] == [1, 2]
+    assert event.values["vllm:num_requests_running"] == [0]
+    assert event.values["vllm:kv_cache_usage_perc"] == [0]
     assert event.values["vllm:request_params_best_of"] == [1, 2]
     assert len(event.values["vllm:time_to_first_token_seconds"]) == 2
     assert len(event.values["vllm:time_per_output_token_seconds"]) == 3 + 2

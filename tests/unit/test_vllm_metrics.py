@@ -21,7 +21,7 @@ class TritonModelException(Exception):
 
 
 class MetricFamily:
-    COUNTER, HISTOGRAM = "counter", "histogram"
+    COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
     supported = True
     made: dict[str, list[float]]
 
@@ -34,7 +34,7 @@ class MetricFamily:
         self.made[self._name] = []
 
         class Metric:
-            increment = observe = self.made[self._name].append
+            increment = set = observe = self.made[self._name].append
 
         return Metric
 
@@ -69,7 +69,15 @@ def test_a_server_that_was_built_without_metrics(
 def test_every_value_is_added_to_its_own_metric(publisher: Callable[..., Any]) -> None:
     answers = queue.Queue[Any]()
     answers.put(None)  # the engine is still loading
-    answers.put(MetricsEvent({"vllm:prompt_tokens_total": [5], "vllm:request_params_n": [1, 2]}))
+    answers.put(
+        MetricsEvent(
+            {
+                "vllm:prompt_tokens_total": [5],
+                "vllm:request_params_n": [1, 2],
+                "vllm:kv_cache_usage_perc": [0.5],
+            }
+        )
+    )
     done = queue.Queue[None]()
 
     def fetch(request: Any, emit: Callable[[Any], None]) -> None:
@@ -87,8 +95,9 @@ def test_every_value_is_added_to_its_own_metric(publisher: Callable[..., Any]) -
     made = MetricFamily.made
     assert made.pop("vllm:prompt_tokens_total") == [5]
     assert made.pop("vllm:request_params_n") == [1, 2]
+    assert made.pop("vllm:kv_cache_usage_perc") == [0.5]
     assert not any(made.values())
-    assert len(made) == 7
+    assert len(made) == 9
 
 
 def test_nothing_is_recorded_before_somebody_asks() -> None:
@@ -97,5 +106,11 @@ def test_nothing_is_recorded_before_somebody_asks() -> None:
     assert recorder.take().values == {}
     recorder.record({"a_total": [3], "b": [1.0]})
     recorder.record({"a_total": [4], "b": []})
-    assert recorder.take().values == {"a_total": [7], "b": [1.0]}
+    recorder.record({"vllm:num_requests_running": [2]})
+    recorder.record({"vllm:num_requests_running": [0]})
+    assert recorder.take().values == {
+        "a_total": [7],
+        "b": [1.0],
+        "vllm:num_requests_running": [0],
+    }
     assert recorder.take().values == {}

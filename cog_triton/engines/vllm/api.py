@@ -112,11 +112,22 @@ def _stat_logger(record: Record) -> Any:
         ) -> None:
             if iteration_stats is not None:
                 record(_measurements(iteration_stats))
+            if scheduler_stats is not None:
+                record(_levels(scheduler_stats))
 
         def log_engine_initialized(self) -> None:
             pass
 
     return StatLogger
+
+
+def _levels(stats: Any) -> dict[str, Sequence[float]]:
+    """What a SchedulerStats tells of now, under the names of vLLM's own metrics."""
+    return {
+        "vllm:num_requests_running": [stats.num_running_reqs],
+        "vllm:num_requests_waiting": [stats.num_waiting_reqs],
+        "vllm:kv_cache_usage_perc": [stats.kv_cache_usage],
+    }
 
 
 def _measurements(stats: Any) -> dict[str, Sequence[float]]:

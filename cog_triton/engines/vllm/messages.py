@@ -40,6 +40,10 @@ class TextEvent:
     error: CogTritonError | None = None
 
 
+# Metrics that tell of now; of the others, some add up (..._total) and some have many values.
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
     """Asks for the measurements since the last one that asked."""
@@ -47,7 +51,9 @@ class MetricsRequest:
 
 @dataclass(frozen=True, slots=True)
 class MetricsEvent:
-    """Values to add to each counter or to observe in each histogram, by Triton's metric name."""
+    """Values to add to each counter, to set each gauge to or to observe in each histogram, by
+    Triton's metric name.
+    """
 
     values: Mapping[str, list[float]]
     finish: str | None = "stop"

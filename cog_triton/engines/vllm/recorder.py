@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from cog_triton.engines.vllm.messages import MetricsEvent
+from cog_triton.engines.vllm.messages import GAUGES, MetricsEvent
 
 # Values kept of one histogram between two requests for them: when more come, nobody asks.
 _MOST = 100_000
 
 
 class Recorder:
-    """Counters are added up, histograms keep every value; empty until the first `take`."""
+    """Counters are added up, gauges keep the last value, histograms all of them; empty until the
+    first `take`.
+    """
 
     def __init__(self) -> None:
         self._values: defaultdict[str, list[float]] = defaultdict(list)
@@ -24,7 +26,9 @@ class Recorder:
             return
         for name, values in measurements.items():
             kept = self._values[name]
-            if name.endswith("_total"):
+            if name in GAUGES:
+                kept[:] = values
+            elif name.endswith("_total"):
                 kept[:] = [sum(kept) + sum(values)]
             elif len(kept) < _MOST:
                 kept.extend(values)

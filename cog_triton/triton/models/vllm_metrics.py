@@ -8,7 +8,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.engines.vllm.messages import MetricsEvent, MetricsRequest
+from cog_triton.engines.vllm.messages import GAUGES, MetricsEvent, MetricsRequest
 from cog_triton.errors import TritonUnavailable
 
 _PERIOD_S = 0.25
@@ -37,6 +37,18 @@ _COUNTERS = {
     "vllm:prompt_tokens_total": "Number of prefill tokens processed.",
     "vllm:generation_tokens_total": "Number of generation tokens processed.",
 }
+# vllm_backend has none of these; names and meanings are those of vLLM's own server.
+_GAUGES = dict(
+    zip(
+        GAUGES,
+        (
+            "Number of requests in model execution batches.",
+            "Number of requests waiting to be processed.",
+            "KV-cache usage. 1 means 100 percent usage.",
+        ),
+        strict=True,
+    )
+)
 # Buckets are those of vllm_backend (src/utils/metrics.py); None is 1-2-5 up to max_model_len.
 _HISTOGRAMS: Mapping[str, tuple[str, list[float] | list[int] | None]] = {
     "vllm:time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _FIRST),
@@ -77,6 +89,10 @@ class MetricsPublisher:
             family = kinds(name=name, description=description, kind=kinds.COUNTER)
             self._families.append(family)
             self._add[name] = family.Metric(labels=dict(labels)).increment
+        for name, description in _GAUGES.items():
+            family = kinds(name=name, description=description, kind=kinds.GAUGE)
+            self._families.append(family)
+            self._add[name] = family.Metric(labels=dict(labels)).set
         for name, (description, buckets) in _HISTOGRAMS.items():
             family = kinds(name=name, description=description, kind=kinds.HISTOGRAM)
             self._families.append(family)

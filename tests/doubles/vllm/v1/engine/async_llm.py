@@ -18,7 +18,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.repeating import Sequence
-from vllm.v1.metrics.loggers import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.loggers import FinishedRequestStats, IterationStats, SchedulerStats
 
 KILL, BREAK = "kill the engine", "break the request"
 
@@ -156,8 +156,10 @@ class AsyncLLM:
             lengths = len(sequences[0].prompt), len(sequences[0].tokens)
             stats.finished_requests.append(FinishedRequestStats(now - started, *lengths))
             stats.n_params_iter.append(len(sequences))
+        running = len(self._live) - finished
+        levels = SchedulerStats(num_running_reqs=running, kv_cache_usage=running / 1024)
         for logger in self._loggers:
-            logger.record(scheduler_stats=None, iteration_stats=stats)
+            logger.record(scheduler_stats=levels, iteration_stats=stats)
 
     def _write(self, call: str, values: dict[str, Any] | None = None) -> None:
         if path := os.environ.get("VLLM_DOUBLE_JOURNAL"):

@@ -14,6 +14,13 @@ class FinishedRequestStats:
 
 
 @dataclass
+class SchedulerStats:
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+
+
+@dataclass
 class IterationStats:
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0

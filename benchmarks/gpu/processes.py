@@ -1,0 +1,77 @@
+"""Processes of a server, what each is for, and the processor time that they have used (Linux)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_ROLES = {
+    rb"EngineCore": "vLLM EngineCore",
+    rb"engine_process": "our host of AsyncLLM",
+    rb"api_server": "vLLM API server",
+    rb"triton_python_backend_stub": "Triton stub",
+    rb"bin/tritonserver": "tritonserver",
+    rb"cog\.server\.http": "Cog",
+    rb"_run_worker": "Cog worker",
+    rb"-m\0cog_triton\0serve": "cog-triton serve",
+}
+
+
+def family(root: int) -> dict[int, str]:
+    """`root` and all that descend from it, by process id, with what each is for."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
+            children[int(fields[1])].append(int(entry.name))
+    found, pending = dict[int, str](), [root]
+    while pending:
+        pid = pending.pop()
+        found[pid] = _role(pid)
+        pending += children[pid]
+    return found
+
+
+def processor_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """Seconds of processor time of each process that is still there."""
+    times = {}
+    for pid in pids:
+        if fields := _stat(pid):
+            times[pid] = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return times
+
+
+def cores(
+    roles: Mapping[int, str],
+    before: Mapping[int, float],
+    after: Mapping[int, float],
+    seconds: float,
+) -> dict[str, float]:
+    """Processor cores that each role has used between two looks `seconds` apart."""
+    used: defaultdict[str, float] = defaultdict(float)
+    for pid, time in after.items():
+        used[roles[pid]] += (time - before.get(pid, 0.0)) / seconds
+    return {role: round(share, 3) for role, share in used.items() if share >= 0.001}
+
+
+def _stat(pid: int) -> list[str]:
+    """What follows the name in /proc/PID/stat; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _role(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "gone"
+    role = next((role for mark, role in _ROLES.items() if re.search(mark, line)), "other")
+    model = re.search(rb"models?/(\w+)/1/model\.py|/(\w+)/1/model\.py", line)
+    if role == "Triton stub" and model:
+        role += f" {(model[1] or model[2]).decode()}"
+    return role

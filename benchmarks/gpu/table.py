@@ -1,0 +1,144 @@
+"""Write the tables of a run's results.json into docs/gpu.md, between their marks.
+
+python benchmarks/gpu/table.py docs/gpu/h200.json [docs/gpu.md]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MARKS = "<!-- {name}: made by benchmarks/gpu/table.py -->", "<!-- end of {name} -->"
+_COLUMNS = (
+    "way", "at once", "tok/s", "of the first", "TTFT p50 ms", "p99", "more than the first",
+    "ITL p50 ms", "p99", "TPOT p50 ms", "cores", "load's lag p99 ms",
+)  # fmt: skip
+
+
+def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """A row for each way and concurrency; what it is compared to is the way that comes first."""
+    rows = []
+    first = next(iter(medians), "")
+    for concurrency in medians.get(first, {}):
+        base = medians[first][concurrency]
+        for way, found in medians.items():
+            if (row := found.get(concurrency)) is None:
+                continue
+            rows.append(
+                (
+                    way,
+                    concurrency,
+                    f"{row['tokens_per_s']:.0f}",
+                    f"{row['tokens_per_s'] / base['tokens_per_s']:.3f}",
+                    f"{row['ttft_p50']:.1f}",
+                    f"{row['ttft_p99']:.1f}",
+                    f"{row['ttft_p50'] - base['ttft_p50']:+.1f}",
+                    f"{row['itl_p50']:.2f}",
+                    f"{row['itl_p99']:.2f}",
+                    f"{row['tpot_p50']:.2f}",
+                    f"{row['cores']:.2f}",
+                    f"{row['load_lag_p99']:.1f}",
+                )
+            )
+    return table(_COLUMNS, rows)
+
+
+def cores(rows: Sequence[Mapping[str, Any]], concurrency: int) -> str:
+    """Processor cores by process, of the last round at one concurrency."""
+    last = {row["way"]: row["server_cores"] for row in rows if row["concurrency"] == concurrency}
+    found = [
+        (way, role, f"{share:.2f}")
+        for way, used in last.items()
+        for role, share in sorted(used.items(), key=lambda item: -item[1])
+    ]
+    return table(("way", f"process, at {concurrency} at once", "cores"), found)
+
+
+def checks(results: Mapping[str, Any]) -> str:
+    """How many checks held, and each that did not."""
+    told = []
+    for name, phase in results.items():
+        found = phase.get("checks", {})
+        failed = [check for check, held in found.items() if held is not True]
+        if found:
+            told.append((name, len(found), len(failed), ", ".join(failed) or "-"))
+    return table(("phase", "checks", "failed", "which"), told)
+
+
+def pruning(phase: Mapping[str, Any]) -> str:
+    """Sizes of the pruned files, in MB, and how long vLLM took to start."""
+    files = [
+        (row["file"], *(f"{row[name] / 1e6:.1f}" for name in
+         ("size", "freed", "gzip_before", "gzip_after")))
+        for row in phase.get("files", ())
+    ]  # fmt: skip
+    starts = [
+        (name.removesuffix(": start"), *(str(value.get(key, "-")) for key in
+         ("seconds", "model_s", "compile_s", "graphs_s")))
+        for name, value in phase.items() if name.endswith("start")
+    ]  # fmt: skip
+    sizes = table(("file", "MB", "freed", "gzip -1 before", "after"), files)
+    times = table(("server", "ready after s", "model s", "compile s", "CUDA graphs s"), starts)
+    return f"{sizes}\n\n{times}"
+
+
+def machine(phase: Mapping[str, Any]) -> str:
+    """What it ran on."""
+    versions = [f"{name} {version}" for name, version in phase.get("vllm", {}).items()]
+    own = [f"{name} {version}" for name, version in phase.get("ours", {}).items()]
+    return "\n".join(
+        (
+            f"- GPU: {phase.get('gpu')}; processor: {phase.get('cpu')}; {phase.get('kernel')}",
+            f"- vLLM's environment: {', '.join(versions)}",
+            f"- ours: {', '.join(own)}",
+        )
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [" | ".join(columns), " | ".join(["---", *["--:"] * (len(columns) - 1)])]
+    lines += [" | ".join(map(str, row)) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def sections(results: Mapping[str, Any]) -> dict[str, str]:
+    """What goes between the marks of each name."""
+    bench, prune = results.get("bench", {}), results.get("prune", {})
+    rows = bench.get("rows", [])
+    return {
+        "machine": machine(results.get("machine", {})),
+        "checks": checks(results),
+        "benchmark": benchmark(bench.get("medians", {})),
+        "cores": cores(rows, max((row["concurrency"] for row in rows), default=256)),
+        "pruning": pruning(prune),
+        "pruned benchmark": benchmark(prune.get("medians", {})),
+    }
+
+
+def written(text: str, made: Mapping[str, str]) -> str:
+    """`text` with what is between the marks of each name replaced; raises ValueError without."""
+    for name, content in made.items():
+        begin, end = (mark.format(name=name) for mark in MARKS)
+        pattern = f"({re.escape(begin)}\n).*?({re.escape(end)})"
+        text, count = re.subn(
+            pattern, lambda match, c=content: f"{match[1]}\n{c}\n\n{match[2]}", text, flags=re.S
+        )
+        if count != 1:
+            raise ValueError(f"{count} places for {begin}")
+    return text
+
+
+def main(results: str, document: str = "docs/gpu.md") -> None:
+    """Rewrite the document."""
+    path = Path(document)
+    made = sections(json.loads(Path(results).read_text("utf-8")))
+    path.write_text(written(path.read_text("utf-8"), made), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

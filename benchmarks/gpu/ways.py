@@ -1,0 +1,141 @@
+"""The ways to one engine that are measured: how each is asked, and what of an answer is text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Way:
+    """One kind of request to one port; `name` is what results have for it.
+
+    Every event that brings text or token ids holds `mark`. Greedy, and never ended early: of
+    /predictions that is up to the server's END_ID.
+    """
+
+    name: str
+    port: int
+
+    path = "/v1/completions"
+    accept = "*/*"
+    mark = b'"text"'
+    # Token counts of prompt and answer, in the events' text.
+    counts = (rb'"prompt_tokens":\s*(\d+)', rb'"completion_tokens":\s*(\d+)')
+
+    def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
+        """The request, as vLLM's server and our own take it."""
+        return {
+            "model": "verify",
+            "prompt": prompt.text,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def request(self, prompt: Prompt, max_tokens: int) -> bytes:
+        """All bytes of one request."""
+        content = json.dumps(self.body(prompt, max_tokens)).encode()
+        head = (
+            f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nAccept: {self.accept}\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        return head.encode() + content
+
+    def tokens(self, answer: bytes) -> tuple[int, int]:
+        """How many tokens of prompt and of output a whole answer tells of; 0 if of none."""
+        found = [re.findall(pattern, answer) for pattern in self.counts]
+        return tuple(int(hits[-1]) if hits else 0 for hits in found)  # type: ignore[return-value]
+
+    def output(self, answer: bytes) -> Any:
+        """What was generated: text, or token ids."""
+        return "".join(
+            choice["text"] for event in events(answer) for choice in event.get("choices", ())
+        )
+
+
+class Predictions(Way):
+    """Cog's /predictions."""
+
+    path = "/predictions"
+    accept = "text/event-stream"
+    mark = b"event: output"
+    counts = (rb'"input_token_count":\s*(\d+)', rb'"output_token_count":\s*(\d+)')
+
+    def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
+        values = {"prompt": prompt.text, "prompt_template": "{prompt}", "max_tokens": max_tokens}
+        return {"input": {**values, "temperature": 0}}
+
+    def output(self, answer: bytes) -> Any:
+        completed = [event["output"] for event in events(answer) if "output" in event]
+        return "".join(completed[-1]) if completed else ""
+
+
+class TritonIds(Way):
+    """Triton's model tensorrt_llm, in token ids."""
+
+    path = "/v2/models/tensorrt_llm/generate_stream"
+    mark = b'"output_ids"'
+
+    def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
+        values = {"input_ids": prompt.ids, "input_lengths": len(prompt.ids), "end_id": -1}
+        return {**values, "request_output_len": max_tokens, "streaming": True, "runtime_top_k": 1}
+
+    def tokens(self, answer: bytes) -> tuple[int, int]:
+        lists = re.findall(rb'"output_ids":(\[[^]]*\]|\d+)', answer)
+        asked = re.search(rb'"error"', answer) is None
+        return (-1 if asked else 0), sum(1 + ids.count(b",") for ids in lists if ids != b"[]")
+
+    def output(self, answer: bytes) -> Any:
+        lists = [event.get("output_ids", []) for event in events(answer)]
+        return [item for ids in lists for item in (ids if isinstance(ids, list) else [ids])]
+
+
+class TritonText(Way):
+    """Triton's model vllm_model, in text."""
+
+    path = "/v2/models/vllm_model/generate_stream"
+    mark = b'"text_output"'
+    counts = (rb'"num_input_tokens":(\d+)', rb'"num_output_tokens":(\d+)')
+
+    def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
+        sampling = {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+        asked = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+        return {"text_input": prompt.text, "stream": True, **asked, **sampling}
+
+    def tokens(self, answer: bytes) -> tuple[int, int]:
+        given, made = (re.findall(pattern, answer) for pattern in self.counts)
+        return int(given[-1]) if given else 0, sum(map(int, made))
+
+    def output(self, answer: bytes) -> Any:
+        return "".join(event.get("text_output", "") for event in events(answer))
+
+
+def events(answer: bytes) -> list[dict[str, Any]]:
+    """The JSON objects in an answer's server-sent events."""
+    lines = re.findall(rb"^data: (\{.*\})\r?$", unchunked(answer), re.MULTILINE)
+    return [json.loads(line) for line in lines]
+
+
+def unchunked(answer: bytes) -> bytes:
+    """The body of an answer, out of HTTP's chunks."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" not in head.lower():
+        return rest
+    body = bytearray()
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size.split(b";")[0], 16)
+        body += rest[:length]
+        rest = rest[length + 2 :]
+        if not length:
+            break
+    return bytes(body)

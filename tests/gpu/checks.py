@@ -1,0 +1,304 @@
+"""What must hold of the vLLM family on a real GPU, seen through every way to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client import PATIENCE_S, Client
+from load import measure
+from prompts import Prompt
+from results import Phase
+from tokenizers import Tokenizer
+from ways import Predictions, TritonIds, TritonText, Way
+
+from cog_triton.engines.base import EngineRequest
+from cog_triton.sampling import SamplingParams
+
+QUESTION = "What is the capital of France?"
+_RESTART_S = 300
+_METRICS = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "time_to_first_token_seconds_count",
+    "time_per_output_token_seconds_count",
+    "e2e_request_latency_seconds_count",
+    "request_prompt_tokens_count",
+    "request_generation_tokens_count",
+    "request_params_best_of_count",
+    "request_params_n_count",
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of one served model; `sensible` if its weights are real."""
+
+    name: str
+    client: Client
+    phase: Phase
+    model: Path
+    prompts: Sequence[Prompt]
+    sensible: bool
+
+    def all(self) -> None:
+        """Everything but the restart, each part whatever became of those before."""
+        parts: list[Callable[[], None]] = [self.texts, self.streams, self.ends, self.seeds]
+        parts += [self.errors, self.triton, self.structured, self.cancel, self.metrics, self.many]
+        for part in parts:
+            self._attempt(part)
+
+    def check(self, name: str, holds: bool, seen: object = "") -> None:
+        self.phase.check(f"{self.name}: {name}", holds, seen)
+
+    def texts(self) -> None:
+        """The same answer by every way, of the right length, and sensible."""
+        told = self.client.predict(QUESTION, max_tokens=32)
+        if self.sensible:
+            self.check("/predictions knows a capital", "Paris" in told["text"], told)
+            messages = [{"role": "user", "content": QUESTION}]
+            chat = self.client.openai("chat/completions", messages=messages, max_tokens=32)
+            said = chat.get("choices", [{}])[0].get("message", {}).get("content")
+            self.check("/v1/chat/completions says the same", said == told["text"], chat)
+        prompt = self.prompts[0]
+        ids = self.client.ids(self._request(prompt, 32))
+        self.check("Triton brings all tokens", len(ids) == 32, ids)
+        text = self._decoded(ids)
+        cog = self.client.predict(prompt.text, prompt_template="{prompt}", max_tokens=32)
+        self.check("/predictions: the same tokens", cog["text"] == text, (cog, text))
+        counted = cog.get("metrics", {})
+        right = counted.get("input_token_count"), counted.get("output_token_count")
+        self.check("tokens are counted", right == (len(prompt.ids), 32), counted)
+        plain = self.client.openai("completions", prompt=prompt.text, max_tokens=32)
+        said = plain.get("choices", [{}])[0].get("text")
+        self.check("/v1/completions: the same tokens", said == text, (plain, text))
+        sampling = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
+        seeds = self.client.text(text_input=prompt.text, parameters={"stream": False, **sampling})
+        self.check("vllm_model: the same text", self._same(seeds, prompt, text), (seeds, text))
+
+    def streams(self) -> None:
+        """Events come while the answer is made."""
+        prompt = self.prompts[1]
+        values = {"prompt_template": "{prompt}", "max_tokens": 64}
+        began = time.monotonic()
+        with self.client.stream(prompt.text, **values) as events:
+            times = [time.monotonic() - began for event, _ in events if event == "output"]
+        spread = times[-1] - times[0] if times else 0
+        self.check("a stream has many events", len(times) >= 16, times)
+        self.check("over most of its time", spread > times[-1] / 2 if times else False, times)
+        whole = self.client.ids(self._request(prompt, 64, streaming=False))
+        self.check(
+            "without streaming: the same", whole == self.client.ids(self._request(prompt, 64))
+        )
+
+    def ends(self) -> None:
+        """Stop strings, stop words, end ids and bad words."""
+        prompt = self.prompts[2]
+        ids = self.client.ids(self._request(prompt, 48))
+        text = self._decoded(ids)
+        stop = re.findall(r"\w{3,}", text[len(text) // 2 :])[0]
+        values = {"prompt_template": "{prompt}", "max_tokens": 48, "stop_sequences": stop}
+        cut = self.client.predict(prompt.text, **values)
+        expected = text[: text.index(stop)]
+        self.check("a stop string ends the text", cut["text"] == expected, (cut, stop, text))
+        word = tuple(ids[10:12])
+        place = next(n for n in range(len(ids)) if tuple(ids[n : n + 2]) == word)
+        words = self.client.ids(self._request(prompt, 48, stop_words=(word,)))
+        self.check("stop words are cut", words == ids[:place], (words, ids))
+        ended = self.client.ids(self._request(prompt, 48, end_id=ids[5]))
+        self.check("end_id ends and is cut", ended == ids[: ids.index(ids[5])], (ended, ids))
+        other = self.client.ids(self._request(prompt, 48, bad_words=((ids[0],),)))
+        self.check("bad words are not generated", ids[0] not in other, other)
+        events = self.client.events(self._request(prompt, 4, return_log_probs=True))
+        found = [event.get("cum_log_probs") for event in events]
+        negative = all(value is not None and value < 0 for value in found)
+        self.check("log probabilities", bool(found) and negative, events)
+
+    def seeds(self) -> None:
+        """A seed repeats itself alone and among others, and another one differs."""
+        values = {"prompt_template": "{prompt}", "max_tokens": 48, "temperature": 1.0}
+        text = self.prompts[3].text
+        one, two, other = (
+            self.client.predict(text, seed=seed, **values)["text"] for seed in (11, 11, 12)
+        )
+        self.check("a seed repeats itself", one == two and bool(one), (one, two))
+        self.check("another seed differs", one != other, (one, other))
+        unseeded = {self.client.predict(text, **values)["text"] for _ in range(2)}
+        self.check("without a seed texts differ", len(unseeded) == 2, unseeded)
+
+    def errors(self) -> None:
+        """What cannot be served is refused, with a code, by every way."""
+        long = " and" * 9000
+        told = self.client.predict(long, prompt_template="{prompt}")
+        self.check("/predictions: E1002", "E1002" in str(told.get("error")), told)
+        told = self.client.openai("completions", prompt=long)
+        code = told.get("error", {}).get("code")
+        self.check("/v1: E1002 and 400", (told["status"], code) == (400, "E1002"), told)
+        told = self.client.openai("completions", prompt="a", temperature=3)
+        self.check("/v1: E1005", told.get("error", {}).get("code") == "E1005", told)
+        told = self.client.text(text_input="a", parameters={"temperature": 9.5})
+        self.check("vllm_model: what vLLM refuses", "E1005" in str(told.get("error")), told)
+        told = self.client.text(text_input="a", parameters={"temprature": 1})
+        self.check("vllm_model: unknown names", "temperature" in str(told.get("error")), told)
+        hot = SamplingParams(max_tokens=4, temperature=9.0, top_p=0.5)
+        events = self.client.events(EngineRequest(input_ids=[5, 6], sampling=hot))
+        self.check("tensorrt_llm: what vLLM refuses", "E1005" in str(events), events)
+
+    def triton(self) -> None:
+        """More of vllm_backend's outputs."""
+        asked = {"return_finish_reason": True, "return_num_output_tokens": True}
+        asked |= {"return_logprobs": True, "return_cumulative_logprob": True}
+        sampling = {"max_tokens": 5, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+        told = self.client.text(
+            text_input=self.prompts[4].text, exclude_input_in_output=True,
+            sampling_parameters=json.dumps(sampling), **asked,
+        )  # fmt: skip
+        counts = told.get("num_output_tokens"), told.get("finish_reason")
+        self.check("vllm_model: counts and reason", counts == (5, "length"), told)
+        likely = json.loads(told.get("logprobs") or "null")
+        self.check("vllm_model: logprobs", likely is not None and len(likely) == 5, told)
+
+    def structured(self) -> None:
+        """Answers that follow a schema, or are one of several."""
+        choice = {"structured_outputs": {"choice": ["yes", "no"]}, "max_tokens": 8}
+        told = self.client.text(
+            text_input="Is it so? ", exclude_input_in_output=True,
+            sampling_parameters=json.dumps(choice),
+        )  # fmt: skip
+        self.check("a choice", told.get("text_output") in ("yes", "no"), told)
+        if not self.sensible:
+            return
+        schema = {
+            "type": "object",
+            "properties": {"capital": {"type": "string", "maxLength": 20}},
+            "required": ["capital"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        messages = [{"role": "user", "content": f"{QUESTION} Answer in JSON."}]
+        told = self.client.openai(
+            "chat/completions", messages=messages, response_format=form, max_tokens=64
+        )
+        said = told.get("choices", [{}])[0].get("message", {}).get("content") or ""
+        try:
+            fits = set(json.loads(said)) == {"capital"}
+        except ValueError:
+            fits = False
+        self.check("a JSON Schema", fits, told)
+
+    def cancel(self) -> None:
+        """A client that leaves frees the engine: vLLM's own counters say so."""
+        self._settled()
+        values = {"prompt_template": "{prompt}", "max_tokens": 1500}
+        before = self.client.metrics()["vllm:generation_tokens_total"]
+        most: dict[str, float] = {}
+        with ExitStack() as stack:
+            for prompt in self.prompts[5:13]:
+                events = stack.enter_context(self.client.stream(prompt.text, **values))
+                next(data for event, data in events if event == "output")
+            for _ in range(4):  # published four times a second
+                time.sleep(0.15)
+                now = self.client.metrics()
+                most = {name: max(value, most.get(name, 0)) for name, value in now.items()}
+        running, usage = "vllm:num_requests_running", "vllm:kv_cache_usage_perc"
+        self.check("running requests are shown", most[running] == 8, most)
+        self.check("so are their KV blocks", most[usage] > 0, most)
+        time.sleep(1)
+        left = self._settled()
+        made = left["vllm:generation_tokens_total"] - before
+        self.check("cancelled requests stop", made < 8 * 1500 * 0.8, made)
+        # What is counted last is one other request, which was about to end.
+        self.check("and none of them runs", left[running] <= 1, left)
+        self.check("their KV blocks are free", left[usage] < most[usage] / 8, (left, most))
+
+    def metrics(self) -> None:
+        """All of vllm_backend's names, and vLLM's gauges."""
+        found = self.client.metrics()
+        missing = [name for name in _METRICS if f"vllm:{name}" not in found]
+        self.check("metrics under vllm: names", not missing, missing)
+        before = self._settled()
+        self.client.ids(self._request(self.prompts[13], 16))
+        after = self._settled()
+        both = len(self.prompts[0].ids) + len(self.prompts[13].ids)
+        for kind, count in (("prompt", both), ("generation", 16 + 1)):
+            name = f"vllm:{kind}_tokens_total"
+            self.check(f"{kind} tokens are counted", after[name] - before[name] == count, after)
+
+    def many(self) -> None:
+        """256 requests at once, by every way, each with all of its tokens."""
+        server = self.client.server
+        ways: list[Way] = [Predictions("cog", server.cog), Way("/v1", server.openai)]
+        ways += [TritonIds("triton", server.triton), TritonText("vllm_model", server.triton)]
+        for way in ways:
+            measured = measure(way, self.prompts, 512, 256, 64)
+            print(f"    {measured}", flush=True)
+            right = not measured.errors and measured.requests == 512
+            self.check(f"256 at once: {way.name}", right, measured.errors)
+
+    def restart(self, role: str) -> None:
+        """kill -9 of `role`: whoever waits gets E2105, and then all is as before."""
+        self._attempt(lambda: self._restart(role))
+
+    def _restart(self, role: str) -> None:
+        prompt, server = self.prompts[0], self.client.server
+        greedy = self.client.predict(prompt.text, prompt_template="{prompt}", max_tokens=32)
+        (victim,) = (pid for pid, found in server.processes().items() if found == role)
+        values = {"prompt_template": "{prompt}", "max_tokens": 1500}
+        with self.client.stream(self.prompts[1].text, **values) as events:
+            next(data for event, data in events if event == "output")
+            os.kill(victim, signal.SIGKILL)
+            began = time.monotonic()
+            rest = [data for event, data in events if event == "completed"]
+        told = time.monotonic() - began
+        last = rest[-1] if rest else {}
+        self.check(f"kill -9 of {role}: E2105", "E2105" in str(last.get("error")), rest)
+        self.check("it is told within 5 s", told < 5, told)
+        again: dict[str, Any] = {}
+        while time.monotonic() - began < _RESTART_S:
+            again = self.client.predict(prompt.text, prompt_template="{prompt}", max_tokens=32)
+            if again.get("status") == "succeeded":
+                break
+            time.sleep(0.5)
+        self.phase.put(f"{self.name}: restart_s", round(time.monotonic() - began, 1))
+        self.check("then it answers as before", again.get("text") == greedy["text"], again)
+
+    def _attempt(self, part: Callable[[], None]) -> None:
+        name = getattr(part, "__name__", "part").strip("_<>")
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - the other parts are to be seen, too
+            self.check(f"{name} went through", False, f"{type(error).__name__}: {error}")
+
+    def _request(self, prompt: Prompt, max_tokens: int, **values: Any) -> EngineRequest:
+        """A greedy request that no end of sequence cuts short."""
+        sampling = SamplingParams(max_tokens=max_tokens, top_k=1)
+        return EngineRequest(**{"end_id": -1, **values}, input_ids=prompt.ids, sampling=sampling)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
+        return str(tokenizer.decode(list(ids)))
+
+    @staticmethod
+    def _same(told: dict[str, Any], prompt: Prompt, text: str) -> bool:
+        found = str(told.get("text_output"))
+        return found.removeprefix(prompt.text) == text
+
+    def _settled(self) -> dict[str, float]:
+        """The metrics after one more token, once they no longer change."""
+        self.client.ids(self._request(self.prompts[0], 1))
+        deadline, last, now = time.monotonic() + PATIENCE_S, {}, self.client.metrics()
+        while now != last and time.monotonic() < deadline:
+            time.sleep(0.7)
+            last, now = now, self.client.metrics()
+        return now

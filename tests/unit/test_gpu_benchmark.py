@@ -1,0 +1,219 @@
+"""The load, the ways and the tables of benchmarks/gpu, against a server that answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from small_http import serving
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "gpu"
+MODULES = ("prompts", "ways", "load", "processes", "bench", "table")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[SimpleNamespace]:
+    """The modules, which are scripts beside one another and in no package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    for name in MODULES:
+        del sys.modules[name]
+
+
+def chunks(request: BaseHTTPRequestHandler, *parts: str) -> None:
+    """A chunked answer, each part sent by itself."""
+    request.protocol_version = "HTTP/1.1"
+    request.send_response(200)
+    request.send_header("Transfer-Encoding", "chunked")
+    request.end_headers()
+    for part in (*parts, ""):
+        content = part.encode()
+        request.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
+        request.wfile.flush()
+
+
+def event(value: Any, name: str = "") -> str:
+    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(value)}\n\n"
+
+
+def read(request: BaseHTTPRequestHandler) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+    return body
+
+
+def completions(request: BaseHTTPRequestHandler) -> None:
+    """Says "a" as often as asked, and counts one less for the prompt "lie"."""
+    body = read(request)
+    count = body["max_tokens"] - (body["prompt"] == "lie")
+    told = [event({"choices": [{"text": "a"}], "usage": None}) for _ in range(count)]
+    usage = {"prompt_tokens": 2, "completion_tokens": count}
+    chunks(request, *told, event({"choices": [], "usage": usage}), "data: [DONE]\n\n")
+
+
+def answer_of(gpu: SimpleNamespace, way: Any, prompt: Any, tokens: int) -> bytes:
+    asked = gpu.load.ask(
+        gpu.load.Shares(), way, way.request(prompt, tokens), len(prompt.ids), tokens
+    )
+    answer: bytes = asyncio.run(asked)
+    return answer
+
+
+def test_every_request_is_made_once_and_every_token_counted(gpu: SimpleNamespace) -> None:
+    prompts = [gpu.prompts.Prompt(f"p{number}", [1, 2]) for number in range(5)]
+    with serving(completions) as url:
+        way = gpu.ways.Way("it", urlsplit(url).port)
+        measured = gpu.load.measure(way, prompts, requests=10, concurrency=3, max_tokens=7)
+    assert measured.errors == []
+    assert (measured.requests, measured.concurrency, measured.way) == (10, 3, "it")
+    assert measured.tokens_per_s == pytest.approx(70 / measured.seconds, rel=0.01)
+    assert 0 < measured.ttft_p50 <= measured.ttft_p99
+    assert 1 <= measured.tokens_per_read <= 7
+
+
+def test_a_token_too_few_is_an_error(gpu: SimpleNamespace) -> None:
+    prompts = [gpu.prompts.Prompt(text, [1, 2]) for text in ("a", "lie")]
+    with serving(completions) as url:
+        way = gpu.ways.Way("it", urlsplit(url).port)
+        measured = gpu.load.measure(way, prompts, requests=4, concurrency=1, max_tokens=7)
+    assert measured.requests == 2
+    assert [error.split(":")[1] for error in measured.errors] == [
+        " 6 of 7 tokens for 2 of 2",
+        " 6 of 7 tokens for 2 of 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "output"),
+    [
+        (
+            "Way",
+            [
+                event({"choices": [{"text": "a b"}]}),
+                event({"choices": [{"text": " c"}]}),
+                event({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}),
+            ],
+            "a b c",
+        ),
+        (
+            "Predictions",
+            [
+                event("a b", "output"),
+                event(
+                    {
+                        "output": ["a b", " c"],
+                        "metrics": {"input_token_count": 2, "output_token_count": 3},
+                    },
+                    "completed",
+                ),
+            ],
+            "a b c",
+        ),
+        (
+            "TritonIds",
+            [event({"output_ids": 5}), event({"output_ids": [6, 7]}), event({"output_ids": []})],
+            [5, 6, 7],
+        ),
+        (
+            "TritonText",
+            [
+                event({"text_output": "a ", "num_input_tokens": 2, "num_output_tokens": 1}),
+                event({"text_output": "b c", "num_input_tokens": 2, "num_output_tokens": 2}),
+            ],
+            "a b c",
+        ),
+    ],
+)
+def test_ways_know_what_of_an_answer_is_text(
+    gpu: SimpleNamespace, kind: str, told: list[str], output: Any
+) -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        read(request)
+        compact = [part.replace(": 2", ":2").replace(": [", ":[").replace(": 5", ":5")
+                   .replace(": 1", ":1") for part in told]  # fmt: skip
+        chunks(request, *compact)
+
+    with serving(answer) as url:
+        way = getattr(gpu.ways, kind)("it", urlsplit(url).port)
+        whole = answer_of(gpu, way, gpu.prompts.Prompt("p", [1, 2]), 3)
+    assert way.output(whole) == output
+
+
+def test_percentiles(gpu: SimpleNamespace) -> None:
+    values = [number / 1000 for number in range(1, 101)]
+    assert gpu.load.percentile(values, 50) == 50
+    assert gpu.load.percentile(values, 99) == 99
+    assert gpu.load.percentile([0.25], 99) == 250
+    assert gpu.load.percentile([], 50) == 0
+
+
+def test_times_are_those_between_reads(gpu: SimpleNamespace) -> None:
+    shares = [
+        gpu.load.Shares(
+            ttft=[0.3, 0.1], itl=[0.01, 0.03], began=5.0, ended=6.0, tokens=10, reads=5, requests=2
+        ),
+        gpu.load.Shares(ttft=[0.2], itl=[0.02], began=4.0, ended=5.5, tokens=6, reads=3, requests=1),
+    ]
+    measured = gpu.load.combined("it", 2, shares)
+    assert (measured.ttft_p50, measured.itl_p50, measured.seconds) == (200, 20, 2)
+    assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (8, 2, 3)
+
+
+def rows(way: str, rates: list[float]) -> list[dict[str, Any]]:
+    numbers = {"ttft_p50": 10.0, "ttft_p99": 20.0, "itl_p50": 3.0, "itl_p99": 6.0, "tpot_p50": 3.0}
+    numbers |= {"seconds": 1.0, "tokens_per_read": 1.0, "load_lag_p99": 0.1, "load_cores": 0.5}
+    return [
+        {
+            "way": way,
+            "concurrency": 1,
+            "tokens_per_s": rate,
+            "errors": [],
+            "server_cores": {"engine": 1.0, "rest": 0.25},
+            **numbers,
+        }
+        for rate in rates
+    ]
+
+
+def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> None:
+    seen = [*rows("vllm serve", [100, 300, 200]), *rows("cog", [190, 180, 500])]
+    results = {
+        "checks": {"checks": {"one": True, "two": "was 3"}},
+        "bench": {"rows": seen, "medians": gpu.bench.medians(seen), "checks": {"all": True}},
+    }
+    begin, end = gpu.table.MARKS
+    names = gpu.table.sections(results)
+    marks = "\n".join(f"{begin}\nold\n{end}".format(name=name) for name in names)
+    text = gpu.table.written(f"before\n{marks}\nafter\n", names)
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 3.00 | 6.00 | 3.00 | 1.25 | 0.1 |" in text
+    assert "| cog | engine | 1.00 |" in text
+    assert "| checks | 2 | 1 | two |" in text
+    assert gpu.table.written(text, names) == text
+
+
+def test_a_mark_that_is_not_there_is_told(gpu: SimpleNamespace) -> None:
+    with pytest.raises(ValueError, match="0 places for <!-- machine"):
+        gpu.table.written("nothing", {"machine": ""})
+
+
+def test_the_document_has_a_place_for_every_table(gpu: SimpleNamespace) -> None:
+    text = (BENCHMARKS.parents[1] / "docs" / "gpu.md").read_text("utf-8")
+    assert "made by" in gpu.table.written(text, gpu.table.sections({}))
+
+
+def test_processor_time_is_told_by_role(gpu: SimpleNamespace) -> None:
+    roles = {1: "engine", 2: "stub", 3: "stub"}
+    used = gpu.processes.cores(roles, {1: 1.0, 2: 1.0}, {1: 5.0, 2: 2.0, 3: 1.0}, seconds=2.0)
+    assert used == {"engine": 2.0, "stub": 1.0}

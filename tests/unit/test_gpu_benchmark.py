@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -161,7 +161,7 @@ def test_times_are_those_between_reads(gpu: SimpleNamespace) -> None:
         gpu.load.Shares(
             ttft=[0.3, 0.1], itl=[0.01, 0.03], began=5.0, ended=6.0, tokens=10, reads=5, requests=2
         ),
-        gpu.load.Shares(ttft=[0.2], itl=[0.02], began=4.0, ended=5.5, tokens=6, reads=3, requests=1),
+        gpu.load.Shares(ttft=[0.2], itl=[0.02], began=4, ended=5.5, tokens=6, reads=3, requests=1),
     ]
     measured = gpu.load.combined("it", 2, shares)
     assert (measured.ttft_p50, measured.itl_p50, measured.seconds) == (200, 20, 2)
@@ -197,7 +197,7 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 3.00 | 6.00 | 3.00 | 1.25 | 0.1 |" in text
+    assert "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 3.00 | 6.00 | 3.00 | 1.25 |" in text
     assert "| cog | engine | 1.00 |" in text
     assert "| checks | 2 | 1 | two |" in text
     assert gpu.table.written(text, names) == text

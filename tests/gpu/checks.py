@@ -266,9 +266,10 @@ class Checks:
         self.check("it is told within 5 s", told < 5, told)
         again: dict[str, Any] = {}
         while time.monotonic() - began < _RESTART_S:
-            again = self.client.predict(prompt.text, prompt_template="{prompt}", max_tokens=32)
-            if again.get("status") == "succeeded":
-                break
+            if server.healthy():
+                again = self.client.predict(prompt.text, prompt_template="{prompt}", max_tokens=32)
+                if again.get("status") == "succeeded":
+                    break
             time.sleep(0.5)
         self.phase.put(f"{self.name}: restart_s", round(time.monotonic() - began, 1))
         self.check("then it answers as before", again.get("text") == greedy["text"], again)

@@ -71,7 +71,9 @@ class Server:
             answer = httpx.get(self.health, timeout=10)
         except httpx.TransportError:
             return False
-        return answer.status_code == 200 and b"STARTING" not in answer.content
+        if answer.status_code != 200:
+            return False
+        return not answer.content or b'"READY"' in answer.content  # vLLM says no more than 200
 
     def wait(self) -> None:
         """Until it serves; raises `NotStarted`."""

@@ -62,23 +62,28 @@ _LAYER = {
 def small(directory: Path, arguments: Mapping[str, Any]) -> Path:
     """The small model, with `arguments` as its ``model.json``; what is there already is kept."""
     if not (directory / "config.json").is_file():
-        directory.mkdir(parents=True, exist_ok=True)
         gguf = find_gguf(resolve(SMALL))
         assert gguf
-        source = _gguf_file.Source(gguf)
-        model = _gguf_config.parse(source)
-        tensors = {
-            _name(name): _values(source, name, model.head_size).astype(np.float16)
-            for name in source.shapes()
-        }
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-        _tokenizer.rebuild(source.fields).save(str(directory / "tokenizer.json"))
-        config = _tokenizer.config_of(source.fields, model.max_positions)
-        _write(directory / "tokenizer_config.json", config)
-        _write(directory / "generation_config.json", model.special_ids())
-        _write(directory / "config.json", model.hf_config())
+        from_gguf(gguf, directory)
     _write(directory / "model.json", arguments)
     return directory
+
+
+def from_gguf(path: Path, directory: Path) -> None:
+    """Write a GGUF of llama architecture as a Hugging Face directory, in float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    source = _gguf_file.Source(path)
+    model = _gguf_config.parse(source)
+    tensors = {
+        _name(name): _values(source, name, model.head_size).astype(np.float16)
+        for name in source.shapes()
+    }
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    _tokenizer.rebuild(source.fields).save(str(directory / "tokenizer.json"))
+    config = _tokenizer.config_of(source.fields, model.max_positions)
+    _write(directory / "tokenizer_config.json", config)
+    _write(directory / "generation_config.json", model.special_ids())
+    _write(directory / "config.json", model.hf_config())
 
 
 def large(directory: Path, tokenizer_of: Path, arguments: Mapping[str, Any]) -> Path:

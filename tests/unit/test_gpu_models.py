@@ -1,0 +1,62 @@
+"""The engine directories that tests/gpu makes for a real GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from openvino_reference import TinyModel
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from cog_triton.engines.vllm.model import read_model
+from cog_triton.examples.openvino import _from_hf
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "gpu"))
+    import models
+
+    yield models
+    del sys.modules["models"]
+
+
+@pytest.fixture
+def written(models: ModuleType, tmp_path: Path) -> tuple[TinyModel, Path]:
+    """A tiny model, and what came of it through a GGUF."""
+    tiny = TinyModel.make("LlamaForCausalLM")
+    (tmp_path / "gguf").mkdir()
+    _from_hf.convert(tiny.save(tmp_path / "hf"), tmp_path / "gguf", "F16")
+    models.from_gguf(tmp_path / "gguf" / "model.gguf", tmp_path / "made")
+    return tiny, tmp_path / "made"
+
+
+def test_a_gguf_becomes_the_weights_that_it_was_made_of(written: tuple[TinyModel, Path]) -> None:
+    tiny, made = written
+    tensors = load_file(made / "model.safetensors")
+    assert tensors.keys() == tiny.weights.keys()
+    for name, values in tiny.weights.items():
+        assert np.array_equal(tensors[name], values.astype(np.float16)), name
+    config = json.loads((made / "config.json").read_text())
+    for key in ("hidden_size", "num_key_value_heads", "rope_theta", "rms_norm_eps"):
+        assert config[key] == tiny.config[key]
+
+
+def test_the_large_model_has_a_text_for_each_of_its_tokens(
+    models: ModuleType, written: tuple[TinyModel, Path], tmp_path: Path
+) -> None:
+    _, small = written
+    large = models.large(tmp_path / "large", small, {"max_model_len": 64})
+    old, new = (Tokenizer.from_file(str(d / "tokenizer.json")) for d in (small, large))
+    assert new.get_vocab_size() == models.SHAPE["vocab_size"]
+    assert new.decode([models.SHAPE["vocab_size"] - 1]) == " w128255"
+    assert new.encode("hello w60000").ids == old.encode("hello w60000").ids
+    model = read_model(large)
+    assert model.arguments["load_format"] == "dummy"
+    assert model.max_model_len == 64

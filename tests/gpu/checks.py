@@ -25,6 +25,7 @@ from cog_triton.sampling import SamplingParams
 
 QUESTION = "What is the capital of France?"
 _RESTART_S = 300
+_LONG = 3500  # tokens of an answer that nobody waits for
 _METRICS = (
     "prompt_tokens_total",
     "generation_tokens_total",
@@ -200,7 +201,7 @@ class Checks:
     def cancel(self) -> None:
         """A client that leaves frees the engine: vLLM's own counters say so."""
         self._settled()
-        values = {"prompt_template": "{prompt}", "max_tokens": 1500}
+        values = {"prompt_template": "{prompt}", "max_tokens": _LONG}
         before = self.client.metrics()["vllm:generation_tokens_total"]
         most: dict[str, float] = {}
         with ExitStack() as stack:
@@ -217,7 +218,7 @@ class Checks:
         time.sleep(1)
         left = self._settled()
         made = left["vllm:generation_tokens_total"] - before
-        self.check("cancelled requests stop", made < 8 * 1500 * 0.8, made)
+        self.check("cancelled requests stop", made < 8 * _LONG * 0.8, made)
         # What is counted last is one other request, which was about to end.
         self.check("and none of them runs", left[running] <= 1, left)
         self.check("their KV blocks are free", left[usage] < most[usage] / 8, (left, most))
@@ -254,7 +255,7 @@ class Checks:
         prompt, server = self.prompts[0], self.client.server
         greedy = self.client.predict(prompt.text, prompt_template="{prompt}", max_tokens=32)
         (victim,) = (pid for pid, found in server.processes().items() if found == role)
-        values = {"prompt_template": "{prompt}", "max_tokens": 1500}
+        values = {"prompt_template": "{prompt}", "max_tokens": _LONG}
         with self.client.stream(self.prompts[1].text, **values) as events:
             next(data for event, data in events if event == "output")
             os.kill(victim, signal.SIGKILL)

@@ -40,7 +40,7 @@ _COMMON = {
     "gpu_memory_utilization": 0.25,
     "attention_backend": "FLASH_ATTN",
 }
-_SMALL = {"max_model_len": 2048, "kv_cache_memory_bytes": 8 << 30, **_COMMON}
+_SMALL = {"max_model_len": 8192, "kv_cache_memory_bytes": 8 << 30, **_COMMON}
 _LARGE = {"max_model_len": 4096, "kv_cache_memory_bytes": 20 << 30, **_COMMON}
 _CONCURRENCIES = (1, 64, 256)
 _ROLE = "vLLM EngineCore"

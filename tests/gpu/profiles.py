@@ -26,9 +26,9 @@ def record(
     that). Returns the files' names.
     """
     target.mkdir(parents=True, exist_ok=True)
-    load = threading.Thread(target=measure, args=(way, prompts, 768, 256, 256))
+    load = threading.Thread(target=measure, args=(way, prompts, 512, 256, 256))
     load.start()
-    time.sleep(4)  # the load's processes start, and the first prompts are read
+    time.sleep(3)  # the load's processes start, and the first prompts are read
     spies, files = [], []
     for pid, role in server.processes().items():
         if role not in _NATIVE:

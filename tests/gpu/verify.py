@@ -149,6 +149,8 @@ class Driver:
             self._rounds(phase, ways)
             texts = prompts.make(self.large, 512, bench.INPUT_TOKENS, seed=5)
             for way, server in ways if self.options.profile else ():
+                if time.monotonic() > self.until:
+                    break
                 spy, target = self.python.parent / "py-spy", self.root / "profiles"
                 phase.add("profiles", profiles.record(spy, way, server, texts, target))
 

@@ -205,8 +205,11 @@ class Checks:
         before = self.client.metrics()["vllm:generation_tokens_total"]
         most: dict[str, float] = {}
         with ExitStack() as stack:
-            for prompt in self.prompts[5:13]:
-                events = stack.enter_context(self.client.stream(prompt.text, **values))
+            streams = [  # one that is forgotten is closed
+                stack.enter_context(self.client.stream(prompt.text, **values))
+                for prompt in self.prompts[5:13]
+            ]
+            for events in streams:
                 next(data for event, data in events if event == "output")
             for _ in range(4):  # published four times a second
                 time.sleep(0.15)

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -252,6 +253,7 @@ def main() -> int:
     """Run the phases; 0 if every check held."""
     # Ours is for this process and those that it makes for the load, not for the servers.
     os.environ["PYTHONPATH"] = os.environ.pop("VERIFY_GPU_PYTHONPATH", "")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers are stopped then, too
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

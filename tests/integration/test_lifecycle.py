@@ -250,7 +250,7 @@ def test_cog_alone_serves_from_the_runner_directory(
     stack.cwd = REPOSITORY / "runner"
     stack.start()
     seen = set()
-    wait_until(lambda: seen.add(stack.health()) or "READY" in seen)
+    wait_until(lambda: seen.add(stack.health()) or "READY" in seen, 120)
     assert seen <= {"UNREACHABLE", "STARTING", "READY"}
     assert "STARTING" in seen
     prediction = stack.predict("What is the capital of France?", system_prompt="", temperature=0)

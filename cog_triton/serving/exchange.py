@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from cog_triton.serving import http_errors
 from cog_triton.serving.generate import Generation, TextGenerator, TokenLogProb
-from cog_triton.serving.openai_answers import DONE, Answer, event
+from cog_triton.serving.openai_answers import DONE, Answer, event, usage
 from cog_triton.serving.reading import Reading
 
 # An error that comes before this, such as E2107, is told by the HTTP status; a client that waits
@@ -27,10 +27,11 @@ _HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text, and the log probabilities of what it was made of."""
+    """Text, the log probabilities of what it was made of, and the tokens of the answer so far."""
 
     text: str
     log_probs: tuple[TokenLogProb, ...]
+    tokens: int
 
 
 class Exchange(Response):
@@ -44,6 +45,7 @@ class Exchange(Response):
         *,
         stream: bool,
         include_usage: bool,
+        usage_so_far: bool = False,
     ) -> None:
         super().__init__()
         self._generator = generator
@@ -51,6 +53,7 @@ class Exchange(Response):
         self._answer = answer
         self._streamed = stream
         self._include_usage = include_usage
+        self._usage_so_far = usage_so_far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as ASGI has it."""
@@ -74,9 +77,9 @@ class Exchange(Response):
     def _pieces(self) -> Iterator[Piece]:
         generation = self._generation
         for text in self._generator.stream(generation):
-            yield Piece(text, self._taken())
+            yield Piece(text, self._taken(), generation.output_token_count)
         if rest := self._taken():
-            yield Piece("", rest)
+            yield Piece("", rest, generation.output_token_count)
 
     def _taken(self) -> tuple[TokenLogProb, ...]:
         log_probs = tuple(self._generation.log_probs)
@@ -104,25 +107,30 @@ class Exchange(Response):
         headers = [*_HEADERS, (b"x-request-id", self._answer.id.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         opening = self._answer.opening()
-        data = self._event(opening) if opening else b""
+        data = self._event(opening, 0) if opening else b""
         try:
             while arrived is not None:
                 if arrived:
-                    data += self._event(self._answer.piece(*self._joined(arrived)))
+                    piece = self._answer.piece(*self._joined(arrived))
+                    data += self._event(piece, arrived[-1].tokens)
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = b""
                 arrived = await reading.next()
-            data = self._event(self._answer.closing(self._generation))
+            generation = self._generation
+            data = self._event(self._answer.closing(generation), generation.output_token_count)
             if self._include_usage:
-                data += event(self._answer.usage(self._generation))
+                data += event(self._answer.usage(generation))
             data += DONE
         except Exception as error:  # noqa: BLE001 - told in the stream, with its code
             data = event(http_errors.body(http_errors.coded(error)))
         await send({"type": "http.response.body", "body": data})
 
-    def _event(self, piece: dict[str, Any]) -> bytes:
-        return event({**piece, "usage": None} if self._include_usage else piece)
+    def _event(self, piece: dict[str, Any], tokens: int) -> bytes:
+        if not self._include_usage:
+            return event(piece)
+        told = usage(self._generation, tokens) if self._usage_so_far else None
+        return event({**piece, "usage": told})
 
     def _joined(self, pieces: Sequence[Piece]) -> tuple[str, list[TokenLogProb] | None]:
         text = "".join([piece.text for piece in pieces])

@@ -177,7 +177,9 @@ class TextGenerator:
                     generation.arrivals.append((now, len(ids)))
                     if generation.time_to_first_token is None:
                         generation.time_to_first_token = now - generation.started
-                    if text := text_stream.feed(ids):
+                    text = text_stream.feed(ids)
+                    generation.output_token_count = text_stream.token_count
+                    if text:
                         yield text
                     if text_stream.stopped:
                         break

@@ -51,7 +51,8 @@ class Answer(ABC):
 
     def usage(self, generation: Generation) -> Object:
         """The piece with the token counts, which has no choices."""
-        return {**self._object(self.piece_kind, []), "usage": usage(generation)}
+        told = usage(generation, generation.output_token_count)
+        return {**self._object(self.piece_kind, []), "usage": told}
 
     def _object(self, kind: str, choices: list[Object]) -> Object:
         return {**self._head, "object": kind, "choices": choices}
@@ -87,7 +88,10 @@ class ChatAnswer(Answer):
             "logprobs": self._log_probs(log_probs),
             "finish_reason": generation.finish_reason,
         }
-        return {**self._object(self.kind, [choice]), "usage": usage(generation)}
+        return {
+            **self._object(self.kind, [choice]),
+            "usage": usage(generation, generation.output_token_count),
+        }
 
     def _delta(
         self,
@@ -145,7 +149,7 @@ class CompletionAnswer(Answer):
     ) -> Object:
         """See `Answer.whole`."""
         answer = self._choice(text, log_probs, generation.finish_reason)
-        return {**answer, "usage": usage(generation)}
+        return {**answer, "usage": usage(generation, generation.output_token_count)}
 
     def _choice(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, finish_reason: str | None
@@ -176,9 +180,9 @@ class CompletionAnswer(Answer):
         }
 
 
-def usage(generation: Generation) -> Object:
-    """Token counts, as the engine has them."""
-    prompt, output = len(generation.input_ids), generation.output_token_count
+def usage(generation: Generation, output: int) -> Object:
+    """Token counts as the engine has them, with `output` tokens of the answer."""
+    prompt = len(generation.input_ids)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,

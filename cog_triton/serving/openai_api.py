@@ -107,6 +107,7 @@ class OpenAI:
             answer,
             stream=bool(request.stream),
             include_usage=bool(options and options.include_usage),
+            usage_so_far=bool(options and options.continuous_usage_stats),
         )
 
     def _guide(self, request: AnyRequest) -> str | None:

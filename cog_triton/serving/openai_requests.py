@@ -52,11 +52,15 @@ _NO_EFFECT = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "u
 
 
 class StreamOptions(BaseModel):
-    """How a stream is told; without `include_usage` it has no token counts."""
+    """How a stream is told; without `include_usage` it has no token counts.
+
+    `continuous_usage_stats` is vLLM's: the counts so far in every piece, not only at the end.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -238,8 +242,13 @@ def _refuse(name: str, value: Any, kind: type[Request]) -> None:
 
 def _check(request: Request) -> None:
     """The rules that hold between fields."""
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and not request.stream:
         raise InvalidArgument("stream_options: only allowed when stream is true")
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise InvalidArgument(
+            "stream_options.continuous_usage_stats: only allowed when include_usage is true"
+        )
     if isinstance(request, ChatRequest):
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidArgument("top_logprobs: only allowed when logprobs is true")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from threading import Event
 
+import httpx
 import openai
 import pytest
 from openai_server import THREE, TOKENIZER, USER, api, tokens
-from scripted_server import (
-    event,
-    stream,
-)
+from scripted_server import PATIENCE_S, event, stream
 
 
 def test_a_chat_is_rendered_generated_and_counted() -> None:
@@ -61,6 +59,37 @@ def test_a_stream_tells_each_piece_as_it_is_made() -> None:
     assert usage.choices == []
     assert usage.usage is not None
     assert usage.usage.completion_tokens == sum(len(TOKENIZER.encode(text)) for text in texts)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_every_piece_tells_the_tokens_so_far_if_asked_to(path: str) -> None:
+    texts = ["the ", "quick ", "fox"]
+    seen = [Event() for _ in texts]
+    parts = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "small", "stream": True, "stream_options": options}
+    body |= {"prompt": "the"} if path == "completions" else {"messages": USER}
+    said, usages = "", []
+    with (
+        api(stream(*parts)) as served,
+        httpx.stream("POST", f"{served.url}/v1/{path}", json=body, timeout=PATIENCE_S) as answer,
+    ):
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            piece = json.loads(line.removeprefix("data: "))
+            usages.append(piece["usage"])
+            for choice in piece["choices"]:
+                said += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            come = [len(TOKENIZER.encode(text)) for text in texts if text in said]
+            assert usages[-1]["completion_tokens"] == sum(come)
+            for text, it in zip(texts, seen, strict=True):
+                if text in said:
+                    it.set()
+    assert said == "the quick fox"
+    assert len(usages) >= len(texts) + 2
+    assert usages[-1] == usages[-2]
+    assert len({usage["prompt_tokens"] for usage in usages}) == 1
 
 
 def test_the_stream_on_the_wire() -> None:

@@ -78,6 +78,11 @@ def test_what_is_said_is_taken() -> None:
         {"response_format": {"type": "text"}},
         {"length_penalty": 1.0, "use_beam_search": False, "min_p": 0},
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+        {"stream": True, "stream_options": {"continuous_usage_stats": False}},
         {"temperature": None, "top_p": None, "max_tokens": None, "stop": None, "seed": None},
     ],
 )
@@ -128,6 +133,10 @@ def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
         ({"stop": {"a": 1}}, ["stop="]),
         ({"stream": "yes"}, ["stream='yes'"]),
         ({"stream_options": {"include_usage": True}}, ["stream_options", "stream is true"]),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            ["stream_options.continuous_usage_stats", "include_usage is true"],
+        ),
         ({"stream": True, "stream_options": {"usage": 1}}, ["stream_options.usage", "unknown"]),
         ({"logprobs": 3}, ["logprobs=3"]),
         ({"top_logprobs": 0}, ["top_logprobs", "logprobs is true"]),

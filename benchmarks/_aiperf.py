@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cog_triton import reaper
 from cog_triton.errors import InvalidArgument, MissingExtra, NothingSucceeded
 
 INSTALL = (
@@ -64,21 +65,22 @@ def command(path: Path, url: str, tokenizer: Path, load: Load, artifacts: Path) 
 
 
 def run(words: list[str], artifacts: Path) -> dict[str, Any]:
-    """Run `command` to its end; raises E2400 with its last lines if it fails."""
+    """Run `command` to its end, and all that it started; raises E2400 with its last lines."""
     # Either of these makes it look for a directory's name in the hub's cache, and fail.
     environment = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
-    done = subprocess.run(
-        words,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    report = artifacts / _REPORT
-    if done.returncode or not report.is_file():
-        raise NothingSucceeded(f"aiperf ended with {done.returncode}:\n{done.stdout[-3000:]}")
+    artifacts.mkdir(parents=True, exist_ok=True)
+    said, report = artifacts / "said.txt", artifacts / _REPORT
+    with said.open("wb") as out:
+        process = reaper.spawn(words, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        code = process.wait(_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise NothingSucceeded(f"aiperf ran for more than {_TIMEOUT_S} s") from None
+    finally:
+        process.kill()
+    if code or not report.is_file():
+        how = f"aiperf ended with {code}{'' if report.is_file() else ', without a report'}"
+        raise NothingSucceeded(f"{how}:\n{said.read_text(errors='replace')[-3000:]}")
     found: dict[str, Any] = json.loads(report.read_text())
     return found
 

@@ -187,6 +187,11 @@ class EngineFamily(ABC):
         return contract.to_values(request)
 
     @property
+    def tells_end(self) -> bool:
+        """Whether the last response has the output `contract.FINISH_REASON`."""
+        return self.backend == "python"
+
+    @property
     def guides(self) -> bool:
         """Whether requests may have a `guide`; asked after `render`."""
         return False

@@ -53,6 +53,11 @@ _NEUTRAL: dict[str, float] = {
     "skip_cross_attn_blocks": 0,
     "stop": 0,
 }
+FINISH_REASON = "finish_reason"
+"""Output of the last response of engines that are Python models, TensorRT-LLM's have none.
+
+Its absence tells that Triton lost the end of an answer.
+"""
 _GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 _WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
 HONOURED = frozenset(

@@ -65,10 +65,8 @@ class Stream:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0
         if event.error is not None:
             self._sender.send(backend.failure(event.error), flags=flags)
-        elif event.token_ids or not self._request.streaming:
+        elif event.token_ids or ended:
             self._sender.send(self._response(event), flags=flags)
-        else:
-            self._sender.send(flags=flags)
 
     def _response(self, event: TokenEvent) -> Any:
         request = self._request
@@ -81,6 +79,8 @@ class Stream:
             _tensor("output_ids", [[ids]], np.int32),
             _tensor("sequence_length", [[len(ids)]], np.int32),
         ]
+        if event.finish is not None:
+            tensors.append(_tensor(contract.FINISH_REASON, [[event.finish]], np.object_))
         if request.return_log_probs:
             tensors.append(_tensor("output_log_probs", [[event.log_probs]], np.float32))
             tensors.append(_tensor("cum_log_probs", [[self._log_prob]], np.float32))

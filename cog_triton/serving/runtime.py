@@ -43,7 +43,9 @@ class Runtime:
         self.family = family
         self.tokenizer = tokenizer
         self.admission = admission
-        client = TritonClient(settings.triton_url, settings.triton_timeout, family.error)
+        client = TritonClient(
+            settings.triton_url, settings.triton_timeout, family.error, family.tells_end
+        )
         self.generator = TextGenerator(
             settings,
             family.limits,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 from typing_extensions import Self
 
+from cog_triton.engines.contract import FINISH_REASON
 from cog_triton.errors import (
     CogTritonError,
     TritonMalformedEvent,
@@ -30,12 +32,22 @@ T = TypeVar("T")
 class TritonClient:
     """Talks to one Triton server; safe to use from many threads at once."""
 
-    def __init__(self, url: str, timeout: float, to_error: Callable[[str], CogTritonError]) -> None:
-        """`timeout` is in seconds between bytes; `to_error` maps the engine's error texts."""
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        to_error: Callable[[str], CogTritonError],
+        tells_end: bool = False,
+    ) -> None:
+        """`timeout` is in seconds between bytes; `to_error` maps the engine's error texts.
+
+        With `tells_end`, see `EngineFamily.tells_end`, a stream without its last response is E2105.
+        """
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._timeout = timeout
         self._to_error = to_error
+        self._tells_end = tells_end
         self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
         self.heard_at = 0.0
         """When a stream last got a byte, by time.monotonic()."""
@@ -75,8 +87,20 @@ class TritonClient:
         `log_probs` gets one value for each of them, if they were asked for. Raises the coded
         error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing the iterator stops
         the engine.
+
+        A starved HTTP thread of Triton (24.10) loses the last responses of a stream, and then ends
+        it as if nothing were missing, or not at all.
         """
-        return self._answers(request, lambda payload: self._token_ids(payload, log_probs))
+        finished: list[str] = []
+        with closing(
+            self._answers(request, lambda payload: self._token_ids(payload, log_probs, finished))
+        ) as answers:
+            for ids in answers:
+                yield ids
+                if finished:
+                    return
+        if self._tells_end and not finished:
+            raise TritonUnavailable("Triton was too busy and lost the end of the answer; try again")
 
     def events(self, request: HTTPStream) -> Generator[list[dict[str, Any]], None, None]:
         """As `tokens`, but whole events: each a response's outputs by name, tensors flattened."""
@@ -118,7 +142,8 @@ class TritonClient:
             "streaming": True,
             "stop": True,
         }
-        for _ in self.tokens(self._request(values, request_id, _STOP_TIMEOUT_S, model)):
+        request = self._request(values, request_id, _STOP_TIMEOUT_S, model)
+        for _ in self._answers(request, lambda payload: [self._event(payload)]):
             pass
 
     def _request(
@@ -151,8 +176,12 @@ class TritonClient:
             raise self._to_error(str(event["error"]))
         return event
 
-    def _token_ids(self, payload: bytes, log_probs: list[float] | None) -> list[int]:
+    def _token_ids(
+        self, payload: bytes, log_probs: list[float] | None, finished: list[str]
+    ) -> list[int]:
         event = self._event(payload)
+        if FINISH_REASON in event:
+            finished.append(event[FINISH_REASON])
         if "output_ids" not in event:
             raise TritonMalformedEvent(f"no output_ids or error key: {_show(payload)}")
         tokens = event["output_ids"]

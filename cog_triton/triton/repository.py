@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.contract import FINISH_REASON
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.paths import data_dir
 from cog_triton.triton import text_arguments
@@ -39,6 +40,10 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
             model_py = family.render(config, serve_config.of(model))
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
+            if family.tells_end:
+                config.output.add(
+                    name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
+                )
         elif model in family.own_models:
             family.render_own(config, serve_config.of(model))
         else:

@@ -76,6 +76,23 @@ def is_ready(url: str) -> bool:
     return asyncio.run(main())
 
 
+def test_an_end_that_triton_lost_is_no_end() -> None:
+    with serving(stream(event(output_ids=7))) as server:
+        client = TritonClient(server.url, PATIENCE_S, to_error, tells_end=True)
+        tokens = client.tokens(client.request(VALUES))
+        assert next(tokens) == [7]
+        with pytest.raises(TritonUnavailable, match="lost the end of the answer"):
+            next(tokens)
+
+
+def test_an_answer_that_is_told_to_end_needs_no_end_of_the_connection() -> None:
+    last = event(output_ids=[8, 9], finish_reason="stop")
+    with serving(stream(event(output_ids=7), last, HANG)) as server:
+        client = TritonClient(server.url, PATIENCE_S / 2, to_error, tells_end=True)
+        ids = [token for new in client.tokens(client.request(VALUES)) for token in new]
+        assert ids == [7, 8, 9]
+
+
 def test_the_request_is_what_was_asked_for() -> None:
     with connected(stream(event(output_ids=7))) as (client, server):
         assert list(client.tokens(client.request(VALUES, "12-1"))) == [[7]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -162,8 +163,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
                 length_penalty=length_penalty,
                 seed=secrets.randbelow(2**31) if seed is None else int(seed),
             )
-            rendered = self._rendered(prompt, system_prompt, prompt_template, messages)
-            generation = self._plan(rendered, sampling, stop_sequences)
+            # Off the event loop, where the prompts of all requests would wait for each other.
+            generation = await asyncio.to_thread(
+                lambda: self._plan(
+                    self._rendered(prompt, system_prompt, prompt_template, messages),
+                    sampling,
+                    stop_sequences,
+                )
+            )
         settings = self._runtime.settings
         log_metrics = log_performance_metrics or settings.log_performance_metrics
         return livestream.live(self._report(generation, log_metrics), generation.cancel)

@@ -182,7 +182,7 @@ class Checks:
             return
         schema = {
             "type": "object",
-            "properties": {"capital": {"type": "string", "maxLength": 20}},
+            "properties": {"capital": {"type": "string"}},
             "required": ["capital"],
             "additionalProperties": False,
         }

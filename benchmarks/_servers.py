@@ -12,23 +12,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
+
+import _accounting
 
 from cog_triton import reaper
 from cog_triton.settings import free_ports
 
 _START_S = 120
 _STOP_S = 30
-_TICKS = os.sysconf("SC_CLK_TCK")
+_HERE = Path(__file__).parent
+_POLL_S = 0.02
+_PREDICTOR = "from seed_way.predictor import Predictor\n\n__all__ = ['Predictor']\n"
+_STUB = "predict.py:Predictor"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A ``cog-triton serve`` that is ready; `openai`, `triton` and `metrics` are base URLs, too."""
+    """A server that is ready; `openai`, `triton` and `metrics` are base URLs, too.
+
+    It was started at `started`, and ready at `ready`, by time.monotonic().
+    """
 
     pid: int
     log: Path
@@ -36,31 +44,33 @@ class Server:
     openai: str
     triton: str
     metrics: str
+    started: float
+    ready: float
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time so far of each part: cog, tritonserver, the stub of each model, and others."""
-        used: dict[str, float] = {}
-        for pid in {self.pid, *reaper.descendants(self.pid)}:
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            part = _part(words)
-            used[part] = used.get(part, 0.0) + (int(stat[11]) + int(stat[12])) / _TICKS
-        return used
+        """CPU time so far of each part: see `_accounting.part_of`."""
+        return _accounting.cpu_seconds(self.pid)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory of each part."""
+        return _accounting.memory_bytes(self.pid)
 
 
 def mock_server(
-    *arguments: str, tps: float = 0, environment: dict[str, str] | None = None
+    *arguments: str, tps: float = 0, environment: Mapping[str, str] | None = None
 ) -> AbstractContextManager[Server]:
     """The mock engine behind everything, flat out unless told otherwise; see docs/mock.md."""
     return server("--engine", "mock", f"--tps={tps:g}", *arguments, environment=environment)
 
 
 @contextmanager
-def server(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """``cog-triton serve`` with these arguments; raises SystemExit with its log if it ends."""
+def server(
+    *arguments: str, environment: Mapping[str, str] | None = None, work_dir: Path | None = None
+) -> Iterator[Server]:
+    """``cog-triton serve`` with these arguments; raises SystemExit with its log if it ends.
+
+    `work_dir` is one to keep, where an engine stays unpacked for the next start.
+    """
     port, openai, http, grpc, metrics = free_ports(5)
     ports = {
         "port": port,
@@ -69,46 +79,99 @@ def server(*arguments: str, environment: dict[str, str] | None = None) -> Iterat
         "triton-grpc-port": grpc,
         "triton-metrics-port": metrics,
     }
+    command = [sys.executable, "-m", "cog_triton", "serve", *arguments]
+    command += [f"--{name}={number}" for name, number in ports.items()]
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
-        path = Path(scratch) / "serve.log"
-        with path.open("wb") as log:
-            process = reaper.spawn(
-                [sys.executable, "-m", "cog_triton", "serve", *arguments]
-                + [f"--{name}={number}" for name, number in ports.items()],
-                env={**os.environ, "COG_TRITON_WORK_DIR": scratch, **(environment or {})},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        urls = [f"http://127.0.0.1:{number}" for number in (port, openai, http, metrics)]
-        try:
-            _until_ready(process, urls[0], path)
-            yield Server(process.process.pid, path, *urls)
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
-            process.kill()
+        own = {"COG_TRITON_WORK_DIR": str(work_dir or scratch), **(environment or {})}
+        with _running(command, (port, openai, http, metrics), own, Path(scratch)) as running:
+            yield running
+
+
+@contextmanager
+def seed_server(
+    *, tps: float = 0, tokens_per_response: int = 1, checkout: Path | None = None
+) -> Iterator[Server]:
+    """The first cog-triton's way over the same mock engine; see `seed_way`."""
+    port, http, grpc, metrics = free_ports(4)
+    with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
+        own = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(_HERE),
+            "COG_TRITON_WORK_DIR": scratch,
+            "COG_PREDICT_TYPE_STUB": _STUB,
+            "COG_MAX_CONCURRENCY": "512",
+            "PORT": str(port),
+            "TRITON_HTTP_PORT": str(http),
+            "TRITON_GRPC_PORT": str(grpc),
+            "TRITON_METRICS_PORT": str(metrics),
+            "MOCK_TPS": f"{tps:g}",
+            "MOCK_TOKENS_PER_RESPONSE": str(tokens_per_response),
+            "SEED_CHECKOUT": str(checkout.resolve()) if checkout else "",
+        }
+        project = _project(Path(scratch) / "project", own)
+        command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
+        ports = (port, 0, http, metrics)
+        with _running(command, ports, own, Path(scratch), project) as running:
+            yield running
+
+
+@contextmanager
+def _running(
+    command: list[str],
+    ports: tuple[int, int, int, int],
+    environment: Mapping[str, str],
+    scratch: Path,
+    cwd: Path | None = None,
+) -> Iterator[Server]:
+    urls = [f"http://127.0.0.1:{number}" for number in ports]
+    path = scratch / "serve.log"
+    started = time.monotonic()
+    with path.open("wb") as log:
+        process = reaper.spawn(
+            command,
+            env={**os.environ, **environment},
+            cwd=cwd,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _until_ready(process, urls[0], path)
+        yield Server(process.process.pid, path, *urls, started, time.monotonic())
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+        process.kill()
+
+
+def _project(directory: Path, environment: Mapping[str, str]) -> Path:
+    """A Cog project of the baseline's predictor."""
+    (directory / ".cog").mkdir(parents=True)
+    (directory / "predict.py").write_text(_PREDICTOR)
+    with (directory / ".cog" / "openapi_schema.json").open("wb") as file:
+        subprocess.run(
+            [sys.executable, "-m", "cog_triton.serving.openapi", _STUB],
+            cwd=directory,
+            env={**os.environ, **environment},
+            stdout=file,
+            check=True,
+        )
+    return directory
 
 
 def _until_ready(process: reaper.Reaped, url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_S
+    said = ""
     while process.poll() is None and time.monotonic() < deadline:
         try:
             with urlopen(f"{url}/health-check", timeout=5) as answer:
-                if json.load(answer)["status"] == "READY":
-                    return
+                health = json.load(answer)
+            said = json.dumps(health)[-2000:]
+            if health["status"] == "READY":
+                return
+            if health["status"] == "SETUP_FAILED":
+                break
         except OSError:
             pass
-        time.sleep(0.05)
-    raise SystemExit(f"cog-triton serve did not become ready:\n{log.read_text()}")
-
-
-def _part(words: list[str]) -> str:
-    program = Path(words[0]).name
-    if program.endswith("_stub"):
-        return f"stub {Path(words[1]).parent.parent.name}"
-    if program == "tritonserver":
-        return program
-    if any("cog.server.http" in word or "coglet" in word for word in words):
-        return "cog"
-    return "other"
+        time.sleep(_POLL_S)
+    raise SystemExit(f"the server did not become ready:\n{log.read_text()[-4000:]}\n{said}")

@@ -1,0 +1,77 @@
+"""What a server uses: CPU time and memory of each part of its tree of processes, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cog_triton import reaper
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(root: int) -> dict[str, float]:
+    """CPU time so far of `root` and all below it, by part; resolved to 10 ms a process.
+
+    Threads that have ended are included, processes that have ended are not.
+    """
+    used: dict[str, float] = {}
+    for part, pid in _tree(root):
+        if ticks := cpu_ticks(_read(pid, "stat")):
+            used[part] = used.get(part, 0.0) + ticks / _TICKS
+    return used
+
+
+def memory_bytes(root: int) -> dict[str, int]:
+    """Memory of `root` and all below it, by part: PSS, so what processes share counts once."""
+    held: dict[str, int] = {}
+    for part, pid in _tree(root):
+        held[part] = held.get(part, 0) + pss_bytes(_read(pid, "smaps_rollup"))
+    return held
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What each part used between two calls of `cpu_seconds`."""
+    return {part: used - before.get(part, 0.0) for part, used in after.items()}
+
+
+def cpu_ticks(stat: str) -> int:
+    """utime and stime of a /proc/PID/stat; 0 of an empty one, whose process has gone."""
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def pss_bytes(smaps: str) -> int:
+    """Pss of a /proc/PID/smaps_rollup; 0 of an empty one, whose process has gone."""
+    for line in smaps.splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def part_of(words: list[str]) -> str:
+    """Which part of a server a command line is: cog, worker, tritonserver, a stub, or others."""
+    program = Path(words[0]).name
+    if program.endswith("_stub"):
+        return f"stub {Path(words[1]).parent.parent.name}"
+    if program == "tritonserver":
+        return program
+    if any(word.endswith("/reaper.py") for word in words):
+        return "others"
+    if any("coglet" in word for word in words):
+        return "worker"
+    return "cog" if "cog.server.http" in words else "others"
+
+
+def _tree(root: int) -> Iterator[tuple[str, int]]:
+    for pid in {root, *reaper.descendants(root)}:
+        if words := _read(pid, "cmdline"):
+            yield part_of(words.split("\0")), pid
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,202 @@
+"""A light load client: it counts events without parsing them, and stamps each read once.
+
+It stands on the HTTP client of `cog-triton bench`, and leaves out that one's records, prompts and
+arrivals: beside a server that is flat out on two cores, each microsecond of its is missing there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cog_triton.bench.monitor import Load, Monitor
+from cog_triton.bench.wire import Client, encode, now
+
+_OUTPUT, _COMPLETED = b"event: output\n", b"event: completed\n"
+_TAIL = len(_COMPLETED) - 1
+_TIMEOUT_S = 300.0
+BUSY = 0.85
+"""A client that uses more of a core than this is itself what is measured."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One prediction as it arrives. Times are seconds of the monotonic clock.
+
+    `times` has each read that brought output, `counts` how many events were in it.
+    """
+
+    sent: float = 0.0
+    ended: float = 0.0
+    times: array[float] = field(default_factory=lambda: array("d"))
+    counts: array[int] = field(default_factory=lambda: array("l"))
+    told: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 0
+    _tail: bytes = b""
+    _end: bytes | None = None
+
+    def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        """See `cog_triton.bench.wire.Sink`."""
+        self.status = status
+        if status >= 300:
+            self._end = b""
+
+    def body(self, data: bytes, at: float) -> None:
+        """See `cog_triton.bench.wire.Sink`; an event counts with the read that ends its name."""
+        if self._end is not None:
+            self._end += data
+            return
+        joined = self._tail + data
+        count = joined.count(_OUTPUT) - self._tail.count(_OUTPUT)
+        if count:
+            self.times.append(at)
+            self.counts.append(count)
+        if _COMPLETED in joined:
+            self._end = joined.partition(_COMPLETED)[2]
+        self._tail = joined[-_TAIL:]
+
+    def finish(self) -> None:
+        """Read the metrics; raises RuntimeError for a prediction that did not succeed."""
+        end = (self._end or b"").partition(b"data:")[2].partition(b"\n")[0]
+        prediction = json.loads(end) if self.status == 200 and end else {}
+        if prediction.get("status") != "succeeded":
+            raise RuntimeError(f"a prediction failed: HTTP {self.status}: {self._end!r:.500}")
+        self.told = prediction.get("metrics") or {}
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens as the server counts them."""
+        return int(self.told["output_token_count"])
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from sending to the first output."""
+        return self.times[0] - self.sent
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Its own rate: output tokens over the whole time from sending to the end."""
+        return self.tokens / (self.ended - self.sent)
+
+    def gaps(self) -> list[float]:
+        """Seconds from token to token: from read to read, and 0 for those that came together."""
+        between = np.diff(np.frombuffer(self.times)).tolist() if len(self.times) > 1 else []
+        return between + [0.0] * max(0, self.tokens - 1 - len(between))
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """What streams brought that ran together; `load` is the client's own."""
+
+    streams: list[Stream]
+    seconds: float
+    load: Load
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens of all streams."""
+        return sum(stream.tokens for stream in self.streams)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens of all streams over the whole time."""
+        return self.tokens / self.seconds
+
+    @property
+    def events_per_read(self) -> float:
+        """How many events came together."""
+        reads = sum(len(stream.times) for stream in self.streams)
+        return sum(sum(stream.counts) for stream in self.streams) / max(1, reads)
+
+    def itl_ms(self, percentile: float = 99) -> float:
+        """Milliseconds from token to token within a stream."""
+        gaps = [gap for stream in self.streams for gap in stream.gaps()]
+        return float(np.percentile(gaps, percentile)) * 1000 if gaps else 0.0
+
+    def ttft_ms(self, percentile: float = 50) -> float:
+        """Milliseconds from sending to the first output."""
+        return float(np.percentile([s.ttft for s in self.streams], percentile)) * 1000
+
+    @property
+    def client_busy(self) -> float:
+        """The part of a core that the client used."""
+        return self.load.cpu / self.load.wall
+
+    @property
+    def client_us(self) -> float:
+        """The client's own microseconds of CPU for a token."""
+        return self.load.cpu / self.tokens * 1e6
+
+    @property
+    def client_lag_ms(self) -> float:
+        """How late the client's event loop ran, p99, in milliseconds."""
+        return float(np.percentile(self.load.lags, 99)) * 1000 if self.load.lags else 0.0
+
+
+def wave(url: str, inputs: Mapping[str, Any], streams: int, seconds: float = 0.0) -> Wave:
+    """Predictions of `inputs` by as many users as `streams`, all beginning at once.
+
+    Each user asks again once answered, until `seconds` have passed; by default asks once.
+    Raises RuntimeError for a prediction that did not succeed.
+    """
+    return asyncio.run(_wave(url, inputs, streams, seconds))
+
+
+def mean(waves: list[Wave], of: str) -> float:
+    """The mean of a property over waves of the same kind."""
+    return float(np.mean([getattr(item, of) for item in waves]))
+
+
+async def _wave(url: str, inputs: Mapping[str, Any], streams: int, seconds: float) -> Wave:
+    client, monitor = Client(_TIMEOUT_S), Monitor()
+    origin, request = encode(
+        "POST",
+        f"{url}/predictions",
+        {"Accept": "text/event-stream"},
+        json.dumps({"input": inputs}).encode(),
+    )
+    done: list[Stream] = []
+
+    async def user(until: float) -> None:
+        while True:
+            stream = Stream(sent=now())
+            await client.send(origin, request, stream)
+            stream.ended = now()
+            stream.finish()
+            done.append(stream)
+            if stream.ended >= until:
+                return
+
+    with _without_collections():
+        monitor.start()
+        started = now()
+        try:
+            await asyncio.gather(*(user(started + seconds) for _ in range(streams)))
+        finally:
+            client.close()
+        return Wave(done, now() - started, monitor.stop())
+
+
+class _without_collections:  # noqa: N801 - used as a function
+    """Python's garbage collector would stop the client in the middle of a read."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+
+
+def busy_notes(waves: Mapping[str, Wave]) -> Iterator[str]:
+    """A remark for each wave in which the client was the limit."""
+    for name, item in waves.items():
+        if item.client_busy > BUSY:
+            yield f"{name}: the load client used {item.client_busy:.0%} of a core: it was the limit"

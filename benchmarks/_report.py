@@ -1,0 +1,176 @@
+"""What a benchmark found: tables of detail, and figures with the target beside them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parents[1] / ".work" / "bench"
+_WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound that a figure is to keep: at least `value`, or at most."""
+
+    value: float
+    least: bool = False
+
+    def met_by(self, figure: float) -> bool:
+        """Whether `figure` keeps it."""
+        return figure >= self.value if self.least else figure <= self.value
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.least else '<='} {self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of the summary; a ratio has the unit "x"."""
+
+    name: str
+    value: float
+    unit: str = "x"
+    target: Target | None = None
+
+    @property
+    def verdict(self) -> str:
+        """met or missed; empty without a target."""
+        if self.target is None:
+            return ""
+        return "met" if self.target.met_by(self.value) else "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: `rows` hold text that is ready to print."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[list[str]] = field(default_factory=list)
+
+    def add(self, *cells: object) -> None:
+        """One row."""
+        self.rows.append([number(cell) if isinstance(cell, float) else str(cell) for cell in cells])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything of one benchmark; `notes` say what the numbers include."""
+
+    name: str
+    title: str
+    figures: list[Figure] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def show(self, console: Console) -> None:
+        """Print all of it."""
+        for grid in self.grids:
+            console.print(_table(grid))
+        for note in dict.fromkeys(self.notes):
+            console.print(f"- {note}", highlight=False)
+        console.print(_table(summary({self.name: self.figures})))
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, with the machine and the time."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figures = [{**asdict(figure), "verdict": figure.verdict} for figure in self.figures]
+        machine = {"machine": machine_name(), "load": os.getloadavg()[0], "at": time.time()}
+        path.write_text(json.dumps({**asdict(self), "figures": figures, **machine}, indent=1))
+
+
+def summary(figures: dict[str, list[Figure]]) -> Grid:
+    """One table of all figures with the targets beside."""
+    grid = Grid("", ("benchmark", "figure", "value", "target", ""))
+    for name, found in figures.items():
+        for figure in found:
+            value = f"{number(figure.value)} {figure.unit}"
+            grid.add(name, figure.name, value, figure.target or "", figure.verdict)
+    return grid
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """The figures of a report that `Report.save` wrote."""
+    found = []
+    for item in json.loads(path.read_text())["figures"]:
+        target = Target(**item["target"]) if item["target"] else None
+        found.append(Figure(item["name"], item["value"], item["unit"], target))
+    return found
+
+
+def machine_name() -> str:
+    """Processor, cores and Python."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cores = len(os.sched_getaffinity(0))
+    model = next(named, platform.machine())
+    return f"{model}, {cores} cores, Python {platform.python_version()}"
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def console() -> Console:
+    """One that does not fold tables when its output is a file."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)
+
+
+def show(grid: Grid) -> None:
+    """Print one table."""
+    console().print(_table(grid))
+
+
+def say(text: str) -> None:
+    """What goes on meanwhile, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(
+    name: str,
+    doc: str,
+    measure: Callable[[argparse.Namespace], Report],
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> None:
+    """The command line of a benchmark: measure, print, and write .work/bench/NAME.json."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs")
+    parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", help="output file")
+    arguments(parser)
+    args: Any = parser.parse_args()
+    began = time.monotonic()
+    report = measure(args)
+    report.notes.append(f"{machine_name()}; took {time.monotonic() - began:.0f} s")
+    if args.quick:
+        report.notes.append("--quick: too short to tell anything")
+    report.show(console())
+    report.save(args.json)
+
+
+def _table(grid: Grid) -> Table:
+    table = Table(title=grid.title or None)
+    for place, name in enumerate(grid.columns):
+        left = grid.columns[0] == "benchmark" and place < 2
+        table.add_column(name, justify="left" if left or not place else "right")
+    for row in grid.rows:
+        style = {"missed": "yellow"}.get(row[-1])
+        table.add_row(*row, style=style)
+    return table

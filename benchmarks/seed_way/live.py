@@ -1,0 +1,43 @@
+"""An async generator streamed live through today's Cog, which would collect it into one list.
+
+The first cog-triton had an older Cog that streamed these. So that only the algorithm differs, this
+baseline is streamed the way that ours is, from a thread that the event loop hands its pieces to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+
+from cog_triton.serving import livestream
+
+
+def live(pieces: AsyncIterator[str], finish: Callable[[], None]) -> Iterator[str]:
+    """`pieces`, for Cog to iterate; `finish` is called after the last one, in its context."""
+    arrived: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
+    loop = asyncio.get_running_loop()
+
+    async def pump() -> None:
+        try:
+            async for piece in pieces:
+                arrived.put(piece)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the pieces are read
+            arrived.put(error)
+        else:
+            arrived.put(None)
+
+    task = loop.create_task(pump())
+
+    def read() -> Generator[str, None, None]:
+        while (piece := arrived.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+        finish()
+
+    return livestream.live(read(), lambda: _cancel(loop, task))
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    loop.call_soon_threadsafe(task.cancel)

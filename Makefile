@@ -40,8 +40,8 @@ fmt: setup ## reformat and fix what ruff can fix
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: setup engine.tar ## measure the serving path (ARGS=...)
-	@$(BIN)/python benchmarks/through_path.py engine.tar $(ARGS)
+bench: setup engine.tar ## measure the serving path against targets (ARGS="--only=NAME,NAME --quick")
+	@$(BIN)/python benchmarks/run_all.py engine.tar $(ARGS)
 
 bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
 	@$(BIN)/python benchmarks/engine_tar.py $(ARGS)

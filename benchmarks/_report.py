@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parents[1] / ".work" / "bench"
-_WIDTH = 118
+_WIDTH = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Grid:
         self.rows.append([number(cell) if isinstance(cell, float) else str(cell) for cell in cells])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """Everything of one benchmark; `notes` say what the numbers include."""
 

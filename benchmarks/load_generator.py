@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 
 import httpx
-from rich.console import Console
-from rich.table import Table
+from _report import Figure, Grid, Report, main
 
 from cog_triton.bench import lengths
 from cog_triton.bench.options import Options
@@ -32,6 +31,7 @@ from cog_triton.bench.wire import Client, now
 EVENT = b'event: output\ndata: {"chunk": " word"}\n\n'
 COMPLETED = b'event: completed\ndata: {"status": "succeeded", "metrics": {}}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+OWN = "cog-triton bench"
 Reader = Callable[[str], Awaitable[int]]
 
 
@@ -140,15 +140,12 @@ def with_httpx(streams: int, *, lines: bool) -> Reader:
     return read
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--events", type=int, default=200, help="of each stream")
-    parser.add_argument("--rate", type=float, default=50, help="events a second of each stream")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> Report:
+    """Every reader, in turns."""
+    if args.quick:
+        args.streams, args.events, args.rounds = 4, 10, 1
     readers = {
-        "cog-triton bench": own(args.streams),
+        OWN: own(args.streams),
         "asyncio streams, by line": asyncio_streams(args.streams),
         "httpx, by chunk": with_httpx(args.streams, lines=False),
         "httpx, by line, JSON": with_httpx(args.streams, lines=True),
@@ -170,15 +167,25 @@ def main() -> None:
     finally:
         child.terminate()
         child.join()
-    table = Table(title=f"{args.streams} streams, {args.rate:g} events/s each")
-    for name in ("reader", "us of CPU an event", "ratio"):
-        table.add_column(name, justify="left" if name == "reader" else "right")
-    base = statistics.median(costs["cog-triton bench"])
+    report = Report("load_generator", "what an event costs the load generator")
+    title = f"{args.streams} streams, {args.rate:g} events/s each"
+    grid = Grid(title, ("reader", "us of CPU an event", "ratio"))
+    base = statistics.median(costs[OWN])
     for name, found in costs.items():
         cost = statistics.median(found)
-        table.add_row(name, f"{cost:.1f}", f"{cost / base:.2f}")
-    Console().print(table)
+        grid.add(name, f"{cost:.1f}", f"{cost / base:.2f}")
+        if name != OWN:
+            report.figures.append(Figure(f"CPU an event: {name} / cog-triton bench", cost / base))
+    report.grids.append(grid)
+    return report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--events", type=int, default=200, help="of each stream")
+    parser.add_argument("--rate", type=float, default=50, help="events a second of each stream")
+    parser.add_argument("--rounds", type=int, default=3)
 
 
 if __name__ == "__main__":
-    main()
+    main("load_generator", __doc__, run, arguments)

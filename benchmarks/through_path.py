@@ -1,36 +1,36 @@
-"""Cog -> Triton -> engine against the same OpenVINO pipeline called in process.
+"""Cog -> Triton -> engine against the same engine called in process.
 
 Both sides hold the same engine, get the same prompts, and take turns within one run; an idle
-engine uses no CPU. Prints tokens/s and TTFT at each concurrency, and their ratios.
+engine uses no CPU. Prints the time to first token with the mock engine, which makes it at once, and
+tokens/s and TTFT of the OpenVINO pipeline of engine.tar at each concurrency, and ratios.
 
-    .venv/bin/python benchmarks/through_path.py engine.tar
+    .venv/bin/python benchmarks/through_path.py [engine.tar]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import multiprocessing
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from urllib.request import urlopen
 
-from rich.console import Console
-from rich.table import Table
+import _load
+from _mock_alone import MockAlone
+from _report import Figure, Grid, Report, Target, main, say
+from _servers import mock_server, server
 
-from cog_triton import engine_tar, prompts, reaper
-from cog_triton.settings import free_ports
+from cog_triton import engine_tar, prompts
 from cog_triton.tokenizer import EngineTokenizer
 
-PROMPT = "Explain to a child why the sky is blue, number {number}."
+PROMPT = "Explain to a child why the sky is blue."
+ADDED = Target(2)
+Wave = Callable[[int, int], "Round"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,7 @@ def in_process(connection: Connection, directory: Path) -> None:
         count = 0
         for number in range(concurrency):
             text = prompts.render(
-                PROMPT.format(number=number),
-                None,
-                request_template=None,
-                default_template=None,
-                tokenizer=tokenizer,
+                PROMPT, None, request_template=None, default_template=None, tokenizer=tokenizer
             )
             ids = tokenizer.encode(text.text, add_special_tokens=text.add_special_tokens)
             sampling = SamplingParams(max_tokens=tokens, temperature=0)
@@ -83,151 +79,117 @@ def in_process(connection: Connection, directory: Path) -> None:
         connection.send(wave(*job))
 
 
-async def through(port: int, concurrency: int, tokens: int) -> Round:
+def through(url: str, concurrency: int, tokens: int) -> Round:
     """One wave of SSE predictions."""
-    started = time.perf_counter()
-
-    async def one(number: int) -> tuple[int, float]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps(
-            {
-                "input": {
-                    "prompt": PROMPT.format(number=number),
-                    "max_tokens": tokens,
-                    "temperature": 0,
-                }
-            }
-        ).encode()
-        writer.write(
-            b"POST /predictions HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
-            b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: "
-            + str(len(body)).encode()
-            + b"\r\n\r\n"
-            + body
-        )
-        first = 0.0
-        answer = b""
-        while chunk := await reader.read(65536):
-            answer += chunk
-            if not first and b"event: output" in answer:
-                first = time.perf_counter() - started
-        writer.close()
-        _, found, rest = answer.partition(b"event: completed\ndata: ")
-        completed = json.loads(rest.splitlines()[0]) if found else {}
-        if completed.get("status") != "succeeded":
-            raise RuntimeError(f"a prediction failed: {answer.decode()}")
-        return completed["metrics"]["output_token_count"], first
-
-    results = await asyncio.gather(*(one(number) for number in range(concurrency)))
-    elapsed = time.perf_counter() - started
-    return Round(
-        sum(count for count, _ in results) / elapsed,
-        statistics.median(first for _, first in results) * 1000,
-    )
+    inputs = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
+    wave = _load.wave(url, inputs, concurrency)
+    return Round(wave.tokens_per_second, wave.ttft_ms())
 
 
-def serve(engine: Path, work_dir: Path) -> tuple[reaper.Reaped, int]:
-    """Start `cog-triton serve` on free ports and wait until it is ready."""
-    port, http, grpc, metrics = free_ports(4)
-    process = reaper.spawn(
-        [
-            sys.executable,
-            "-m",
-            "cog_triton",
-            "serve",
-            str(engine),
-            f"--port={port}",
-            f"--triton-http-port={http}",
-            f"--triton-grpc-port={grpc}",
-            f"--triton-metrics-port={metrics}",
-        ],
-        env={**os.environ, "COG_TRITON_WORK_DIR": str(work_dir), "END_ID": "-1"},
-        stdout=subprocess.DEVNULL,
-    )
-    while process.poll() is None:
-        try:
-            if json.load(urlopen(f"http://127.0.0.1:{port}/health-check"))["status"] == "READY":
-                return process, port
-        except OSError:
-            time.sleep(0.1)
-    raise SystemExit("cog-triton serve did not start")
+@contextmanager
+def direct_engine(directory: Path) -> Iterator[Wave]:
+    """The pipeline in a child process, to be called for a wave."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=in_process, args=(theirs, directory), daemon=True)
+    child.start()
 
+    def wave(concurrency: int, tokens: int) -> Round:
+        ours.send((concurrency, tokens))
+        answer: Round = ours.recv()
+        return answer
 
-def main() -> None:
-    """Run the waves and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("engine", type=Path, help="engine.tar or engine directory")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--tokens", type=int, default=64, help="output tokens of each request")
-    parser.add_argument("--rounds", type=int, default=7, help="waves of each side")
-    parser.add_argument("--json", type=Path, help="also write every round to this file")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = args.engine
-        if not directory.is_dir():
-            directory = Path(scratch) / "engine"
-            engine_tar.unpack(args.engine, directory)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        child = context.Process(target=in_process, args=(theirs, directory), daemon=True)
-        child.start()
+    try:
         ours.recv()
-        server, port = serve(directory, Path(scratch) / "work")
-        rounds: dict[int, list[tuple[Round, Round]]] = {}
-        try:
-            for concurrency in args.concurrency:
-                for number in range(args.rounds + 1):
-                    ours.send((concurrency, args.tokens))
-                    direct = ours.recv()
-                    served = asyncio.run(through(port, concurrency, args.tokens))
-                    print(
-                        f"{concurrency} streams: direct {direct}, served {served}", file=sys.stderr
-                    )
-                    if number:  # the first wave warms up
-                        rounds.setdefault(concurrency, []).append((direct, served))
-        finally:
-            ours.send(None)
-            server.terminate()
-            server.wait()
-            child.join()
-    report(rounds)
-    if args.json:
-        args.json.write_text(
-            json.dumps(
-                {
-                    str(concurrency): [
-                        {
-                            "in_process": [direct.tokens_per_second, direct.ttft_ms],
-                            "served": [served.tokens_per_second, served.ttft_ms],
-                        }
-                        for direct, served in pairs
-                    ]
-                    for concurrency, pairs in rounds.items()
-                }
-            )
-        )
+        yield wave
+    finally:
+        ours.send(None)
+        child.join()
 
 
-def report(rounds: dict[int, list[tuple[Round, Round]]]) -> None:
-    """Print medians over the rounds; the ratio is the median of each round's own ratio."""
-    table = Table(title="same engine in process (direct) and through Cog and Triton (served)")
-    for name in ("streams", "direct tok/s", "served tok/s", "ratio"):
-        table.add_column(name, justify="right")
-    for name in ("direct TTFT ms", "served TTFT ms", "added ms"):
-        table.add_column(name, justify="right")
+def openvino(args: argparse.Namespace, scratch: Path, report: Report) -> None:
+    """Add the table and figures of engine.tar."""
+    directory = args.engine
+    if not directory.is_dir():
+        directory = scratch / "engine"
+        engine_tar.unpack(args.engine, directory)
+    rounds: dict[int, list[tuple[Round, Round]]] = {}
+    count, tokens = (1, 8) if args.quick else (args.rounds, args.tokens)
+    with (
+        direct_engine(directory) as direct_wave,
+        server(str(directory), environment={"END_ID": "-1"}) as served_by,
+    ):
+        for concurrency in args.concurrency:
+            for number in range(count + 1):
+                direct = direct_wave(concurrency, tokens)
+                served = through(served_by.url, concurrency, tokens)
+                say(f"{concurrency} streams: direct {direct}, served {served}")
+                if number:  # the first wave warms up
+                    rounds.setdefault(concurrency, []).append((direct, served))
+    columns = ("streams", "direct tok/s", "served tok/s", "ratio")
+    columns += ("direct TTFT ms", "served TTFT ms", "added ms")
+    grid = Grid("OpenVINO in process (direct) and through Cog and Triton (served)", columns)
+    median = statistics.median
     for concurrency, pairs in rounds.items():
-        median = statistics.median
-        table.add_row(
-            str(concurrency),
+        ratio = median(b.tokens_per_second / a.tokens_per_second for a, b in pairs)
+        added = median(b.ttft_ms - a.ttft_ms for a, b in pairs)
+        grid.add(
+            concurrency,
             f"{median(a.tokens_per_second for a, _ in pairs):.1f}",
             f"{median(b.tokens_per_second for _, b in pairs):.1f}",
-            f"{median(b.tokens_per_second / a.tokens_per_second for a, b in pairs):.3f}",
+            f"{ratio:.3f}",
             f"{median(a.ttft_ms for a, _ in pairs):.1f}",
             f"{median(b.ttft_ms for _, b in pairs):.1f}",
-            f"{median(b.ttft_ms - a.ttft_ms for a, b in pairs):.1f}",
+            f"{added:.1f}",
         )
-    Console().print(table)
+        target = ADDED if concurrency == 1 else None
+        name = f"OpenVINO, {concurrency} streams"
+        report.figures.append(Figure(f"{name}: tok/s served / direct", ratio))
+        report.figures.append(Figure(f"{name}: TTFT added", added, "ms", target))
+    report.grids.append(grid)
+
+
+def first_tokens(args: argparse.Namespace, report: Report) -> None:
+    """Add the time to first token with the mock engine: requests one after another, in turns."""
+    turns, each, pause = (2, 5, 0.0) if args.quick else (10, 20, 0.3)
+    direct: list[float] = []
+    served: list[float] = []
+    with MockAlone() as mock, mock_server() as running:
+        inputs = {"prompt": "Tell me about the sea.", "max_tokens": 1}
+        _load.wave(running.url, inputs, 1)
+        for _ in range(turns):
+            direct += [mock.ttft_ms() for _ in range(each)]
+            wave = _load.wave(running.url, inputs, 1, pause)
+            served += [stream.ttft * 1000 for stream in wave.streams]
+    columns = ("", "direct", "served", "added")
+    grid = Grid("mock engine: milliseconds to the first token, one stream", columns)
+    for name, cut in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        at = [sorted(times)[int(cut * (len(times) - 1))] for times in (direct, served)]
+        grid.add(name, f"{at[0]:.2f}", f"{at[1]:.2f}", f"{at[1] - at[0]:.2f}")
+    report.grids.append(grid)
+    added = statistics.median(served) - statistics.median(direct)
+    report.figures.append(Figure("mock, 1 stream: TTFT added", added, "ms", ADDED))
+    report.notes.append(f"mock: {len(direct)} direct requests, {len(served)} served ones")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """The mock, and engine.tar if there is one."""
+    report = Report("through_path", "the same engine in process and through Cog and Triton")
+    first_tokens(args, report)
+    if args.engine:
+        with tempfile.TemporaryDirectory() as scratch:
+            openvino(args, Path(scratch), report)
+    else:
+        report.notes.append("no engine.tar was given: the mock engine only")
+    return report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", type=Path, nargs="?", help="engine.tar or engine directory")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens of each request")
+    parser.add_argument("--rounds", type=int, default=5, help="waves of each side")
 
 
 if __name__ == "__main__":
-    main()
+    main("through_path", __doc__, run, arguments)

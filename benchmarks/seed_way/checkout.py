@@ -87,9 +87,7 @@ class _Tokenizer:
         return {"input_ids": self._tokenizer.encode(text).ids}
 
     def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
-        text: str = self._tokenizer.decode(
-            tokens.tolist(), skip_special_tokens=skip_special_tokens
-        )
+        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=skip_special_tokens)
         return text
 
 

@@ -1,0 +1,72 @@
+"""The mock engine in this process, without Triton or Cog: what it takes by itself."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+from cog_triton.engines.base import TokenEvent
+from cog_triton.engines.mock import directory
+from cog_triton.engines.mock.engine import MockEngine
+from cog_triton.engines.mock.options import MockOptions
+from cog_triton.engines.mock.request import MockRequest
+from cog_triton.sampling import SamplingParams
+
+
+class MockAlone:
+    """A mock engine that is flat out, to be called directly. A context manager."""
+
+    def __init__(self, tokens_per_response: int = 1) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            model = directory.read(directory.make(Path(scratch)))
+        options = MockOptions(tps=0, tokens_per_response=tokens_per_response)
+        self._engine = MockEngine(model, options)
+        self._handles = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._engine.close()
+
+    def ttft_ms(self, prompt: int = 25) -> float:
+        """Milliseconds from a request of `prompt` tokens to its first token."""
+        first: list[float] = []
+        started = time.perf_counter()
+        self._run(1, 1, prompt, lambda: first.append(time.perf_counter()))
+        return (first[0] - started) * 1000
+
+    def us(self, streams: int, tokens: int = 1000) -> float:
+        """Microseconds of CPU for a token, `streams` at once."""
+        before = time.process_time()
+        self._run(streams, tokens, 25, lambda: None)
+        return (time.process_time() - before) / (streams * tokens) * 1e6
+
+    def _run(self, streams: int, tokens: int, prompt: int, arrived: Callable[[], None]) -> None:
+        left = threading.Semaphore(0)
+
+        def emit(event: TokenEvent) -> None:
+            arrived()
+            if event.error is not None:
+                raise event.error
+            if event.finish is not None:
+                left.release()
+
+        sampling = SamplingParams(max_tokens=tokens)
+        for _ in range(streams):
+            request = MockRequest(input_ids=[500] * prompt, sampling=sampling, end_id=-1)
+            self._engine.submit(next(self._handles), request, emit)
+        for _ in range(streams):
+            left.acquire()

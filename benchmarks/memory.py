@@ -1,0 +1,126 @@
+"""Memory for each stream: of those that wait for their next token, and of those that run.
+
+The memory of all of the server's processes (PSS) with so many streams open, less that before, by
+the number of streams. The client is in another process, and does not count.
+
+    .venv/bin/python benchmarks/memory.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.request import urlopen
+
+import _load
+from _report import Figure, Grid, Report, Target, main, say
+from _servers import Server, mock_server, seed_server
+
+SMALL = Target(1)
+SEED = "seed's way"
+MB = 1e6
+_ACTIVE = re.compile(r'^nv_trt_llm_request_metrics\{.*request_type="active".*\} (\d+)', re.M)
+_OPEN_S = 60
+_IDLE_TPS, _BUSY_TPS = 0.01, 44
+
+
+def active(server: Server) -> int:
+    """Streams in the engine, as Triton tells."""
+    with urlopen(f"{server.metrics}/metrics", timeout=10) as answer:
+        found = _ACTIVE.search(answer.read().decode())
+    return int(found[1]) if found else 0
+
+
+@contextmanager
+def held(server: Server, inputs: Mapping[str, Any], streams: int) -> Iterator[None]:
+    """So many streams open, from another process that is then ended; raises SystemExit."""
+    context = multiprocessing.get_context("spawn")
+    client = context.Process(target=_load.wave, args=(server.url, inputs, streams), daemon=True)
+    client.start()
+    try:
+        until(server, streams)
+        yield
+    finally:
+        client.terminate()
+        client.join()
+
+
+def until(server: Server, streams: int) -> None:
+    """Wait for `streams` in the engine."""
+    deadline = time.monotonic() + _OPEN_S
+    while (found := active(server)) != streams:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{found} streams in the engine; there were to be {streams}")
+        time.sleep(0.1)
+
+
+def total(memory: Mapping[str, int]) -> float:
+    """MB of all parts."""
+    return sum(memory.values()) / MB
+
+
+def measure(
+    server: Server, loads: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, name: str
+) -> dict[str, Mapping[str, int]]:
+    """Memory before, under each load, and after."""
+    streams, seconds = (4, 0.2) if args.quick else (args.streams, args.seconds)
+    _load.wave(
+        server.url, {"prompt": "a", "max_tokens": 8}, 1
+    )  # what loads at the first is not a stream's
+    found = {"before": server.memory_bytes()}
+    for kind, inputs in loads.items():
+        with held(server, inputs, streams):
+            time.sleep(seconds)
+            found[kind] = server.memory_bytes()
+            running = active(server)
+        if running != streams:
+            raise SystemExit(f"{name}, {kind}: {running} of {streams} streams were left")
+        until(server, 0)
+        say(f"{name}, {kind}: {total(found[kind]):.0f} MB")
+    found["after"] = server.memory_bytes()
+    return found
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Both sides, one after the other; each has the machine for itself."""
+    report = Report("memory", "memory of streams")
+    streams = 4 if args.quick else args.streams
+    # Long enough to be open when it is looked; the seed's ensemble runs to the end, left or not.
+    long = {"max_tokens": 100_000}
+    enough = {"max_tokens": round(_BUSY_TPS * (args.seconds + 10))}
+    with mock_server() as server:
+        idle, busy = ({**long, "tps": tps} for tps in (_IDLE_TPS, _BUSY_TPS))
+        ours = measure(server, {"waiting": idle, "running": busy}, args, "ours")
+    sides = {"ours": ours}
+    if not args.quick:
+        with seed_server(tps=_BUSY_TPS) as server:
+            sides[SEED] = measure(server, {"running": enough}, args, SEED)
+    for name, found in sides.items():
+        parts = sorted(found["before"])
+        grid = Grid(f"MB, {streams} streams, {name}", ("", "all", *parts, "MB a stream"))
+        for kind, memory in found.items():
+            each = (total(memory) - total(found["before"])) / streams
+            of = [f"{memory.get(part, 0) / MB:.1f}" for part in parts]
+            grid.add(kind, f"{total(memory):.1f}", *of, f"{each:.3f}")
+            if kind in ("waiting", "running"):
+                target = SMALL if name == "ours" else None
+                report.figures.append(
+                    Figure(f"{name}: a stream that is {kind}", each, "MB", target)
+                )
+        report.grids.append(grid)
+    report.notes.append("PSS of all processes: pages that they share count once")
+    return report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5, help="open before it is looked")
+
+
+if __name__ == "__main__":
+    main("memory", __doc__, run, arguments)

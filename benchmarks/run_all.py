@@ -1,0 +1,86 @@
+"""All benchmarks, one after another, and one table of their figures with the targets beside.
+
+Each writes .work/bench/NAME.json. Ends with 0 whether or not targets are met, and with 1 after a
+benchmark that failed.
+
+    .venv/bin/python benchmarks/run_all.py [engine.tar] [--only=NAME,NAME] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import _report
+
+HERE = Path(__file__).parent
+NAMES = (
+    "against_seed",
+    "through_path",
+    "fixed_rate",
+    "text_cost",
+    "start_up",
+    "memory",
+    "growth",
+    "load_generator",
+)
+WITH_ENGINE = ("through_path", "start_up")
+
+
+def chosen(text: str) -> list[str]:
+    """Names by comma; raises ArgumentTypeError for one that is none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in NAMES:
+            raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(NAMES)}")
+    return names
+
+
+def command(name: str, args: argparse.Namespace, result: Path) -> list[str]:
+    """What runs one benchmark."""
+    words = [sys.executable, str(HERE / f"{name}.py"), f"--json={result}"]
+    if args.quick:
+        words.append("--quick")
+    if args.seed_checkout and name == "against_seed":
+        words.append(f"--seed-checkout={args.seed_checkout}")
+    if args.engine and name in WITH_ENGINE:
+        words.append(str(args.engine))
+    return words
+
+
+def main() -> int:
+    """Run what was chosen."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine", type=Path, nargs="?", help="engine.tar")
+    parser.add_argument("--only", type=chosen, default=list(NAMES), help="names, by comma")
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that all run")
+    parser.add_argument("--seed-checkout", type=Path, help="the first cog-triton's sources")
+    parser.add_argument("--results", type=Path, default=_report.RESULTS, help="directory for JSON")
+    args = parser.parse_args()
+    figures: dict[str, list[_report.Figure]] = {}
+    failed = []
+    began = time.monotonic()
+    for name in args.only:
+        result = args.results / f"{name}.json"
+        result.unlink(missing_ok=True)
+        print(f"\n== {name}", flush=True)
+        if subprocess.run(command(name, args, result)).returncode or not result.is_file():
+            failed.append(name)
+        else:
+            figures[name] = _report.read_figures(result)
+    print(f"\n== all: {_report.machine_name()}, {time.monotonic() - began:.0f} s", flush=True)
+    _report.show(_report.summary(figures))
+    verdicts = [figure.verdict for found in figures.values() for figure in found]
+    print(f"{verdicts.count('met')} targets met, {verdicts.count('missed')} missed")
+    for name in failed:
+        print(f"{name} failed: it has no figures")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

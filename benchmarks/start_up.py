@@ -1,0 +1,82 @@
+"""How long a server takes from its start to its first token.
+
+Cold unpacks the engine (or makes the mock's), warm finds it there; the files are in the page cache
+in both. The first cog-triton's way has its own predictor over the same Triton and mock.
+
+    .venv/bin/python benchmarks/start_up.py [engine.tar]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import _load
+from _report import Figure, Grid, Report, main, say
+from _servers import Server, seed_server, server
+
+MOCK = ("--engine", "mock", "--tps=0")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds from the start."""
+
+    ready: float
+    first_token: float
+
+
+def start(running: AbstractContextManager[Server]) -> Start:
+    """Start it, ask for one token, and stop it."""
+    with running as it:
+        stream = _load.wave(it.url, {"prompt": "a", "max_tokens": 1}, 1).streams[0]
+        first = stream.times[0] if stream.times else stream.ended
+        return Start(it.ready - it.started, first - it.started)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Every kind of start, in turns."""
+    engines: dict[str, tuple[str, ...]] = {"mock": MOCK}
+    if args.engine:
+        engines["engine.tar"] = (str(args.engine),)
+    found: dict[str, list[Start]] = {}
+    for _ in range(1 if args.quick else args.rounds):
+        for name, arguments_ in engines.items():
+            with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as work_dir:
+                for kind in ("cold", "warm"):
+                    begun = start(server(*arguments_, work_dir=Path(work_dir)))
+                    found.setdefault(f"{name}, {kind}", []).append(begun)
+                    say(f"{name}, {kind}: {begun.first_token:.2f} s")
+        if not args.quick:
+            begun = start(seed_server())
+            found.setdefault("mock, seed's way", []).append(begun)
+    report = Report("start_up", "from start to first token")
+    grid = Grid("seconds from the start", ("", "ready", "first token", "slowest"))
+    firsts = {
+        name: statistics.median(one.first_token for one in starts) for name, starts in found.items()
+    }
+    for name, starts in found.items():
+        slowest = max(one.first_token for one in starts)
+        ready = statistics.median(one.ready for one in starts)
+        grid.add(name, f"{ready:.2f}", f"{firsts[name]:.2f}", f"{slowest:.2f}")
+    for name, first in firsts.items():
+        report.figures.append(Figure(f"first token, {name}", first, "s"))
+    for name in engines:
+        ratio = firsts[f"{name}, cold"] / firsts[f"{name}, warm"]
+        report.figures.append(Figure(f"first token, {name}: cold / warm", ratio))
+    report.grids.append(grid)
+    report.notes.append("files are in the page cache in every row")
+    return report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", type=Path, nargs="?", help="engine.tar")
+    parser.add_argument("--rounds", type=int, default=2, help="starts of each kind")
+
+
+if __name__ == "__main__":
+    main("start_up", __doc__, run, arguments)

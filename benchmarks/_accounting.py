@@ -24,10 +24,14 @@ def cpu_seconds(root: int) -> dict[str, float]:
 
 
 def memory_bytes(root: int) -> dict[str, int]:
-    """Memory of `root` and all below it, by part: PSS, so what processes share counts once."""
+    """Memory of `root` and all below it, by part, less what is mapped from files.
+
+    What processes share counts once (PSS). Files are left out, as their pages are whose processes
+    happen to run beside: one that ends elsewhere on the machine would be seen here.
+    """
     held: dict[str, int] = {}
     for part, pid in _tree(root):
-        held[part] = held.get(part, 0) + pss_bytes(_read(pid, "smaps_rollup"))
+        held[part] = held.get(part, 0) + own_bytes(_read(pid, "smaps_rollup"))
     return held
 
 
@@ -42,12 +46,10 @@ def cpu_ticks(stat: str) -> int:
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
-def pss_bytes(smaps: str) -> int:
-    """Pss of a /proc/PID/smaps_rollup; 0 of an empty one, whose process has gone."""
-    for line in smaps.splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def own_bytes(smaps: str) -> int:
+    """Anonymous and shared memory of a /proc/PID/smaps_rollup; 0 of one whose process has gone."""
+    lines = (line.split() for line in smaps.splitlines())
+    return sum(int(words[1]) * 1024 for words in lines if words[0] in ("Pss_Anon:", "Pss_Shmem:"))
 
 
 def part_of(words: list[str]) -> str:

@@ -136,7 +136,9 @@ def _running(
         )
     try:
         _until_ready(process, urls[0], path)
-        yield Server(process.process.pid, path, *urls, started, time.monotonic())
+        url, openai, triton, metrics = urls
+        pid, ready = process.process.pid, time.monotonic()
+        yield Server(pid, path, url, openai, triton, metrics, started, ready)
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -23,7 +23,12 @@ def run(args: argparse.Namespace) -> Report:
     """Every load, one after another."""
     seconds, loads = (0.3, LOADS[:1]) if args.quick else (args.seconds, LOADS)
     report = Report("fixed_rate", "streams at a set rate")
-    columns = ("streams x tok/s", "a stream's tok/s", "slowest", "ITL ms p50/p99/made")
+    columns: tuple[str, ...] = (
+        "streams x tok/s",
+        "a stream's tok/s",
+        "slowest",
+        "ITL ms p50/p99/made",
+    )
     columns += ("TTFT ms p50/p99/made", "CPU us/token", *COSTS, "load client")
     grid = Grid("fixed rate: measured beside what is made", columns)
     cells: dict[str, list[Cell]] = {}

@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> Report:
         for _ in range(args.rounds):
             for name, read in readers.items():
                 before = time.process_time()
-                count = asyncio.run(read(url))  # type: ignore[arg-type]
+                count: int = asyncio.run(read(url))  # type: ignore[arg-type]
                 assert count == args.streams * args.events, (name, count)
                 costs[name].append((time.process_time() - before) / count * 1e6)
     finally:

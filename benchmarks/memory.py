@@ -1,7 +1,7 @@
 """Memory for each stream: of those that wait for their next token, and of those that run.
 
-The memory of all of the server's processes (PSS) with so many streams open, less that before, by
-the number of streams. The client is in another process, and does not count.
+The memory of all of the server's processes with so many streams open, less that before, by the
+number of streams: PSS, without files. The client is in another process, and does not count.
 
     .venv/bin/python benchmarks/memory.py
 """
@@ -72,7 +72,7 @@ def measure(
     _load.wave(
         server.url, {"prompt": "a", "max_tokens": 8}, 1
     )  # what loads at the first is not a stream's
-    found = {"before": server.memory_bytes()}
+    found: dict[str, Mapping[str, int]] = {"before": server.memory_bytes()}
     for kind, inputs in loads.items():
         with held(server, inputs, streams):
             time.sleep(seconds)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> Report:
                     Figure(f"{name}: a stream that is {kind}", each, "MB", target)
                 )
         report.grids.append(grid)
-    report.notes.append("PSS of all processes: pages that they share count once")
+    report.notes.append("PSS of all processes without files: what they share counts once")
     return report
 
 

@@ -126,7 +126,7 @@ def openvino(args: argparse.Namespace, scratch: Path, report: Report) -> None:
                 say(f"{concurrency} streams: direct {direct}, served {served}")
                 if number:  # the first wave warms up
                     rounds.setdefault(concurrency, []).append((direct, served))
-    columns = ("streams", "direct tok/s", "served tok/s", "ratio")
+    columns: tuple[str, ...] = ("streams", "direct tok/s", "served tok/s", "ratio")
     columns += ("direct TTFT ms", "served TTFT ms", "added ms")
     grid = Grid("OpenVINO in process (direct) and through Cog and Triton (served)", columns)
     median = statistics.median

@@ -67,7 +67,7 @@ def _module(path: Path) -> Any:
     distribution.get_root_module_path = Path
     vars(sys.modules["pytriton"])["utils"] = sys.modules["pytriton.utils"]
     vars(sys.modules["pytriton.utils"])["distribution"] = distribution
-    cog.emit_metric = lambda name, value: None  # type: ignore[attr-defined]
+    cog.emit_metric = lambda name, value: None
     multiprocessing.current_process().name = "worker"  # in the main one it imports less
     sys.path.insert(0, str(path))
     known = sys.modules.pop("predict", None)  # Cog calls our own module so, too

@@ -1,0 +1,286 @@
+"""What the benchmarks measure with: parsers in every cut, numbers and processes that are known."""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import _accounting
+import httpx
+import pytest
+import run_all
+import small_tokenizers
+import text_cost
+from _cells import Cell
+from _load import Stream, Wave
+from _mock_alone import MockAlone
+from _report import Figure, Grid, Report, Target, number, read_figures, summary
+from seed_way import repository
+from seed_way.decode import Stops, Text, events
+
+from cog_triton.bench.monitor import Load
+from cog_triton.engines.mock import directory
+from cog_triton.engines.mock.family import MockFamily
+from cog_triton.triton.repository import read_config, render
+from cog_triton.triton.serve_config import ServeConfig
+
+OUTPUTS = ["The", " sea event: output\n", "\n\nevent: completed\n", "", "本"]
+METRICS = {"output_token_count": 5, "predict_time": 0.5}
+
+
+def sse(status: str = "succeeded") -> bytes:
+    completed = {"status": status, "error": "E2100", "metrics": METRICS, "output": "".join(OUTPUTS)}
+    told = [("start", {"id": "x"}), *(("output", {"chunk": text}) for text in OUTPUTS)]
+    told += [("log", {"data": "event: output"}), ("completed", completed)]
+    lines = (f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
+    return "".join(lines).encode()
+
+
+def read(parts: list[bytes]) -> Stream:
+    stream = Stream(sent=9.0, ended=14.0)
+    stream.begin(200, {})
+    for at, part in enumerate(parts):
+        stream.body(part, 10.0 + at)
+    stream.finish()
+    return stream
+
+
+def test_events_count_once_wherever_a_read_cuts_them() -> None:
+    whole = sse()
+    cuts = [[whole[:at], whole[at:]] for at in range(len(whole))]
+    cuts += [[whole[at : at + size] for at in range(0, len(whole), size)] for size in range(1, 40)]
+    for parts in cuts:
+        stream = read(parts)
+        assert sum(stream.counts) == len(OUTPUTS)
+        assert stream.told == METRICS
+        assert stream.tokens == 5
+
+
+def test_an_event_comes_with_the_read_that_ends_its_name() -> None:
+    whole = sse()
+    at = whole.index(b"event: output\n") + 13
+    assert list(read([whole[:at], whole[at:]]).times) == [11.0]
+    early = read([whole[: at + 1], whole[at + 1 :]])
+    assert (list(early.times), list(early.counts)) == ([10.0, 11.0], [1, 4])
+
+
+@pytest.mark.parametrize("body", [b"", sse("failed"), sse()[:-400], b'{"detail": "busy"}'])
+@pytest.mark.parametrize("status", [200, 409])
+def test_a_prediction_that_did_not_succeed_is_no_measurement(status: int, body: bytes) -> None:
+    stream = Stream()
+    stream.begin(status, {})
+    stream.body(body, 1.0)
+    with pytest.raises(RuntimeError, match=f"HTTP {status}"):
+        stream.finish()
+
+
+def stream(times: list[float], counts: list[int], tokens: int, sent: float = 0.0) -> Stream:
+    made = Stream(sent=sent, ended=times[-1] + 1, told={"output_token_count": tokens})
+    made.times, made.counts = array("d", times), array("l", counts)
+    return made
+
+
+def test_a_streams_numbers() -> None:
+    one = stream([2.0, 3.0, 5.0], [1, 1, 2], 6, sent=1.0)
+    assert one.ttft == 1.0
+    assert one.tokens_per_second == 6 / 5
+    assert one.gaps() == [1.0, 2.0, 0.0, 0.0, 0.0]  # of 6 tokens: in 3 reads, 2 apart
+    assert stream([2.0], [1], 1).gaps() == []
+
+
+def test_a_waves_numbers() -> None:
+    load = Load(cpu=0.5, wall=2.0, lags=array("d", [0.001] * 98 + [0.003] * 2))
+    wave = Wave([stream([1.0, 2.0], [1, 1], 2), stream([3.0], [4], 8)], 4.0, load)
+    assert (wave.tokens, wave.tokens_per_second) == (10, 2.5)
+    assert wave.events_per_read == 2
+    assert wave.ttft_ms() == 2000
+    assert wave.itl_ms(100) == 1000
+    assert wave.itl_ms(50) == 0
+    assert wave.client_busy == 0.25
+    assert wave.client_us == pytest.approx(50_000)
+    assert wave.client_lag_ms == pytest.approx(3, rel=0.01)
+    cell = Cell(wave, {"cog": 1e-5, "stub a": 2e-5, "stub b": 3e-5, "others": 4e-5})
+    assert cell.us == pytest.approx(10)
+    assert cell.costs() == pytest.approx([1, 0, 0, 5])
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    """Does what it reads, a line of Python, and tells how much CPU it has had."""
+    code = (
+        "import sys, time\n"
+        "for line in sys.stdin:\n"
+        "    exec(line)\n"
+        "    print(time.process_time(), flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def do(child: subprocess.Popen[str], line: str) -> float:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    print(line, file=child.stdin, flush=True)
+    return float(child.stdout.readline())
+
+
+BURN = "until = time.thread_time() + 0.3\nwhile time.thread_time() < until: pass"
+
+
+def test_the_cpu_of_a_child_and_of_its_threads_that_ended(child: subprocess.Popen[str]) -> None:
+    began = do(child, "pass")
+    before = _accounting.cpu_seconds(child.pid)
+    told = do(child, f"exec({BURN!r})")
+    threaded = (
+        f"import threading; t = threading.Thread(target=exec, args=({BURN!r}, {{'time': time}}))"
+    )
+    told = do(child, f"{threaded}; t.start(); t.join()")
+    spent = _accounting.spent(before, _accounting.cpu_seconds(child.pid))
+    assert told - began >= 0.6
+    assert spent["others"] == pytest.approx(told - began, abs=0.04)
+
+
+def test_the_memory_of_a_child(child: subprocess.Popen[str]) -> None:
+    do(child, "pass")
+    before = _accounting.memory_bytes(child.pid)["others"]
+    do(child, "held = bytearray(b'x') * 50_000_000")
+    grown = _accounting.memory_bytes(child.pid)["others"] - before
+    assert 50_000_000 <= grown < 53_000_000
+
+
+def test_files_of_proc() -> None:
+    stat = "7 (a) b (c d) S 1 7 7 0 -1 4194304 100 0 0 0 120 34 9 9 20 0 1 0 5 6 7"
+    assert _accounting.cpu_ticks(stat) == 154
+    assert _accounting.cpu_ticks("") == 0
+    smaps = "0-1 ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss: 8 kB\nPss_Anon: 3 kB\nPss_File: 4 kB\n"
+    assert _accounting.own_bytes(smaps + "Pss_Shmem: 1 kB\n") == 4096
+    assert _accounting.own_bytes("") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("/x/bin/tritonserver --model-repository=m", "tritonserver"),
+        ("/x/triton_python_backend_stub /r/tensorrt_llm/1/model.py shm", "stub tensorrt_llm"),
+        ("python -m cog.server.http --host 127.0.0.1", "cog"),
+        ("python -c import_coglet;coglet.server._run_worker()", "worker"),
+        ("python -S -I /x/reaper.py -- python -m cog.server.http", "others"),
+        ("python -m cog_triton serve --engine mock", "others"),
+    ],
+)
+def test_parts_of_a_server(line: str, part: str) -> None:
+    assert _accounting.part_of([*line.split(" "), ""]) == part
+
+
+def test_figures_and_their_targets(tmp_path: Path) -> None:
+    figures = [
+        Figure("a", 4.0, "x", Target(4, least=True)),
+        Figure("b", 60.1, "us", Target(60)),
+        Figure("c", 3.0),
+    ]
+    assert [figure.verdict for figure in figures] == ["met", "missed", ""]
+    report = Report("n", "title", figures, [Grid("t", ("x", "y"))], ["note"])
+    report.grids[0].add("row", 1234.5)
+    report.save(tmp_path / "new" / "n.json")
+    assert read_figures(tmp_path / "new" / "n.json") == figures
+    saved = json.loads((tmp_path / "new" / "n.json").read_text())
+    assert saved["grids"][0]["rows"] == [["row", "1234"]]
+    assert saved["figures"][1]["verdict"] == "missed"
+    assert summary({"n": figures}).rows[1] == ["n", "b", "60.1 us", "<= 60", "missed"]
+
+
+def test_numbers_have_three_digits_that_count() -> None:
+    assert [number(value) for value in (12345.6, 99.96, 1.2345, 0.012345, 0.0)] == [
+        "12346",
+        "100",
+        "1.23",
+        "0.0123",
+        "0",
+    ]
+
+
+def test_which_benchmarks_run() -> None:
+    assert run_all.chosen("growth, memory") == ["growth", "memory"]
+    with pytest.raises(argparse.ArgumentTypeError, match="'grow': must be of against_seed"):
+        run_all.chosen("growth,grow")
+    here = Path(run_all.__file__).parent
+    assert all((here / f"{name}.py").is_file() for name in run_all.NAMES)
+
+
+def test_every_token_is_fed_once_and_only_the_last_ones_are_timed() -> None:
+    seen: list[int] = []
+    found = text_cost.fed(lambda: seen.append, (128, 300), 1)
+    assert seen == list(range(300))
+    assert found.keys() == {128, 300}
+
+
+def test_the_mock_alone() -> None:
+    with MockAlone(tokens_per_response=3) as mock:
+        assert mock.ttft_ms() > 0
+        assert mock.us(2, tokens=10) > 0
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_seeds_way_says_the_same(at_once: int) -> None:
+    tokenizer = small_tokenizers.byte_level()
+    ids = tokenizer.encode("größer als 日本語, don't stop").ids
+    text = Text(tokenizer.decode)
+    said = [text.feed(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
+    assert "".join(said) == "größer als 日本語, don't stop"
+    assert text.tokens.tolist() == ids
+
+
+def test_the_seeds_way_repeats_text_where_a_character_spoils_the_one_before() -> None:
+    tokenizer = small_tokenizers.byte_fallback()
+    text = Text(tokenizer.decode)
+    said = "".join(text.feed(token) for token in tokenizer.encode("größer").ids)
+    assert said == "grögrößer"
+
+
+def test_the_seeds_way_stops_only_where_a_piece_begins() -> None:
+    stops = Stops(["ab"])
+    assert [stops.feed(text) for text in ("xa", "b", "a", "c", "a")] == ["xa", "b", "", "ac", ""]
+    assert stops.finish() == "a"
+    assert stops.feed("b") == ""
+    with pytest.raises(RuntimeError, match="more tokens"):
+        stops.feed("x")
+    assert [Stops([]).feed("ab"), Stops([]).finish()] == ["ab", ""]
+
+
+def test_the_seeds_way_reads_events_in_every_cut() -> None:
+    whole = 'data: {"output_ids": 1}\n\ndata: {"output_ids": [2, 3], "x": "本"}\n\n'.encode()
+
+    async def parse(parts: list[bytes]) -> list[object]:
+        async def body() -> AsyncIterator[bytes]:
+            for part in parts:
+                yield part
+
+        return [event["output_ids"] async for event in events(httpx.Response(200, content=body()))]
+
+    for at in range(len(whole)):
+        assert asyncio.run(parse([whole[:at], whole[at:]])) == [1, [2, 3]]
+
+
+def test_the_seeds_ensemble(tmp_path: Path) -> None:
+    family = MockFamily.open(directory.make(tmp_path / "engines"))
+    made = render(family, ServeConfig(), tmp_path / "repository")
+    repository.reshape(made)
+    ensemble = read_config(made / "ensemble" / "config.pbtxt")
+    names = {item.name for item in ensemble.input}
+    assert {"min_length", "random_seed"} <= names
+    assert not {"min_tokens", "seed"} & names
+    assert next(item.name for item in ensemble.output) == "output_ids"
+    _, engine, last = ensemble.ensemble_scheduling.step
+    assert engine.input_map["min_tokens"] == "min_length"
+    assert set(engine.output_map) == {"output_ids", "sequence_length"}
+    assert set(last.output_map.values()) == {item.name for item in ensemble.output}
+    outputs = read_config(made / "postprocessing" / "config.pbtxt").output
+    assert set(last.output_map) == {item.name for item in outputs}

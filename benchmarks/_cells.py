@@ -10,6 +10,7 @@ import _accounting
 import _load
 from _servers import Server
 
+QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog's Nagle waits for that"
 PARTS = ("cog", "worker", "tritonserver", "stubs")
 COSTS = tuple(f"{part} us" for part in PARTS)
 INCLUDED = (
@@ -46,10 +47,17 @@ class Cell:
         return f"{wave.client_us:.0f} us {wave.client_busy:.0%} {wave.client_lag_ms:.0f} ms"
 
 
-def measure(server: Server, inputs: Mapping[str, Any], streams: int, seconds: float = 0.0) -> Cell:
+def measure(
+    server: Server,
+    inputs: Mapping[str, Any],
+    streams: int,
+    seconds: float = 0.0,
+    *,
+    plain: bool = False,
+) -> Cell:
     """`_load.wave` with the server's CPU."""
     before = server.cpu_seconds()
-    wave = _load.wave(server.url, inputs, streams, seconds)
+    wave = _load.wave(server.url, inputs, streams, seconds, plain=plain)
     return Cell(wave, _accounting.spent(before, server.cpu_seconds()))
 
 

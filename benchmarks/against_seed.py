@@ -14,7 +14,7 @@ import statistics
 from contextlib import ExitStack
 from pathlib import Path
 
-from _cells import COSTS, INCLUDED, Cell, busy_notes, measure
+from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import Server, mock_server, seed_server
@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> Report:
         report.notes.append(f"the mock alone takes {own:.1f} us/token, {joined} a response")
     report.notes += [
         INCLUDED,
+        QUICK_ACKS,
         "ITL is from token to token, 0 between tokens of one read",
         "both sides stream live in the same way; the seed's had an older Cog for that",
         "the seed's way has one instance of pre- and postprocessing; with its 64 it is slower",

@@ -11,12 +11,20 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from _cells import COSTS, INCLUDED, Cell, busy_notes, measure
+from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import mock_server
 
-LOADS = ((24, 44), (24, 100), (64, 44), (64, 100))
-DELIVERED = {(64, 100): Target(97, least=True)}
+LOADS = (
+    (24, 44, False),
+    (24, 100, False),
+    (64, 44, False),
+    (64, 100, False),
+    (24, 44, True),
+    (64, 100, True),
+)
+"""Streams, tokens per second of each, and whether the client is plain."""
+DELIVERED = {(64, 100, False): Target(97, least=True)}
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -34,14 +42,14 @@ def run(args: argparse.Namespace) -> Report:
     cells: dict[str, list[Cell]] = {}
     with mock_server() as server:
         measure(server, {"max_tokens": 8}, 8)  # warms up
-        for streams, tps in loads:
+        for streams, tps, plain in loads:
             inputs = {"tps": tps, "n_output_tokens": max(2, round(tps * seconds))}
-            cell = measure(server, inputs, streams)
+            cell = measure(server, inputs, streams, plain=plain)
             wave = cell.wave
             rates = [stream.tokens_per_second for stream in wave.streams]
             mean = statistics.mean(rates)
-            say(f"{streams} x {tps}: {mean:.2f} tok/s")
-            name = f"{streams} x {tps}"
+            name = f"{streams} x {tps}{', plain client' * plain}"
+            say(f"{name}: {mean:.2f} tok/s")
             cells[name] = [cell]
             made = 1000 / tps
             grid.add(
@@ -54,14 +62,14 @@ def run(args: argparse.Namespace) -> Report:
                 *cell.costs(),
                 cell.client,
             )
-            target = DELIVERED.get((streams, tps))
+            target = DELIVERED.get((streams, tps, plain))
             report.figures += [
                 Figure(f"{name}: mean rate of a stream", mean, "tok/s", target),
                 Figure(f"{name}: p99 ITL / made", wave.itl_ms(99) / made),
                 Figure(f"{name}: median TTFT beyond what is made", wave.ttft_ms() - made, "ms"),
             ]
     report.grids.append(grid)
-    report.notes += [INCLUDED, *busy_notes(cells)]
+    report.notes += [INCLUDED, QUICK_ACKS, *busy_notes(cells)]
     return report
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from _cells import COSTS, INCLUDED, Cell, busy_notes, measure
+from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import Server, mock_server, seed_server
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Report:
         report.figures.append(Figure(what, grown, "x", FLAT if name == "tokens" else None))
         report.grids.append(grid)
         report.notes += busy_notes({f"{name} {at}": of for at, of in cells.items()})
-    report.notes.append(INCLUDED)
+    report.notes += [INCLUDED, QUICK_ACKS]
     return report
 
 

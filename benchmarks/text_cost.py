@@ -73,52 +73,71 @@ def anew(once: Callable[[int], object], lengths: Sequence[int], repeats: int) ->
     return best
 
 
-def rows(
-    name: str, ours: dict[int, float], whole: dict[int, float], grid: Grid, report: Report
-) -> None:
-    """A row for each length, and two figures."""
+def rows(name: str, ours: dict[int, float], whole: dict[int, float], report: Report) -> Grid:
+    """A row for each length; adds two figures."""
+    grid = Grid(name, ("tokens before", "us/token", "whole anew us/token", "ratio"))
     for length, spent in ours.items():
-        grid.add(name, length, spent, whole[length], f"{whole[length] / spent:.1f}")
+        grid.add(length, spent, whole[length], f"{whole[length] / spent:.1f}")
     last = max(ours)
     base = 1024 if 1024 in ours else min(ours)
-    flat = Figure(f"{name}: token {last} / token {base}", ours[last] / ours[base], "x", FLAT)
-    saved = Figure(f"{name}: whole anew / ours, token {last}", whole[last] / ours[last])
-    report.figures += [flat, saved]
+    report.figures += [
+        Figure(f"{name}: token {last} / token {base}", ours[last] / ours[base], "x", FLAT),
+        Figure(f"{name}: whole anew / ours, token {last}", whole[last] / ours[last]),
+    ]
+    return grid
+
+
+def detokenizing(
+    report: Report, name: str, made: Tokenizer, ids: list[int], lengths: Sequence[int], repeats: int
+) -> Grid:
+    """One kind of tokenizer."""
+    single = [[token] for token in ids]
+
+    def feed() -> Feed:
+        stream = Detokenizer(made)
+        return lambda place: stream.feed(single[place])
+
+    def decode(length: int) -> object:
+        return made.decode(ids[:length])
+
+    ours, whole = fed(feed, lengths, repeats), anew(decode, lengths, repeats)
+    return rows(f"detokenizer, {name}", ours, whole, report)
+
+
+def matching(
+    report: Report,
+    name: str,
+    stops: Sequence[str],
+    line: list[str],
+    lengths: Sequence[int],
+    repeats: int,
+) -> Grid:
+    """One kind of text."""
+    prefixes = {length: "".join(line[:length]) for length in lengths}
+
+    def feed() -> Feed:
+        matcher = StopMatcher(stops)
+        return lambda place: matcher.feed(line[place])
+
+    def search(length: int) -> object:
+        return [stop in prefixes[length] for stop in stops]
+
+    ours, whole = fed(feed, lengths, repeats), anew(search, lengths, repeats)
+    return rows(f"stop matcher, {name}", ours, whole, report)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Both parts, for every kind of tokenizer and of text."""
     lengths, repeats = (LENGTHS[:2], 2) if args.quick else (LENGTHS, args.repeats)
     report = Report("text_cost", "detokenizer and stop matcher")
-    columns = ("", "tokens before", "us/token", "whole anew us/token", "ratio")
-    texts, stops = Grid("detokenizer", columns), Grid("stop matcher", columns)
     for name, (made, text) in kinds().items():
-        ids = list(islice(cycle(made.encode(text, add_special_tokens=False).ids), max(lengths)))
-        single = [[token] for token in ids]
-
-        def detokenizer(made: Tokenizer = made, single: list[list[int]] = single) -> Feed:
-            stream = Detokenizer(made)
-            return lambda place: stream.feed(single[place])
-
-        whole = anew(lambda length, made=made, ids=ids: made.decode(ids[:length]), lengths, repeats)
-        rows(f"detokenizer, {name}", fed(detokenizer, lengths, repeats), whole, texts, report)
-    words = [word + " " for word in passage.PASSAGE.split(" ")]
-    near = ["nana"]
-    for name, pieces, of in (("words", words, STOPS), ("near misses", near, (NEAR,))):
+        ids = made.encode(text, add_special_tokens=False).ids
+        ids = list(islice(cycle(ids), max(lengths)))
+        report.grids.append(detokenizing(report, name, made, ids, lengths, repeats))
+    words = [f"{word} " for word in passage.PASSAGE.split(" ")]
+    for name, pieces, stops in (("words", words, STOPS), ("near misses", ["nana"], (NEAR,))):
         line = list(islice(cycle(pieces), max(lengths)))
-        prefixes = {length: "".join(line[:length]) for length in lengths}
-
-        def matcher(of: Sequence[str] = of, line: list[str] = line) -> Feed:
-            found = StopMatcher(of)
-            return lambda place: found.feed(line[place])
-
-        whole = anew(
-            lambda length, of=of, prefixes=prefixes: [stop in prefixes[length] for stop in of],
-            lengths,
-            repeats,
-        )
-        rows(f"stop matcher, {name}", fed(matcher, lengths, repeats), whole, stops, report)
-    report.grids += [texts, stops]
+        report.grids.append(matching(report, name, stops, line, lengths, repeats))
     report.notes.append(
         f"{len(STOPS)} stop strings against words; one of {len(NEAR)} characters, nearly matched"
     )

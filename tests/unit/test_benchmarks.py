@@ -3,10 +3,13 @@
 import argparse
 import asyncio
 import json
+import queue
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import _accounting
@@ -16,7 +19,7 @@ import run_all
 import small_tokenizers
 import text_cost
 from _cells import Cell
-from _load import Stream, Wave
+from _load import Stream, Wave, wave
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, number, read_figures, summary
 from seed_way import repository
@@ -94,18 +97,60 @@ def test_a_streams_numbers() -> None:
 
 def test_a_waves_numbers() -> None:
     load = Load(cpu=0.5, wall=2.0, lags=array("d", [0.001] * 98 + [0.003] * 2))
-    wave = Wave([stream([1.0, 2.0], [1, 1], 2), stream([3.0], [4], 8)], 4.0, load)
-    assert (wave.tokens, wave.tokens_per_second) == (10, 2.5)
-    assert wave.events_per_read == 2
-    assert wave.ttft_ms() == 2000
-    assert wave.itl_ms(100) == 1000
-    assert wave.itl_ms(50) == 0
-    assert wave.client_busy == 0.25
-    assert wave.client_us == pytest.approx(50_000)
-    assert wave.client_lag_ms == pytest.approx(3, rel=0.01)
-    cell = Cell(wave, {"cog": 1e-5, "stub a": 2e-5, "stub b": 3e-5, "others": 4e-5})
+    both = Wave([stream([1.0, 2.0], [1, 1], 2), stream([3.0], [4], 8)], 4.0, load)
+    assert (both.tokens, both.tokens_per_second) == (10, 2.5)
+    assert both.events_per_read == 2
+    assert both.ttft_ms() == 2000
+    assert both.itl_ms(100) == 1000
+    assert both.itl_ms(50) == 0
+    assert both.client_busy == 0.25
+    assert both.client_us == pytest.approx(50_000)
+    assert both.client_lag_ms == pytest.approx(3, rel=0.01)
+    cell = Cell(both, {"cog": 1e-5, "stub a": 2e-5, "stub b": 3e-5, "others": 4e-5})
     assert cell.us == pytest.approx(10)
     assert cell.costs() == pytest.approx([1, 0, 0, 5])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_wave_over_real_sockets(plain: bool) -> None:
+    seen: list[tuple[str, int]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                asked = json.loads(await reader.readexactly(size))
+                seen.append((asked["input"]["prompt"], writer.get_extra_info("peername")[1]))
+                body = sse()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+                writer.write(b"Content-Length: %d\r\n\r\n" % len(body))
+                for at in range(0, len(body), 50):
+                    writer.write(body[at : at + 50])
+                    await writer.drain()
+        writer.close()
+
+    ready: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        ready.put((server.sockets[0].getsockname()[1], asyncio.get_running_loop()))
+        with suppress(asyncio.CancelledError):
+            await server.serve_forever()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    port, loop = ready.get(timeout=10)
+    try:
+        found = wave(f"http://127.0.0.1:{port}", {"prompt": "x"}, 2, 0.2, plain=plain)
+    finally:
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        thread.join(10)
+    assert len(found.streams) == len(seen) > 4
+    assert {prompt for prompt, _ in seen} == {"x"}
+    connections = {port for _, port in seen}
+    assert len(connections) == (2 if plain else len(seen))
+    assert found.tokens == 5 * len(seen)
+    assert found.seconds >= 0.2
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from _servers import Server
 
 QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog's Nagle waits for that"
 PARTS = ("cog", "worker", "tritonserver", "stubs")
-COSTS = tuple(f"{part} us" for part in PARTS)
+COSTS = ("cog", "worker", "triton", "stubs")
+"""Columns of `Cell.costs`, beside a column of the whole."""
 INCLUDED = (
     "CPU is that of Cog, its worker, tritonserver and all stubs; the mock engine's own loop is in"
     " it, the load client is not"

@@ -121,7 +121,7 @@ def openvino(args: argparse.Namespace, scratch: Path, report: Report) -> None:
         direct_engine(directory) as direct_wave,
         server(str(directory), environment={"END_ID": "-1"}) as served_by,
     ):
-        for concurrency in args.concurrency:
+        for concurrency in args.concurrency[: 1 if args.quick else None]:
             for number in range(count + 1):
                 direct = direct_wave(concurrency, tokens)
                 served = through(served_by.url, concurrency, tokens)

@@ -15,7 +15,9 @@ from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import Server, mock_server, seed_server
 
-FLAT = Target(1.2)
+FLAT, NONE = Target(1.2), Target(0)
+_PATIENCE_S = "30"
+"""Seconds without a byte after which a stream has failed."""
 WIDE = tuple((streams, 128) for streams in (1, 16, 64, 128, 256))
 LONG = tuple((4, tokens) for tokens in (128, 1024, 8192))
 SEED_LONG = tuple((4, tokens) for tokens in (128, 1024, 2048))
@@ -23,15 +25,24 @@ Load = tuple[int, int]
 
 
 def load(
-    server: Server, name: str, loads: tuple[Load, ...], args: argparse.Namespace
+    server: Server,
+    name: str,
+    loads: tuple[Load, ...],
+    args: argparse.Namespace,
+    failures: list[str],
 ) -> dict[Load, list[Cell]]:
-    """Each load some times, in turns."""
+    """Each load some times, in turns; one that fails is told in `failures`, and left out."""
     found: dict[Load, list[Cell]] = {}
     measure(server, {"prompt": "a", "max_tokens": 8}, 8)  # warms up
     for _ in range(1 if args.quick else args.rounds):
         for streams, tokens in loads:
             seconds = 0 if args.quick else args.seconds
-            cell = measure(server, {"prompt": "a", "max_tokens": tokens}, streams, seconds)
+            try:
+                cell = measure(server, {"prompt": "a", "max_tokens": tokens}, streams, seconds)
+            except RuntimeError as error:
+                failures.append(f"{name} {streams} x {tokens}: {error}"[:300])
+                say(failures[-1])
+                continue
             found.setdefault((streams, tokens), []).append(cell)
             say(f"{name} {streams} x {tokens}: {cell.wave.tokens_per_second:.0f} tok/s")
     return found
@@ -46,15 +57,18 @@ def run(args: argparse.Namespace) -> Report:
     """Width, length, and length on the other side."""
     report = Report("growth", "cost of a token as load grows")
     wide, long = (((2, 16),), ((2, 32),)) if args.quick else (WIDE, LONG)
-    with mock_server() as server:
+    failures: list[str] = []
+    with mock_server(environment={"TRITON_TIMEOUT": _PATIENCE_S}) as server:
         found = {
-            "streams": load(server, "ours", wide, args),
-            "tokens": load(server, "ours", long, args),
+            "streams": load(server, "ours", wide, args, failures),
+            "tokens": load(server, "ours", long, args, failures),
         }
     if not args.quick:
         with seed_server() as server:
-            found["tokens, seed's way"] = load(server, "seed's way", SEED_LONG, args)
+            found["tokens, seed's way"] = load(server, "seed's way", SEED_LONG, args, failures)
     for name, cells in found.items():
+        if not cells:
+            continue
         columns = ("streams x tokens", "tok/s", "p99 ITL ms", "CPU us/token", "to the first")
         grid = Grid(f"more {name}", (*columns, *COSTS, "load client"))
         first = cost(next(iter(cells.values())))
@@ -71,6 +85,8 @@ def run(args: argparse.Namespace) -> Report:
         report.figures.append(Figure(what, grown, "x", FLAT if name == "tokens" else None))
         report.grids.append(grid)
         report.notes += busy_notes({f"{name} {at}": of for at, of in cells.items()})
+    report.figures.append(Figure("loads that failed", len(failures), "", NONE))
+    report.notes += failures
     report.notes += [INCLUDED, QUICK_ACKS]
     return report
 

@@ -25,7 +25,7 @@ serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 CO
 # The integration tests first, for some of them take minutes; a file's tests share its servers.
 test: lint ## lint, then integration and unit tests (TESTS="-k name" for others, WORKERS=2)
 	@scripts/setup-mpi
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 \
 	  $(or $(TESTS),tests/integration tests/unit)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)

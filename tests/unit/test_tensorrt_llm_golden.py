@@ -47,5 +47,5 @@ def test_the_rendered_repository(case: str, model: str, tmp_path: Path) -> None:
 
 
 def test_no_golden_is_left_over() -> None:
-    held = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()}
+    held = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.pbtxt")}
     assert held == {f"{case}/{model}.pbtxt" for case in CASES for model in MODELS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,18 @@ def test_every_package_that_is_used_is_listed() -> None:
     used -= {"lib", "x86_64-linux"}
     listed = set(re.findall(r"[\w-]+", (ROOT / "docs" / "nixpkgs-used.md").read_text()))
     assert used <= listed
+
+
+def test_the_files_that_an_image_prunes_with_are_all_it_needs(tmp_path: Path) -> None:
+    (pattern,) = re.findall(r'builtins.match "(.+?)" inside', (ROOT / "nix/pruner.nix").read_text())
+    package = ROOT / "cog_triton"
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if re.fullmatch(pattern.replace("\\\\", "\\"), name):
+            target = tmp_path / "cog_triton" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    (tmp_path / "tree").mkdir()
+    command = [sys.executable, "-m", "cog_triton.prune", "--sm", "86", str(tmp_path / "tree")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -84,7 +85,7 @@ class ResponseFormat(BaseModel):
     json_schema: JSONSchema | None = None
 
 
-class Request(BaseModel):
+class Request(BaseModel, ABC):
     """What both endpoints take."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -110,9 +111,9 @@ class Request(BaseModel):
         return self.max_tokens or MAX_TOKENS
 
     @property
+    @abstractmethod
     def log_probs(self) -> bool:
         """Whether the chosen tokens' log probabilities are wanted."""
-        raise NotImplementedError
 
     def guide(self) -> str | None:
         """The JSON Schema that the answer must follow."""

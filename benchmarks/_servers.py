@@ -21,7 +21,7 @@ from urllib.request import urlopen
 import _accounting
 
 from cog_triton import reaper
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 _START_S = 120
 _STOP_S = 30

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from cog_triton import reaper
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cog_triton.errors import InvalidArgument
+
+# Below the ports of outgoing connections, which would else take one before it is listened on.
+_UNRESERVED = range(12000, 32000)
+_numbers = itertools.count(random.randrange(len(_UNRESERVED)))
 
 OPENAI_PORT = 8080
 """Where `cog-triton serve` has the OpenAI API, unless told otherwise."""
@@ -36,3 +43,20 @@ def refusal(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` distinct TCP ports of 127.0.0.1 that were free just now.
+
+    None is given twice by one process, and processes begin at random: those that start servers
+    side by side do not take each other's.
+    """
+    found: list[int] = []
+    for number in _numbers:
+        if len(found) == count:
+            break
+        port = _UNRESERVED[number % len(_UNRESERVED)]
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found

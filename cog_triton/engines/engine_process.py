@@ -187,8 +187,7 @@ class EngineProcess(EngineLink):
             self._process.wait()
             self._stack.close()
             raise opened
-        stop = partial(os.kill, owner, signal.SIGTERM) if owner else lambda: None
-        super().__init__(connection, int(opened), stop)
+        super().__init__(connection, int(opened), partial(_signal, owner, signal.SIGTERM))
 
     @classmethod
     def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
@@ -204,6 +203,12 @@ class EngineProcess(EngineLink):
             self._process.kill()
             self._process.wait()
         self._stack.close()
+
+
+def _signal(owner: int | None, number: signal.Signals) -> None:
+    if owner:
+        with suppress(ProcessLookupError):  # it died first
+            os.kill(owner, number)
 
 
 def run_engine(engine: StepEngine, connection: Connection) -> None:
@@ -252,9 +257,8 @@ def main() -> None:
         else:
             run_engine(opened, connection)
     except (EOFError, ConnectionError):
-        if owner != "0":  # nobody answers its requests any more, and Triton does not tell
-            with suppress(ProcessLookupError):
-                os.kill(int(owner), signal.SIGKILL)
+        # Nobody answers the owner's requests any more, and Triton does not tell.
+        _signal(int(owner), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import signal
 import time
@@ -18,6 +19,7 @@ from cog_triton.triton import distribution, launch
 
 _POLL_S = 0.02
 _TAIL_LINES = 25
+_TAKEN = re.compile(r"Socket '\S*:(\d+)' already in use")
 
 
 class TritonServer:
@@ -100,6 +102,14 @@ class TritonServer:
         said = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
         return "\n".join(said[-_TAIL_LINES:])
 
+    def _taken_port(self) -> str:
+        """What to do if another program took one of its ports since they were looked at."""
+        found = _TAKEN.search(self.log.read_text("utf-8", "replace"))
+        for name, (_, port) in self._settings.triton_ports.items():
+            if found and int(found[1]) == port:
+                return f": {name}={port} is in use by now; choose another with {name}=..."
+        return ""
+
     async def _until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
@@ -115,8 +125,8 @@ class TritonServer:
                 await asyncio.wait({watch}, timeout=1)
             if watch.done():
                 raise TritonStartFailed(
-                    f"tritonserver exited with code {watch.result()} during start-up;"
-                    f" its last lines (of {self.log}):\n{self.tail()}"
+                    f"tritonserver exited with code {watch.result()} during start-up"
+                    f"{self._taken_port()}; its last lines (of {self.log}):\n{self.tail()}"
                 )
             if not ready.done():
                 raise TritonStartFailed(

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from processes import family
 
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 400

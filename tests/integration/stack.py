@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 REPOSITORY = Path(__file__).parent.parent.parent
 

@@ -19,9 +19,10 @@ from stack import Stack
 
 from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily
 from cog_triton.errors import PromptTooLong
+from cog_triton.ports import free_ports
 from cog_triton.sampling import SamplingParams
 from cog_triton.serving.generate import TextGenerator
-from cog_triton.settings import Settings, free_ports, load_settings
+from cog_triton.settings import Settings, load_settings
 from cog_triton.tokenizer import EngineTokenizer
 from cog_triton.triton import repository
 from cog_triton.triton.client import TritonClient

@@ -24,7 +24,7 @@ from cog_triton.bench import progress
 from cog_triton.bench.load import Progress
 from cog_triton.bench.progress import line
 from cog_triton.cli import app
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 BENCH = [sys.executable, "-m", "cog_triton", "bench", "--url"]
 ENDLESS = ["--warmup", "0", "--unit", "concurrency", "--rate", "1", "--duration", "60"]

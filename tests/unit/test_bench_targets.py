@@ -19,7 +19,7 @@ from cog_triton.bench.prompts import Prompt
 from cog_triton.bench.record import FAILED, OK, Record
 from cog_triton.bench.wire import Client, now
 from cog_triton.errors import CogTritonError
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 ASKED = Prompt("one two", (7, 8), 5)
 CHATTED = Prompt(

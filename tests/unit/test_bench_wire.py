@@ -15,7 +15,7 @@ from scripted_server import HANG, RESET, Answer, serving, stream, whole
 from cog_triton.bench import sse
 from cog_triton.bench.wire import Client, Whole, WireError, encode, split
 from cog_triton.errors import InvalidArgument
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 EVENTS = [
     b'id: 1\nevent: output\ndata: {"chunk": "a b"}',

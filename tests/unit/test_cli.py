@@ -22,7 +22,8 @@ from cog_triton.build.config import load_config
 from cog_triton.build.plan import Plan, make_plan
 from cog_triton.build.workspace import Workspace
 from cog_triton.cli import app
-from cog_triton.settings import Settings, free_ports
+from cog_triton.ports import free_ports
+from cog_triton.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml"

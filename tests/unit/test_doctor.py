@@ -22,7 +22,8 @@ from cog_triton.doctor import check, engine, hardware, report, run, software
 from cog_triton.doctor.check import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.machine import Machine
-from cog_triton.settings import Settings, free_ports, load_settings
+from cog_triton.ports import free_ports
+from cog_triton.settings import Settings, load_settings
 from cog_triton.triton.distribution import Distribution
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import queue
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -33,11 +34,13 @@ def _importable_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def running(tmp_path: Path, max_batch_size: int = 4) -> Iterator[tuple[EngineProcess, int]]:
+def running(
+    tmp_path: Path, max_batch_size: int = 4, owner: int | None = None
+) -> Iterator[tuple[EngineProcess, int]]:
     """An engine and the pid of its process."""
     pid_file = tmp_path / "pid"
     engine = EngineProcess(
-        ENGINE, {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file)}
+        ENGINE, {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file)}, owner
     )
     try:
         yield engine, int(pid_file.read_text())
@@ -259,6 +262,16 @@ def test_after_kill_9_later_requests_end_with_e2105(tmp_path: Path) -> None:
             assert isinstance(event.error, TritonUnavailable)
             engine.cancel(handle)
         assert engine.stats().active == 0
+
+
+def test_an_owner_that_died_first_leaves_nothing_to_tell(tmp_path: Path) -> None:
+    """When Triton cannot start, a traceback of ours would hide its own last words in its log."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    with running(tmp_path, owner=gone.pid) as (engine, pid):
+        os.kill(pid, signal.SIGKILL)
+        engine._reader.join(PATIENCE_S)  # pytest fails on what a thread raises
+        assert not engine._reader.is_alive()
 
 
 def test_emit_is_never_called_by_the_thread_that_submits(tmp_path: Path) -> None:

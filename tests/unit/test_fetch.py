@@ -20,7 +20,7 @@ from cog_triton.download import disk, partial
 from cog_triton.download.fetch import fetch, size
 from cog_triton.download.retry import Retry
 from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 PIECE = 64 << 10

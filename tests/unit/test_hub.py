@@ -22,7 +22,7 @@ from cog_triton.download import disk, partial
 from cog_triton.download.retry import Retry
 from cog_triton.errors import DiskFull, ModelUnavailable
 from cog_triton.model_source import FetchedModel, ModelRequest
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 FAST = Retry(limit=4, first_s=0.001, most_s=0.01)

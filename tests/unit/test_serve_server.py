@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
+from cog_triton.ports import free_ports
 from cog_triton.serving.server import CogServer, default_concurrency
-from cog_triton.settings import free_ports, load_settings
+from cog_triton.settings import load_settings
 
 
 def server(host: str = "127.0.0.1", port: int | None = None, **settings: Any) -> CogServer:

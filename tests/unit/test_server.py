@@ -115,6 +115,14 @@ def test_kill_leaves_nothing(tmp_path: Path) -> None:
     triton.kill()
 
 
+def test_a_port_that_was_taken_since_is_named(tmp_path: Path) -> None:
+    said = "failed to start GRPC service: Unavailable - Socket '127.0.0.1:2222' already in use "
+    triton = server(tmp_path, f"cat <<'END'\n{said}\nEND\nexit 1", triton_grpc_port=2222)
+    readiness = Readiness(tmp_path)
+    with pytest.raises(TritonStartFailed, match="TRITON_GRPC_PORT=2222 is in use by now; choose"):
+        run(triton.start(readiness.is_ready, readiness.probe))
+
+
 def test_its_arguments(tmp_path: Path) -> None:
     triton, readiness = (
         server(

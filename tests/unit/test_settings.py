@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from cog_triton.engines.mock.options import MockOptions
 from cog_triton.errors import InvalidArgument
-from cog_triton.settings import IMAGE_ENGINE_DIR, Settings, free_ports, load_settings
+from cog_triton.settings import IMAGE_ENGINE_DIR, Settings, load_settings
 
 VARIABLES = [name.upper() for name in Settings.model_fields]
 
@@ -188,14 +187,6 @@ def test_the_work_dir_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     work_dir = load_settings().work_dir
     assert work_dir.name == "cog-triton"
     assert work_dir.parent.is_dir()
-
-
-def test_free_ports_are_distinct_and_free() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    for port in ports:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
 
 
 def test_options_of_the_mock_are_those_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from small_http import reply, serving
 
 from cog_triton.build.upload import check, put
 from cog_triton.errors import BuildStepFailed, InvalidArgument
-from cog_triton.settings import free_ports
+from cog_triton.ports import free_ports
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB, so more than one read
 

@@ -1,0 +1,26 @@
+"""Ports that tests and benchmarks take for the servers they start."""
+
+import socket
+from pathlib import Path
+
+from cog_triton.ports import free_ports
+
+
+def test_free_ports_are_distinct_and_free() -> None:
+    ports = free_ports(20) + free_ports(20)
+    assert len(set(ports)) == 40
+    for port in ports:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+
+
+def test_outgoing_connections_take_none_of_them() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < first for port in free_ports(3))
+
+
+def test_one_that_is_taken_is_passed_over() -> None:
+    (before,) = free_ports(1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", before + 1))
+        assert free_ports(1) != [before + 1]

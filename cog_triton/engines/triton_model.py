@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from cog_triton.triton.models import backend
 
 OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
 ParseRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
+_PUBLISH_S = 0.02
 
 
 class Stream:
@@ -107,6 +109,10 @@ class TritonTokenModel:
         self._handles = itertools.count(1)
         self._metrics = _Metrics(args["model_name"], args["model_version"])
         self._engine = type(self).open_engine(parameters)
+        self._changed = threading.Event()
+        self._closing = False
+        self._publisher = threading.Thread(target=self._publish, name="metrics", daemon=True)
+        self._publisher.start()
         self.publish()
 
     def execute(self, requests: list[Any]) -> None:
@@ -121,8 +127,11 @@ class TritonTokenModel:
                 )
 
     def finalize(self) -> None:
-        """Cancel what still runs and stop the engine's thread."""
+        """Cancel what still runs and stop all threads."""
         self._engine.close()
+        self._closing = True
+        self._changed.set()
+        self._publisher.join()
 
     def cancel(self, stream: Stream) -> None:
         """Stop a request whose client has gone."""
@@ -133,8 +142,15 @@ class TritonTokenModel:
         self._streams.pop(stream.handle, None)
 
     def publish(self) -> None:
-        """Bring the metrics up to date."""
-        self._metrics.publish(self._engine.stats())
+        """Bring the metrics up to date, soon."""
+        self._changed.set()
+
+    def _publish(self) -> None:
+        """Off the way of requests and tokens: each value is a round trip to the server."""
+        while self._changed.wait() and not self._closing:
+            time.sleep(_PUBLISH_S)
+            self._changed.clear()
+            self._metrics.publish(self._engine.stats())
 
     def _accept(self, request: Any, sender: Any) -> None:
         contract.refuse_unknown(backend.request_parameters(request), self._input_names)
@@ -192,7 +208,7 @@ class _Metrics:
         self._published: dict[str, int] = {}
 
     def publish(self, stats: EngineStats) -> None:
-        """Set the gauges; each costs a round trip to the server, so only those that changed."""
+        """Set the gauges that changed."""
         values = {"active": stats.active, "waiting": stats.waiting, "max": stats.max_batch_size}
         for name, value in values.items():
             if self._published.get(name) != value:

@@ -42,9 +42,12 @@ def is_listening(port: int) -> bool:
     """Whether a TCP socket of this network namespace listens on `port`; see proc(5)."""
     ending = b":%04X" % port
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(FileNotFoundError):
-            for line in Path(table).read_bytes().splitlines()[1:]:
+        with suppress(FileNotFoundError), Path(table).open("rb") as lines:
+            next(lines)
+            for line in lines:
                 fields = line.split(maxsplit=4)
-                if fields[3] == _LISTENING and fields[1].endswith(ending):
+                if fields[3] != _LISTENING:
+                    break  # those that listen come first, and of the others there may be thousands
+                if fields[1].endswith(ending):
                     return True
     return False

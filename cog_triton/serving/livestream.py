@@ -4,7 +4,9 @@ coglet collects an async generator into a list and sends it at the end; a sync g
 streams, but only at concurrency 1. What does stream concurrently is an ``async def run``
 that *returns* a sync generator, which coglet then iterates on the slot's own thread. A
 cancellation reaches only the future that ``asyncio.run_coroutine_threadsafe`` gave coglet;
-by then that future is done, so it is wrapped in one that cancels the stream.
+by then that future is done. So coglet gets one of ours, which cancels the stream. It also
+spares each prediction the way to the event loop and back: a ``run`` that only returns its
+stream waits for nothing, and so is run where it is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future
 from types import GeneratorType
 from typing import Any
 
@@ -26,11 +27,18 @@ _cancellers: weakref.WeakKeyDictionary[Iterator[str], Callable[[], None]] = (
     weakref.WeakKeyDictionary()
 )
 _run_coroutine_threadsafe = asyncio.run_coroutine_threadsafe
+_PREDICTION = "_ctx_wrapper"
+"""What coglet calls the coroutine that it wraps a prediction's in."""
 
 
-def install() -> None:
-    """Make cancellation reach live streams in this process; idempotent."""
-    asyncio.run_coroutine_threadsafe = _cancellable  # type: ignore[assignment]
+def install(run: Callable[..., Any]) -> None:
+    """Make cancellation reach live streams in this process; idempotent.
+
+    `run` is the predictor's method. coglet resolves its annotations for each prediction, to
+    find files among its inputs; there are none, and so it is told to leave that.
+    """
+    run.__no_type_check__ = True  # type: ignore[attr-defined]
+    asyncio.run_coroutine_threadsafe = _answered  # type: ignore[assignment]
 
 
 def prediction_id() -> str:
@@ -71,16 +79,22 @@ def _iterate(
         context.run(chunks.close)
 
 
-class _CancellableFuture:
-    """Stands for a coroutine's future, and for the stream that the coroutine returned."""
+class _Answer:
+    """What coglet asks of the future of a prediction's coroutine, which has ended already."""
 
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
         self._cancel_stream: Callable[[], None] | None = None
         self._cancelled = False
 
-    def result(self, timeout: float | None = None) -> Any:
-        value = self._future.result(timeout)
+    def result(self) -> Any:
+        try:
+            contextvars.copy_context().run(self._coroutine.send, None)
+        except StopIteration as ended:
+            value = ended.value
+        else:
+            self._coroutine.close()
+            raise RuntimeError("run() must not wait for anything: its stream may")
         if isinstance(value, GeneratorType):
             self._cancel_stream = _cancellers.pop(value, None)
             if self._cancelled and self._cancel_stream:
@@ -91,14 +105,10 @@ class _CancellableFuture:
         self._cancelled = True
         if self._cancel_stream:
             self._cancel_stream()
-            return True
-        return self._future.cancel()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._future, name)
+        return True
 
 
-def _cancellable(
-    coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
-) -> _CancellableFuture:
-    return _CancellableFuture(_run_coroutine_threadsafe(coroutine, loop))
+def _answered(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+    if getattr(coroutine, "__name__", "") == _PREDICTION:
+        return _Answer(coroutine)
+    return _run_coroutine_threadsafe(coroutine, loop)

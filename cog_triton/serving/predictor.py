@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +19,7 @@ from cog_triton.errors import (
 from cog_triton.prompts import RenderedPrompt
 from cog_triton.sampling import SamplingParams
 from cog_triton.serving import drain, livestream
+from cog_triton.serving.admission import Ticket
 from cog_triton.serving.frontend import Frontend
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.lifeline import end_parent, exit_with_parent
@@ -38,7 +38,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     async def setup(self, weights: str | None = None) -> None:
         """Start everything; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
-        livestream.install()
+        livestream.install(type(self).run)
         settings = self._load_settings()
         self._telemetry = Telemetry(settings)
         frontend = Frontend(settings, self._telemetry)
@@ -148,7 +148,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             " content, put into the model's own chat template.",
         ),
     ) -> ConcatenateIterator[str]:
-        """Validate, tokenize, and return the live stream of text."""
+        """Validate, and return the live stream of text; waits for nothing (`livestream`)."""
         with self._telling_of_refusal():
             # Cog takes 2.0 for an integer and hands it on as a float, hence the int() below.
             sampling = SamplingParams(
@@ -163,17 +163,24 @@ class Predictor(BaseRunner):  # type: ignore[misc]
                 length_penalty=length_penalty,
                 seed=secrets.randbelow(2**31) if seed is None else int(seed),
             )
-            # Off the event loop, where the prompts of all requests would wait for each other.
-            generation = await asyncio.to_thread(
-                lambda: self._plan(
-                    self._rendered(prompt, system_prompt, prompt_template, messages),
-                    sampling,
-                    stop_sequences,
-                )
-            )
-        settings = self._runtime.settings
-        log_metrics = log_performance_metrics or settings.log_performance_metrics
-        return livestream.live(self._report(generation, log_metrics), generation.cancel)
+        ticket = Ticket()
+
+        def plan() -> Generation:
+            rendered = self._rendered(prompt, system_prompt, prompt_template, messages)
+            generation = self._plan(rendered, sampling, stop_sequences)
+            generation.ticket = ticket
+            return generation
+
+        log_metrics = log_performance_metrics or self._runtime.settings.log_performance_metrics
+        return livestream.live(self._answer(plan, log_metrics), ticket.cancel)
+
+    def _answer(
+        self, plan: Callable[[], Generation], log_metrics: bool
+    ) -> Generator[str, None, None]:
+        """Tokenize and generate, on the prediction's own thread."""
+        with self._telling_of_refusal():
+            generation = plan()
+        yield from self._report(generation, log_metrics)
 
     def _rendered(
         self,
@@ -225,27 +232,36 @@ class Predictor(BaseRunner):  # type: ignore[misc]
 
     def _report(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
         """The generation's text, then its metrics and log lines in the prediction's own log."""
-        for note in generation.notes:
-            print(f"Note: {note}")
-        print(f"Random seed used: `{generation.sampling.seed}`")
+        notes = [f"Note: {note}" for note in generation.notes]
+        notes.append(f"Random seed used: `{generation.sampling.seed}`")
         if generation.sampling.greedy:
-            print("Note: Random seed will not impact output if greedy decoding is used.")
+            notes.append("Note: Random seed will not impact output if greedy decoding is used.")
+        print("\n".join(notes))
         yield from self._runtime.generator.stream(generation)
         first = generation.time_to_first_token
-        self.record_metric("queue_time", generation.queue_time or 0.0)
-        self.record_metric("input_token_count", len(generation.input_ids))
-        self.record_metric("output_token_count", generation.output_token_count)
-        self.record_metric("tokens_per_second", generation.tokens_per_second)
-        if first is not None:
-            self.record_metric("time_to_first_token", first)
-        self.record_metric("finish_reason", generation.finish_reason)
-        print(f"Finish reason: {generation.finish_reason}")
-        if log_metrics:
-            print(f"Tokens processed: {generation.output_token_count}")
-            print(f"Serverside tokens per second: {generation.tokens_per_second:.2f}")
-            print(f"Serverside execution time: {generation.duration:.2f} seconds")
-            if first is not None:
-                print(f"Serverside time to first token: {first:.2f} seconds")
+        metrics = {
+            "queue_time": generation.queue_time or 0.0,
+            "input_token_count": len(generation.input_ids),
+            "output_token_count": generation.output_token_count,
+            "tokens_per_second": generation.tokens_per_second,
+            "time_to_first_token": first,
+            "finish_reason": generation.finish_reason,
+        }
+        scope = self.scope
+        for name, value in metrics.items():
+            if value is not None:
+                scope.record_metric(name, value)
+        print("\n".join(_last_lines(generation, log_metrics)))
+
+
+def _last_lines(generation: Generation, log_metrics: bool) -> Iterator[str]:
+    yield f"Finish reason: {generation.finish_reason}"
+    if log_metrics:
+        yield f"Tokens processed: {generation.output_token_count}"
+        yield f"Serverside tokens per second: {generation.tokens_per_second:.2f}"
+        yield f"Serverside execution time: {generation.duration:.2f} seconds"
+        if (first := generation.time_to_first_token) is not None:
+            yield f"Serverside time to first token: {first:.2f} seconds"
 
 
 def _max_tokens(max_tokens: int, max_new_tokens: int | None) -> int:

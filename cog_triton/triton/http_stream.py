@@ -32,6 +32,7 @@ class HTTPStream:
         """`timeout` is in seconds, for connecting and between reads."""
         name = f"[{host}]" if ":" in host else host
         self._address = (host, port)
+        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._request = (
             f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -47,11 +48,9 @@ class HTTPStream:
 
     def __enter__(self) -> Self:
         """Send the request and wait for the response's head."""
+        self._socket = socket.socket(self._family, socket.SOCK_STREAM)
         try:
-            self._socket = socket.create_connection(self._address, self._timeout)
-        except OSError as error:
-            raise StreamBroken(f"cannot connect to {self._address}: {error}") from error
-        try:
+            self._connect()
             if self._hung_up:
                 raise StreamBroken("hung up before the request was sent")
             self._send()
@@ -82,6 +81,14 @@ class HTTPStream:
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _connect(self) -> None:
+        assert self._socket is not None
+        self._socket.settimeout(self._timeout)
+        try:
+            self._socket.connect(self._address)
+        except OSError as error:
+            raise StreamBroken(f"cannot connect to {self._address}: {error}") from error
 
     def _send(self) -> None:
         assert self._socket is not None

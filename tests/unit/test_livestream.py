@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from queue import SimpleQueue
@@ -30,7 +30,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEventLoop]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    livestream.install()
+    livestream.install(start)
     yield loop
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
@@ -65,6 +65,11 @@ class Source:
             self.closed.set()
 
 
+async def _ctx_wrapper(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """By this name coglet calls what it wraps the coroutine of a prediction in."""
+    return await coroutine
+
+
 def start(
     loop: asyncio.AbstractEventLoop,
     chunks: Generator[str, None, None],
@@ -77,8 +82,8 @@ def start(
         PREDICTION.set(prediction)
         return livestream.live(chunks, cancel)
 
-    future = asyncio.run_coroutine_threadsafe(run(), loop)
-    return future, future.result(PATIENCE_S)
+    future = asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop)
+    return future, future.result()
 
 
 def test_chunks_come_out_while_more_are_made(loop: asyncio.AbstractEventLoop) -> None:
@@ -208,22 +213,51 @@ def test_a_reader_that_waits_is_woken_by_a_cancellation(loop: asyncio.AbstractEv
     assert source.closed.is_set()
 
 
-def test_a_cancellation_between_return_and_result(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_cancellation_before_there_is_a_stream(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
-    made = threading.Event()
 
     async def run() -> Iterator[str]:
         return livestream.live(source.chunks(), source.cancel)
 
-    future = asyncio.run_coroutine_threadsafe(run(), loop)
-    future.add_done_callback(lambda _: made.set())
-    assert made.wait(PATIENCE_S)
+    future = asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop)
     future.cancel()
-    stream = future.result(PATIENCE_S)
+    stream = future.result()
     assert isinstance(stream, GeneratorType)
     assert source.cancelled.is_set()
     with pytest.raises(CancelationException):
         next(stream)
+
+
+def test_a_prediction_is_run_where_it_is_asked_for(loop: asyncio.AbstractEventLoop) -> None:
+    """The event loop takes no part: on the way to it and back a request would wait for others."""
+    threads: list[int] = []
+
+    async def run() -> Iterator[str]:
+        threads.append(threading.get_ident())
+        return livestream.live((text for text in ("a",)), lambda: None)
+
+    busy = threading.Event()
+    loop.call_soon_threadsafe(busy.wait, PATIENCE_S)
+    future = asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop)
+    assert list(future.result()) == ["a"]
+    assert threads == [threading.get_ident()]
+    busy.set()
+
+
+def test_what_a_prediction_raises_comes_out(loop: asyncio.AbstractEventLoop) -> None:
+    async def run() -> Iterator[str]:
+        raise InvalidArgument("top_k=-1")
+
+    with pytest.raises(InvalidArgument, match="top_k=-1"):
+        asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop).result()
+
+
+def test_a_prediction_that_waits_is_refused(loop: asyncio.AbstractEventLoop) -> None:
+    async def run() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="must not wait"):
+        asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop).result()
 
 
 def test_a_coroutine_that_still_runs_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
@@ -285,7 +319,7 @@ def test_nothing_is_kept_of_streams_that_are_over(loop: asyncio.AbstractEventLoo
 
 def test_installing_twice_wraps_once(loop: asyncio.AbstractEventLoop) -> None:
     once: Callable[..., Any] = asyncio.run_coroutine_threadsafe
-    livestream.install()
+    livestream.install(start)
     assert asyncio.run_coroutine_threadsafe is once
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from cog_triton.serving import http_errors
 from cog_triton.serving.generate import Generation, TextGenerator, TokenLogProb
 from cog_triton.serving.openai_answers import DONE, Answer, event, usage
 from cog_triton.serving.reading import Reading
+from cog_triton.triton.http_stream import HTTPStream
 
 # An error that comes before this, such as E2107, is told by the HTTP status; a client that waits
 # longer gets the head of the stream, and later errors are an event of it.
@@ -58,7 +59,7 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as ASGI has it."""
         leaving = asyncio.ensure_future(self._cancel_when_left(receive))
-        reading = Reading(self._pieces)
+        reading = Reading(self._pieces(), self._connection)
         try:
             if self._streamed:
                 await self._send_stream(reading, scope, receive, send)
@@ -74,10 +75,15 @@ class Exchange(Response):
             pass
         self._generation.cancel()
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _connection(self) -> HTTPStream:
+        assert self._generation.connection is not None
+        return self._generation.connection
+
+    def _pieces(self) -> Generator[Piece | None, None, None]:
         generation = self._generation
+        generation.pauses = True
         for text in self._generator.stream(generation):
-            yield Piece(text, self._taken(), generation.output_token_count)
+            yield Piece(text, self._taken(), generation.output_token_count) if text else None
         if rest := self._taken():
             yield Piece("", rest, generation.output_token_count)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from cog_triton.settings import Settings
 from cog_triton.text_stream import TextStream
 from cog_triton.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
+from cog_triton.triton.http_stream import HTTPStream
 
 _request_numbers = itertools.count(1)
 
@@ -36,7 +38,8 @@ class Generation:
 
     `notes` are remarks for the log of the prediction, such as a clamped max_tokens. `arrivals`
     are the times of `time.perf_counter`, each with the number of tokens that came then.
-    `engine_inputs` are inputs that only this engine has, as JSON values for Triton.
+    `engine_inputs` are inputs that only this engine has, as JSON values for Triton. With `pauses`,
+    the stream yields an empty text instead of waiting for `connection`.
     """
 
     input_ids: Sequence[int]
@@ -49,6 +52,8 @@ class Generation:
     return_log_probs: bool = False
     guide: str | None = None
     engine_inputs: dict[str, Any] = field(default_factory=dict)
+    pauses: bool = False
+    connection: HTTPStream | None = None
     log_probs: list[TokenLogProb] = field(default_factory=list)
     started: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -173,6 +178,9 @@ class TextGenerator:
                 closing(self._tokens(generation)) as tokens,
             ):
                 for ids in tokens:
+                    if not ids:
+                        yield ""
+                        continue
                     now = time.perf_counter()
                     generation.arrivals.append((now, len(ids)))
                     if generation.time_to_first_token is None:
@@ -214,13 +222,14 @@ class TextGenerator:
         log_probs: list[float] | None = [] if generation.return_log_probs else None
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
         values = {**self._to_values(request), **generation.engine_inputs}
-        http = self._client.request(values, request_id)
+        http = generation.connection = self._client.request(values, request_id)
+        http.pauses = generation.pauses
         ticket = generation.ticket
         ticket.when_ended(http.hang_up)
         seen = False
         try:
             for ids in self._client.tokens(http, log_probs):
-                seen = True
+                seen = seen or bool(ids)
                 if log_probs is not None:
                     generation.log_probs += map(TokenLogProb, ids, log_probs)
                     log_probs.clear()
@@ -233,7 +242,10 @@ class TextGenerator:
         finally:
             if ticket.cancelled and not (seen or ticket.error):
                 # Triton notices a closed connection only when it writes to it.
-                self._stop(request_id)
+                if generation.pauses:  # whoever reads it must not wait
+                    threading.Thread(target=self._stop, args=[request_id], daemon=True).start()
+                else:
+                    self._stop(request_id)
 
     def _stop(self, request_id: str) -> None:
         try:

@@ -88,6 +88,8 @@ class TritonClient:
         error of the engine, or E2101, E2103, E2104, E2105. Blocks; closing the iterator stops
         the engine.
 
+        A `request` that pauses yields an empty list where it does.
+
         A starved HTTP thread of Triton (24.10) loses the last responses of a stream, and then ends
         it as if nothing were missing, or not at all.
         """
@@ -113,8 +115,12 @@ class TritonClient:
         try:
             with request as response:
                 if response.status != 200 and not response.is_event_stream:
+                    response.pauses = False  # such a body is short, and comes with its head
                     raise self._failure(response.status, b"".join(response.chunks()))
                 for chunk in response.chunks():
+                    if not chunk:
+                        yield []
+                        continue
                     self.heard_at = time.monotonic()
                     found, error = self._read(buffer.feed(chunk), parse)
                     if found:

@@ -1,8 +1,8 @@
 """A streamed HTTP POST for the hot path: from the socket to the parser, no layers between.
 
 httpx costs about 100 us of CPU for each network read; a stream of tokens is nothing but
-small reads. Parsing is httptools' (llhttp). Reads block: each prediction has a thread of its
-own, and an event loop between would cost another wake-up for every token.
+small reads. Parsing is httptools' (llhttp). Reads block, where each prediction has a thread of
+its own, or pause, where an event loop waits for all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class HTTPStream:
             f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
-        self._timeout = timeout
+        self.timeout = timeout
+        self.pauses = False
+        """Whether `chunks` yields b"" where it would wait."""
+        self._expired = False
         self._parser = httptools.HttpResponseParser(self)
         self._socket: socket.socket | None = None
         self._hung_up = False
@@ -65,7 +68,11 @@ class HTTPStream:
         self._close()
 
     def chunks(self) -> Iterator[bytes]:
-        """The body, as it arrives; raises StreamTimeout or StreamBroken."""
+        """The body, as it arrives; raises StreamTimeout or StreamBroken.
+
+        If it `pauses`, go on after a b"" when `fileno` is readable, or after `expire`.
+        """
+        assert self._socket is not None
         while True:
             if self._chunks:
                 arrived, self._chunks = self._chunks, []
@@ -73,7 +80,19 @@ class HTTPStream:
             elif self._complete:
                 return
             else:
+                if self.pauses:
+                    self._socket.setblocking(False)
+                    yield b""
                 self._read()
+
+    def fileno(self) -> int:
+        """The socket's file descriptor; only while it is open."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def expire(self) -> None:
+        """Have `chunks`, which pauses, raise StreamTimeout."""
+        self._expired = True
 
     def hang_up(self) -> None:
         """End the connection, from any thread; whoever reads it gets StreamBroken."""
@@ -84,7 +103,7 @@ class HTTPStream:
 
     def _connect(self) -> None:
         assert self._socket is not None
-        self._socket.settimeout(self._timeout)
+        self._socket.settimeout(self.timeout)
         try:
             self._socket.connect(self._address)
         except OSError as error:
@@ -99,10 +118,14 @@ class HTTPStream:
 
     def _read(self) -> None:
         assert self._socket is not None
+        if self._expired:
+            raise StreamTimeout(f"nothing arrived for {self.timeout:g} s")
         try:
             data = self._socket.recv(_READ_SIZE)
+        except BlockingIOError:
+            return
         except TimeoutError as error:
-            raise StreamTimeout(f"nothing arrived for {self._timeout:g} s") from error
+            raise StreamTimeout(f"nothing arrived for {self.timeout:g} s") from error
         except OSError as error:
             raise StreamBroken(f"the connection ended early: {error}") from error
         if not data:

@@ -9,6 +9,7 @@ from pathlib import Path
 from cog_triton import reaper
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_COGS = {"cog.server.http", "cog_triton.serving.cog_server"}
 
 
 def cpu_seconds(root: int) -> dict[str, float]:
@@ -63,7 +64,7 @@ def part_of(words: list[str]) -> str:
         return "others"
     if any("coglet" in word for word in words):
         return "worker"
-    return "cog" if "cog.server.http" in words else "others"
+    return "cog" if _COGS.intersection(words) else "others"
 
 
 def _tree(root: int) -> Iterator[tuple[str, int]]:

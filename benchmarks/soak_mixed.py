@@ -47,7 +47,7 @@ WORDS = [
 ]
 PYTHONS = {
     "reaper": "reaper",
-    "cog.server.http": "cog",
+    "serving.cog_server": "cog",
     "coglet": "predictor",
     ENGINE: ENGINE,
     "cog_triton serve": "cog-triton serve",

@@ -58,7 +58,7 @@ let
           Cmd = [
             "python"
             "-m"
-            "cog.server.http"
+            "cog_triton.serving.cog_server"
           ];
           WorkingDir = "/src";
           User = "1000:1000";

@@ -69,7 +69,7 @@ class CogServer:
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         process = reaper.spawn(
-            [sys.executable, "-m", "cog.server.http", "--host", self._host],
+            [sys.executable, "-m", "cog_triton.serving.cog_server", "--host", self._host],
             grace=self._settings.drain_timeout + _EXIT_S,
             env=self._environment(),
             cwd=data_dir("mock_cog_triton" if self._settings.cog_triton_engine else "runner"),

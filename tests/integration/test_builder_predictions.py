@@ -94,7 +94,7 @@ def start_builder(directory: Path, *arguments: str, **environment: str) -> Stack
         COG_TRITON_OUTPUT_DIR=str(directory / "out"),
         **environment,
     )
-    builder.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
+    builder.command = [sys.executable, "-m", "cog_triton.serving.cog_server", "--host", "127.0.0.1"]
     builder.command += arguments
     builder.cwd = REPOSITORY / "builder"
     builder.start()
@@ -302,8 +302,8 @@ def test_a_wrong_input_is_422(builder: Stack, inputs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
-        ("cog.server.http", signal.SIGKILL),
-        ("cog.server.http", signal.SIGTERM),
+        ("serving.cog_server", signal.SIGKILL),
+        ("serving.cog_server", signal.SIGTERM),
         ("_run_worker", signal.SIGKILL),
     ],
 )
@@ -318,7 +318,7 @@ def test_no_build_outlives_its_server(
     os.kill(pid, number)
     # Asked to stop, Cog lets a running build end; else nothing waits for anything.
     assert builder.process is not None
-    if victim == "cog.server.http":
+    if victim == "serving.cog_server":
         builder.process.wait(120)
         wait_until(lambda: not processes_of(builder.work_dir))
     wait_until(lambda: not any(".job" in line for line in processes_of(builder.work_dir).values()))

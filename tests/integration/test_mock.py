@@ -1,6 +1,10 @@
 """The mock engine behind the real Cog and the real Triton: what it says, and how it breaks."""
 
+import ctypes
+import errno
 import json
+import os
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from stack import REPOSITORY, Stack, wait_until
+from stack import REPOSITORY, Stack, processes_of, wait_until
 
 from cog_triton.engines.mock import directory
 from cog_triton.tokenizer import EngineTokenizer
@@ -313,6 +317,51 @@ def test_a_hang_is_noticed_and_it_comes_back(fragile: Stack, says: Says) -> None
     assert "".join(fragile.predict("Hi", tps=0, max_tokens=20)["output"]) == says(20)
 
 
+def test_what_cog_writes_leaves_at_once(mock: Stack) -> None:
+    """Else the first token on a kept connection waits 40 ms for the head's acknowledgement."""
+    (cog,) = (
+        pid
+        for pid, line in processes_of(mock.work_dir).items()
+        if "serving.cog_server" in line and "reaper.py" not in line
+    )
+    with httpx.stream("GET", f"{mock.url}/health-check") as response:
+        client = response.extensions["network_stream"].get_extra_info("client_addr")
+        with other_end(cog, client) as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def other_end(pid: int, client: tuple[str, int]) -> socket.socket:
+    """The connection from `client`, as process `pid` has it."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if entry.readlink().name.startswith("socket:"):
+            found = socket.socket(fileno=copy_of(pid, int(entry.name)))
+            if found.family == socket.AF_INET and peer(found) == client:
+                return found
+            found.close()
+    raise AssertionError(f"{pid} has no connection from {client}")
+
+
+def copy_of(pid: int, descriptor: int) -> int:
+    """A descriptor of ours for one of process `pid`: pidfd_getfd(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pidfd = os.pidfd_open(pid)
+    try:
+        copy = int(libc.syscall(438, pidfd, descriptor, 0))
+    finally:
+        os.close(pidfd)
+    if copy < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS):
+        pytest.skip("no process may have another one's sockets here")
+    assert copy >= 0, os.strerror(ctypes.get_errno())
+    return copy
+
+
+def peer(found: socket.socket) -> object:
+    try:
+        return found.getpeername()
+    except OSError:  # it listens
+        return None
+
+
 def test_a_mock_for_benchmarks(monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     from _servers import mock_server
@@ -323,8 +372,10 @@ def test_a_mock_for_benchmarks(monkeypatch: pytest.MonkeyPatch, says: Says) -> N
         ).json()
         assert "".join(answer["output"]) == says(64)
         used = server.cpu_seconds()
-        assert {"cog", "tritonserver", "stub tensorrt_llm", "stub ensemble"} & used.keys() == {
+        parts = {"cog", "worker", "tritonserver", "stub tensorrt_llm", "stub ensemble"}
+        assert parts & used.keys() == {
             "cog",
+            "worker",
             "tritonserver",
             "stub tensorrt_llm",
         }

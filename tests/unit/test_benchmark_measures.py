@@ -216,6 +216,7 @@ def test_files_of_proc() -> None:
         ("/x/bin/tritonserver --model-repository=m", "tritonserver"),
         ("/x/triton_python_backend_stub /r/tensorrt_llm/1/model.py shm", "stub tensorrt_llm"),
         ("python -m cog.server.http --host 127.0.0.1", "cog"),
+        ("python -m cog_triton.serving.cog_server --host 127.0.0.1", "cog"),
         ("python -c import_coglet;coglet.server._run_worker()", "worker"),
         ("python -S -I /x/reaper.py -- python -m cog.server.http", "others"),
         ("python -m cog_triton serve --engine mock", "others"),

@@ -10,7 +10,7 @@ import _accounting
 import _load
 from _servers import Server
 
-QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog's Nagle waits for that"
+QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
 PARTS = ("cog", "worker", "tritonserver", "stubs")
 COSTS = ("cog", "worker", "triton", "stubs")
 """Columns of `Cell.costs`, beside a column of the whole."""

@@ -5,7 +5,7 @@
 coglet 0.23.1 leaves Nagle's algorithm on: on a connection that was used before, the first token
 waits until the client's system acknowledges the head, which Linux puts off by 40 ms. It has no
 option for that, and makes its socket in Rust; but on Linux what a socket accepts inherits
-TCP_NODELAY (tcp(7)), so it is enough to set it on the one that listens, as soon as there is one.
+TCP_NODELAY, so it is enough to set it on the one that listens, as soon as there is one.
 """
 
 from __future__ import annotations

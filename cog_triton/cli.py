@@ -231,6 +231,15 @@ def serve(
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
+    join: Annotated[
+        bool | None,
+        typer.Option(
+            "--join/--no-join",
+            help="Whether tokens that are late leave as one response, as with our own engines, or"
+            " one by one, as with TensorRT-LLM's (MOCK_JOIN, true).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
     max_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -264,6 +273,7 @@ def serve(
         "mock_jitter": jitter,
         "mock_prefill_ms": prefill,
         "mock_tokens_per_response": tokens_per_response,
+        "mock_join": join,
         "mock_max_batch_size": max_batch_size,
     }
     with _coded_errors():

@@ -24,6 +24,7 @@ OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
 OptionalFloat = Annotated[
     float | None, Field(allow_inf_nan=False), BeforeValidator(_blank_is_unset)
 ]
+OptionalBool = Annotated[bool | None, BeforeValidator(_blank_is_unset)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
 EngineDir = Annotated[Path, BeforeValidator(lambda value: value or IMAGE_ENGINE_DIR)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -80,6 +81,9 @@ class Settings(BaseSettings):
     )
     mock_tokens_per_response: OptionalInt = Field(
         None, ge=1, description="mock: tokens that leave together"
+    )
+    mock_join: OptionalBool = Field(
+        None, description="mock: whether tokens that are late leave as one response"
     )
     mock_max_batch_size: OptionalInt = Field(None, ge=1, description="mock: streams at once")
 

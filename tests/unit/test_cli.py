@@ -95,6 +95,7 @@ def test_it_is_also_a_module() -> None:
                 "--jitter",
                 "--prefill",
                 "--tokens-per-response",
+                "--no-join",
                 "--max-batch-size",
                 "MOCK_TPS",
                 "--verbose",
@@ -189,6 +190,7 @@ def test_a_setting_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--engine", "mock", "--max-batch-size", "0"), "MOCK_MAX_BATCH_SIZE=0: "),
         (("engine.tar", "--engine", "mock"), "COG_TRITON_ENGINE='mock': not with ENGINE"),
         (("engine.tar", "--tps", "5"), "MOCK_TPS: is an option of --engine mock"),
+        (("engine.tar", "--no-join"), "MOCK_JOIN: is an option of --engine mock"),
         (("--triton-only", "--jitter", "0"), "MOCK_JITTER: is an option of --engine mock"),
     ],
 )

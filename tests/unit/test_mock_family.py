@@ -133,6 +133,7 @@ ALL = {
     "jitter": 0.25,
     "prefill_ms": 0.1,
     "tokens_per_response": 4,
+    "join": False,
     "max_batch_size": 8,
     "cancellation_check_period_ms": 50,
 }
@@ -159,7 +160,11 @@ def test_options_are_read_from_yaml_and_from_parameters() -> None:
         ("jitter", "x", "a finite number, from 0 to 1"),
         ("tokens_per_response", 0, "a whole number, at least 1"),
         ("tokens_per_response", 1.5, "a whole number, at least 1"),
+        ("tokens_per_response", True, "a whole number, at least 1"),
         ("max_batch_size", [1], "a whole number, at least 1"),
+        ("join", 1, "true or false"),
+        ("join", "maybe", "true or false"),
+        ("join", None, "true or false"),
     ],
 )
 def test_bad_options_are_named(name: str, value: Any, rule: str) -> None:

@@ -89,6 +89,30 @@ def test_who_is_late_sends_all_that_is_due_in_one_response() -> None:
     assert world.ids(1) == said(4)[3:]
 
 
+def test_told_not_to_join_it_sends_what_is_late_one_by_one_and_streams_take_turns() -> None:
+    world = World(tps=100, join=False)
+    world.scheduler.submit(1, request(3))
+    world.scheduler.submit(2, request(4, tokens_per_response=2))
+    world.now += 1
+    turns = []
+    while world.scheduler.next_due() is not None:
+        turns.append([(handle, event.token_ids) for handle, event in world.scheduler.due()])
+    assert turns == [
+        [(1, said(1)), (2, said(2))],
+        [(1, said(2)[1:]), (2, said(4)[2:])],
+        [(1, said(3)[2:])],
+    ]
+
+
+def test_told_not_to_join_it_keeps_the_rate() -> None:
+    world = World(tps=100, join=False)
+    world.scheduler.submit(1, request(300))
+    world.run(10, late=0.035)
+    assert world.ids(1) == said(300)
+    assert {len(event.token_ids) for _, event in world.events[1]} == {1}
+    assert world.times(1)[-1] <= 3.0351
+
+
 def test_the_end_of_a_late_stream_is_in_the_same_response() -> None:
     world = World(tps=100)
     world.scheduler.submit(1, request(5))

@@ -96,10 +96,11 @@ def test_free_ports_are_no_problem() -> None:
 
 
 def test_the_mock_gets_its_options_and_room_for_those_that_wait() -> None:
-    cog = server(cog_triton_engine="mock", mock_tps=100, mock_max_batch_size=8)
+    cog = server(cog_triton_engine="mock", mock_tps=100, mock_max_batch_size=8, mock_join=False)
     environment = cog._environment()
     assert environment["COG_TRITON_ENGINE"] == "mock"
     assert (environment["MOCK_TPS"], environment["MOCK_MAX_BATCH_SIZE"]) == ("100.0", "8")
+    assert load_settings(mock_join=environment["MOCK_JOIN"]).mock_join is False
     assert default_concurrency(cog._settings) == 16
     assert default_concurrency(load_settings(cog_triton_engine="mock")) == 512
     assert default_concurrency(load_settings()) == 256

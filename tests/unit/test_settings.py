@@ -76,6 +76,8 @@ def test_defaults() -> None:
         ("MOCK_TPS", "0", 0),
         ("MOCK_TPS", "", None),
         ("MOCK_JITTER", "0.5", 0.5),
+        ("MOCK_JOIN", "false", False),
+        ("MOCK_JOIN", "", None),
         ("MOCK_MAX_BATCH_SIZE", "64", 64),
     ],
 )
@@ -122,6 +124,7 @@ def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatc
         ("MOCK_JITTER", "1.5"),
         ("MOCK_PREFILL_MS", "-0.1"),
         ("MOCK_TOKENS_PER_RESPONSE", "0"),
+        ("MOCK_JOIN", "maybe"),
         ("MOCK_MAX_BATCH_SIZE", "2.5"),
     ],
 )
@@ -194,7 +197,7 @@ def test_options_of_the_mock_are_those_that_are_set(monkeypatch: pytest.MonkeyPa
     for name in MockOptions.__slots__:
         monkeypatch.setenv(f"MOCK_{name.upper()}", "1")
     options = load_settings().mock_options
-    assert options == dict.fromkeys(MockOptions.__slots__[:5], 1)
+    assert options == dict.fromkeys(MockOptions.__slots__[:6], 1)
     assert MockOptions.parse(options).max_batch_size == 1
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,35 +23,36 @@ class MockOptions:
     `tps` is tokens per second of one stream, 0 as fast as Triton takes them. `jitter` moves each
     token by up to half of it to either side, as a part of the time between two. `prefill_ms` passes
     for each input token before the first output token is begun. Tokens leave in groups of
-    `tokens_per_response`, each when its last one is due. Requests beyond `max_batch_size` wait.
+    `tokens_per_response`, each when its last one is due. With `join` the groups of a stream that
+    are late leave as one response, as with our own engines; else each is a response of its own, as
+    with TensorRT-LLM's backend. Requests beyond `max_batch_size` wait.
     """
 
     tps: float = 44.0
     jitter: float = 0.0
     prefill_ms: float = 0.0
     tokens_per_response: int = 1
+    join: bool = True
     max_batch_size: int = 256
     cancellation_check_period_ms: int = 100
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> Self:
         """Options from a serve config's or a model's parameters; raises E1202."""
-        whole = {field.name: field.type == "int" for field in fields(cls)}
+        kinds = {field.name: str(field.type) for field in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in arguments.items():
-            if name not in whole:
+            if name not in kinds:
                 raise InvalidPredictorConfig(
                     f"tensorrt_llm.args.{name}={value!r}: the mock engine has no such option"
-                    f"{nearest(name, list(whole))}"
+                    f"{nearest(name, list(kinds))}"
                 )
-            number = _number(value, whole=whole[name])
-            rule = broken_rule(name, -1 if number is None else number)
-            if number is None or rule:
-                kind = "a whole number" if whole[name] else "a finite number"
-                raise InvalidPredictorConfig(
-                    f"tensorrt_llm.args.{name}={value!r}: must be {kind}, {rule}"
-                )
-            values[name] = number
+            read, kind = _KINDS[kinds[name]]
+            values[name] = found = read(value)
+            rule = broken_rule(name, -1 if found is None else found)
+            if found is None or rule:
+                must = kind if read is _bool else f"{kind}, {rule}"
+                raise InvalidPredictorConfig(f"tensorrt_llm.args.{name}={value!r}: must be {must}")
         return cls(**values)
 
 
@@ -62,10 +64,26 @@ def broken_rule(name: str, value: float) -> str | None:
     return f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
 
 
-def _number(value: Any, *, whole: bool) -> float | int | None:
+def _float(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    try:
-        return int(str(value)) if whole else float(value)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return float(value)
+    return None
+
+
+def _int(value: Any) -> int | None:
+    with suppress(ValueError):
+        return None if _float(value) is None else int(str(value))
+    return None
+
+
+def _bool(value: Any) -> bool | None:
+    return {"true": True, "false": False}.get(str(value).lower())
+
+
+_KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "float": (_float, "a finite number"),
+    "int": (_int, "a whole number"),
+    "bool": (_bool, "true or false"),
+}

@@ -36,8 +36,8 @@ class _Stream:
         self.live = True
         self.due = times.due(min(group, output.steps))
 
-    def make(self, now: float) -> None:
-        """Make all groups of tokens that are due, but at least one; without a rate just one."""
+    def make(self, now: float, join: bool) -> None:
+        """Make one group of tokens; and to `join`, all others that are due by a rate."""
         steps, group = self.output.steps, self.group
         while True:
             self.made = made = min(self.made + group, steps)
@@ -45,7 +45,7 @@ class _Stream:
                 return
             due = self.times.due(min(made + group, steps))
             flat_out, self.due = due == self.due, due
-            if flat_out or due > now:
+            if not join or flat_out or due > now:
                 return
 
 
@@ -100,7 +100,8 @@ class Scheduler:
     def due(self) -> Iterator[tuple[int, TokenEvent]]:
         """One event for each stream that has tokens due, and the events of those that end.
 
-        Time goes on while a caller sends them: each event has what is due when it is taken.
+        Time goes on while a caller sends them: each event has what is due when it is taken, or
+        without `MockOptions.join` one group of it.
         """
         now, heap = self._clock(), self._heap
         ready: deque[_Stream] = deque()
@@ -108,7 +109,7 @@ class Scheduler:
             ready.append(heapq.heappop(heap)[2])
         for stream in ready:
             if stream.live:
-                stream.make(self._clock())
+                stream.make(self._clock(), self._options.join)
                 yield from self._events(stream)
                 if stream.live:
                     self._queue(stream)

@@ -30,7 +30,7 @@ class Cell:
     @property
     def us(self) -> float:
         """Microseconds of CPU for each token, of everything but the load client."""
-        return sum(self.cpu.values()) / self.wave.tokens * 1e6
+        return _load.us_each(sum(self.cpu.values()), self.wave.tokens)
 
     def costs(self) -> list[float]:
         """The same for each of `PARTS`; what supervises is in neither."""
@@ -39,7 +39,7 @@ class Cell:
             name = "stubs" if part.startswith("stub ") else part
             if name in sums:
                 sums[name] += seconds
-        return [seconds / self.wave.tokens * 1e6 for seconds in sums.values()]
+        return [_load.us_each(seconds, self.wave.tokens) for seconds in sums.values()]
 
     @property
     def client(self) -> str:
@@ -55,10 +55,14 @@ def measure(
     seconds: float = 0.0,
     *,
     plain: bool = False,
+    lenient: bool = False,
+    tokens: int = 0,
 ) -> Cell:
-    """`_load.wave` with the server's CPU."""
+    """`_load.wave` with the server's CPU, that of predictions that failed included."""
     before = server.cpu_seconds()
-    wave = _load.wave(server.url, inputs, streams, seconds, plain=plain)
+    wave = _load.wave(
+        server.url, inputs, streams, seconds, plain=plain, lenient=lenient, tokens=tokens
+    )
     return Cell(wave, _accounting.spent(before, server.cpu_seconds()))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import socket
 from array import array
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from cog_triton.bench.monitor import Load, Monitor
-from cog_triton.bench.wire import Client, Connection, Origin, Sink, encode, now
+from cog_triton.bench.wire import Client, Connection, Origin, Sink, WireError, encode, now
 
 _OUTPUT, _COMPLETED = b"event: output\n", b"event: completed\n"
 _TAIL = len(_COMPLETED) - 1
 _TIMEOUT_S = 300.0
+_REFUSED_S = 0.1
 BUSY = 0.85
 """A client that uses more of a core than this is itself what is measured."""
 
@@ -68,7 +70,8 @@ class Stream:
         end = (self._end or b"").partition(b"data:")[2].partition(b"\n")[0]
         prediction = json.loads(end) if self.status == 200 and end else {}
         if prediction.get("status") != "succeeded":
-            raise RuntimeError(f"a prediction failed: HTTP {self.status}: {self._end!r:.500}")
+            said = prediction.get("error") or self._end
+            raise RuntimeError(f"a prediction failed: HTTP {self.status}: {said!r:.500}")
         self.told = prediction.get("metrics") or {}
 
     @property
@@ -94,11 +97,16 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """What streams brought that ran together; `load` is the client's own."""
+    """What streams brought that ran together; `load` is the client's own.
+
+    `streams` are those that succeeded, and `seconds` pass until the last of them has ended (of all,
+    if none succeeded). `failures` has what each other one failed with.
+    """
 
     streams: list[Stream]
     seconds: float
     load: Load
+    failures: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -123,7 +131,8 @@ class Wave:
 
     def ttft_ms(self, percentile: float = 50) -> float:
         """Milliseconds from sending to the first output."""
-        return float(np.percentile([s.ttft for s in self.streams], percentile)) * 1000
+        times = [stream.ttft for stream in self.streams]
+        return float(np.percentile(times, percentile)) * 1000 if times else 0.0
 
     @property
     def client_busy(self) -> float:
@@ -133,12 +142,17 @@ class Wave:
     @property
     def client_us(self) -> float:
         """The client's own microseconds of CPU for a token."""
-        return self.load.cpu / self.tokens * 1e6
+        return us_each(self.load.cpu, self.tokens)
 
     @property
     def client_lag_ms(self) -> float:
         """How late the client's event loop ran, p99, in milliseconds."""
         return float(np.percentile(self.load.lags, 99)) * 1000 if self.load.lags else 0.0
+
+
+def us_each(seconds: float, tokens: int) -> float:
+    """Microseconds for each of `tokens`; infinity for none."""
+    return seconds / tokens * 1e6 if tokens else math.inf
 
 
 class PromptConnection(Connection):
@@ -179,14 +193,17 @@ def wave(
     seconds: float = 0.0,
     *,
     plain: bool = False,
+    lenient: bool = False,
+    tokens: int = 0,
 ) -> Wave:
     """Predictions of `inputs` by as many users as `streams`, all beginning at once.
 
     Each user asks again once answered, until `seconds` have passed; by default asks once. A
     `plain` client keeps its connections, and leaves acknowledging to the system, as most do.
-    Raises RuntimeError for a prediction that did not succeed.
+    Raises RuntimeError for a prediction that did not succeed, or brought fewer than `tokens`,
+    unless `lenient`: then it is one of `Wave.failures`, and its user goes on 0.1 s later.
     """
-    return asyncio.run(_wave(url, inputs, streams, seconds, plain))
+    return asyncio.run(_wave(url, inputs, streams, seconds, plain, lenient, tokens))
 
 
 def mean(waves: list[Wave], of: str) -> float:
@@ -195,7 +212,13 @@ def mean(waves: list[Wave], of: str) -> float:
 
 
 async def _wave(
-    url: str, inputs: Mapping[str, Any], streams: int, seconds: float, plain: bool
+    url: str,
+    inputs: Mapping[str, Any],
+    streams: int,
+    seconds: float,
+    plain: bool,
+    lenient: bool,
+    tokens: int,
 ) -> Wave:
     client, monitor = (Client if plain else PromptClient)(_TIMEOUT_S), Monitor()
     origin, request = encode(
@@ -205,15 +228,29 @@ async def _wave(
         json.dumps({"input": inputs}).encode(),
     )
     done: list[Stream] = []
+    failures: list[str] = []
+
+    async def ask() -> float:
+        stream = Stream(sent=now())
+        await client.send(origin, request, stream)
+        stream.ended = now()
+        stream.finish()
+        if stream.tokens < tokens:
+            raise RuntimeError(f"a prediction brought {stream.tokens} tokens of {tokens}")
+        done.append(stream)
+        return stream.ended
 
     async def user(until: float) -> None:
         while True:
-            stream = Stream(sent=now())
-            await client.send(origin, request, stream)
-            stream.ended = now()
-            stream.finish()
-            done.append(stream)
-            if stream.ended >= until:
+            try:
+                ended = await ask()
+            except (RuntimeError, WireError, OSError) as error:
+                if not lenient:
+                    raise RuntimeError(str(error)) from error
+                failures.append(str(error))
+                await asyncio.sleep(_REFUSED_S)
+                ended = now()
+            if ended >= until:
                 return
 
     with _without_collections():
@@ -223,7 +260,8 @@ async def _wave(
             await asyncio.gather(*(user(started + seconds) for _ in range(streams)))
         finally:
             client.close()
-        return Wave(done, now() - started, monitor.stop())
+        ended = max((stream.ended for stream in done), default=now())
+        return Wave(done, ended - started, monitor.stop(), failures)
 
 
 class _without_collections:  # noqa: N801 - used as a function

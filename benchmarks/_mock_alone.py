@@ -21,13 +21,12 @@ from cog_triton.sampling import SamplingParams
 
 
 class MockAlone:
-    """A mock engine that is flat out, to be called directly. A context manager."""
+    """A mock engine, flat out unless told otherwise, to be called directly. A context manager."""
 
-    def __init__(self, tokens_per_response: int = 1) -> None:
+    def __init__(self, tps: float = 0) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             model = directory.read(directory.make(Path(scratch)))
-        options = MockOptions(tps=0, tokens_per_response=tokens_per_response)
-        self._engine = MockEngine(model, options)
+        self._engine = MockEngine(model, MockOptions(tps=tps))
         self._handles = itertools.count()
 
     def __enter__(self) -> Self:

@@ -89,7 +89,12 @@ def server(
 
 @contextmanager
 def seed_server(
-    *, tps: float = 0, tokens_per_response: int = 1, checkout: Path | None = None
+    *,
+    tps: float = 0,
+    tokens_per_response: int = 1,
+    join: bool = True,
+    checkout: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """The first cog-triton's way over the same mock engine; see `seed_way`."""
     port, http, grpc, metrics = free_ports(4)
@@ -107,7 +112,9 @@ def seed_server(
             "TRITON_METRICS_PORT": str(metrics),
             "MOCK_TPS": f"{tps:g}",
             "MOCK_TOKENS_PER_RESPONSE": str(tokens_per_response),
+            "MOCK_JOIN": str(join),
             "SEED_CHECKOUT": str(checkout.resolve()) if checkout else "",
+            **(environment or {}),
         }
         project = _project(Path(scratch) / "project", own)
         command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]

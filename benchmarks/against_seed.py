@@ -1,8 +1,9 @@
-"""The way through Cog and Triton against the first cog-triton's way, flat out.
+"""The way through Cog and Triton against the first cog-triton's way.
 
 Both stand on the same Triton, mock engine, Cog and live streaming, take turns within one run, and
 differ in what is between: the ensemble, httpx by line, JSON for each event, the whole decoded anew
-(see seed_way/). Prints tokens/s, ITL and CPU for each token at each concurrency, and ratios.
+(see seed_way/). Prints tokens/s, ITL and CPU for each token at each concurrency, what failed, and
+ratios.
 
     .venv/bin/python benchmarks/against_seed.py [--seed-checkout DIR]
 """
@@ -10,8 +11,11 @@ differ in what is between: the ensemble, httpx by line, JSON for each event, the
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
@@ -23,97 +27,133 @@ OURS, SEED, OWN = "ours", "seed's way", "seed's code"
 FASTER, CHEAP = Target(4, least=True), Target(60)
 CHEAP_AT = 64
 STREAMS = (1, 8, 32, 64)
-JOINED = 8
-Case = tuple[str, int, int]
-"""A side, streams, tokens of each."""
+PATIENCE = {"TRITON_TIMEOUT": "10"}
+"""Seconds without a byte after which a stream has failed: it waits for what Triton lost."""
+Load = tuple[int, int]
+"""Streams, and tokens of each."""
 
 
-def cases(args: argparse.Namespace, joined: int) -> list[tuple[int, int]]:
-    """Streams and tokens of each."""
-    if args.quick:
-        return [(2, 32)]
-    return [(streams, 128) for streams in args.streams] + ([(8, 1024)] if joined == 1 else [])
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the engine sends: `rate` tokens/s for all streams together, 0 for flat out."""
+
+    name: str
+    rate: float
+    long: tuple[Load, ...] = ()
+
+    def loads(self, args: argparse.Namespace) -> list[Load]:
+        """What to measure; those at one rate of a stream are neighbours."""
+        if args.quick:
+            return [(2, 32)]
+        return [*((streams, 128) for streams in args.streams), *self.long]
+
+    def tps(self, load: Load) -> float:
+        """Tokens/s of one stream."""
+        return self.rate / load[0]
 
 
-def compare(args: argparse.Namespace, joined: int) -> dict[Case, list[Cell]]:
-    """Every load on every side, in turns."""
-    found: dict[Case, list[Cell]] = {}
-    rounds, seconds = (1, 0.0) if args.quick else (args.rounds, args.seconds)
+KINDS = (
+    Kind("one token a response", 0, ((8, 1024),)),
+    Kind("64000 tok/s made, ours joins", 64000),
+)
+
+
+@contextmanager
+def sides(args: argparse.Namespace, tps: float) -> Iterator[dict[str, Server]]:
+    """Servers to compare, warmed up; only our own engines join tokens that are late."""
     with ExitStack() as stack:
-        sides: dict[str, Server] = {
-            OURS: stack.enter_context(mock_server(f"--tokens-per-response={joined}")),
-            SEED: stack.enter_context(seed_server(tokens_per_response=joined)),
-        }
-        if args.seed_checkout:
-            own = seed_server(tokens_per_response=joined, checkout=args.seed_checkout)
-            sides[OWN] = stack.enter_context(own)
-        for streams, tokens in cases(args, joined):
-            inputs = {"prompt": "Tell me about the sea.", "max_tokens": tokens}
-            for round_ in range(rounds + 1):
-                for name, server in sides.items():
-                    if not round_ and (streams, tokens) != cases(args, joined)[0]:
-                        continue  # each server is warmed up once
-                    cell = measure(server, inputs, streams, seconds if round_ else 0)
-                    rate = cell.wave.tokens_per_second
-                    say(f"{joined} a response, {streams} x {tokens}, {name}: {rate:.0f} tok/s")
-                    if round_:
-                        found.setdefault((name, streams, tokens), []).append(cell)
+        running = {OURS: stack.enter_context(mock_server(tps=tps, environment=PATIENCE))}
+        checkouts = {SEED: None} | ({OWN: args.seed_checkout} if args.seed_checkout else {})
+        for name, checkout in checkouts.items():
+            its = seed_server(tps=tps, join=False, checkout=checkout, environment=PATIENCE)
+            running[name] = stack.enter_context(its)
+        for server in running.values():
+            measure(server, {"prompt": "a", "max_tokens": 32}, 8, lenient=True)
+        yield running
+
+
+def compare(args: argparse.Namespace, kind: Kind) -> dict[tuple[str, Load], list[Cell]]:
+    """Every load on every side, in turns."""
+    found: dict[tuple[str, Load], list[Cell]] = {}
+    rounds, seconds = (1, 0.0) if args.quick else (args.rounds, args.seconds)
+    for tps, loads in itertools.groupby(kind.loads(args), kind.tps):
+        with sides(args, tps) as running:
+            for (load, _), (name, server) in itertools.product(
+                itertools.product(loads, range(rounds)), running.items()
+            ):
+                streams, tokens = load
+                inputs = {"prompt": "Tell me about the sea.", "max_tokens": tokens}
+                cell = measure(server, inputs, streams, seconds, lenient=True, tokens=tokens)
+                wave = cell.wave
+                failed = f", {len(wave.failures)} failed" if wave.failures else ""
+                rate = f"{wave.tokens_per_second:.0f} tok/s{failed}"
+                say(f"{kind.name}, {streams} x {tokens}, {name}: {rate}")
+                found.setdefault((name, load), []).append(cell)
     return found
 
 
-def tell(found: dict[Case, list[Cell]], joined: int, report: Report) -> None:
-    """Add a table and the figures of one kind of response."""
-    kind = f"{joined} token{'s' * (joined > 1)} a response"
-    columns = ("streams x tokens", "side", "tok/s", "p99 ITL ms", "TTFT ms", "CPU us/token")
-    grid = Grid(f"flat out, {kind}", (*columns, *COSTS, "load client"))
-    for (name, streams, tokens), cells in found.items():
-        middle = sorted(cells, key=lambda cell: cell.wave.tokens_per_second)[len(cells) // 2]
-        wave = middle.wave
-        grid.add(
-            f"{streams} x {tokens}",
-            name,
-            wave.tokens_per_second,
-            wave.itl_ms(),
-            wave.ttft_ms(),
-            middle.us,
-            *middle.costs(),
-            middle.client,
+def row(cells: list[Cell]) -> list[object]:
+    """The round in the middle, and how many predictions failed in all of them."""
+    failed = sum(len(cell.wave.failures) for cell in cells)
+    asked = failed + sum(len(cell.wave.streams) for cell in cells)
+    if failed == asked:
+        return ["all failed", f"{failed} of {asked}"]
+    middle = sorted(cells, key=lambda cell: cell.wave.tokens_per_second)[len(cells) // 2]
+    wave = middle.wave
+    rate = [wave.tokens_per_second, f"{failed} of {asked}" if failed else "0"]
+    return [*rate, wave.itl_ms(), wave.ttft_ms(), middle.us, *middle.costs(), middle.client]
+
+
+def ratios(name: str, ours: list[Cell], theirs: list[Cell], what: str) -> Iterator[Figure]:
+    """Ours beside the other side's, round by round; none where that one brought nothing."""
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.wave.tokens]
+    if pairs:
+        faster = [a.wave.tokens_per_second / b.wave.tokens_per_second for a, b in pairs]
+        yield Figure(f"tok/s: ours / {name}, {what}", statistics.median(faster), "x", FASTER)
+        yield Figure(
+            f"CPU: {name} / ours, {what}", statistics.median(b.us / a.us for a, b in pairs)
         )
-        if name == OURS:
-            continue
-        ours = found[OURS, streams, tokens]
-        pairs = list(zip(ours, cells, strict=True))
-        faster = statistics.median(
-            a.wave.tokens_per_second / b.wave.tokens_per_second for a, b in pairs
-        )
-        cheaper = statistics.median(b.us / a.us for a, b in pairs)
-        what = f"{streams} x {tokens}, {kind}"
-        report.figures.append(Figure(f"tok/s: ours / {name}, {what}", faster, "x", FASTER))
-        report.figures.append(Figure(f"CPU: {name} / ours, {what}", cheaper))
-    for (name, streams, tokens), cells in found.items():
-        if name == OURS and streams == CHEAP_AT:
+
+
+def tell(found: dict[tuple[str, Load], list[Cell]], kind: Kind, report: Report) -> None:
+    """Add a table, the figures and the failures of one kind of response."""
+    columns = ("streams x tokens", "side", "tok/s", "failed", "p99 ITL ms", "TTFT ms")
+    grid = Grid(kind.name, (*columns, "CPU us/token", *COSTS, "load client"))
+    for (name, load), cells in found.items():
+        at = f"{load[0]} x {load[1]}"
+        what = f"{at}, {kind.name}"
+        cell = row(cells)
+        grid.add(at, name, *cell, *["-"] * (len(grid.columns) - 2 - len(cell)))
+        failures = [failure for cell in cells for failure in cell.wave.failures]
+        if failures:
+            example = f"{failures[0]:.200}"
+            report.notes.append(f"{name}, {what}: {len(failures)} failed, such as: {example}")
+        if name != OURS:
+            report.figures += ratios(name, found[OURS, load], cells, what)
+        elif load[0] == CHEAP_AT:
             cost = statistics.median(cell.us for cell in cells)
-            what = f"CPU of all but the client, {streams} x {tokens}, {kind}"
-            report.figures.append(Figure(what, cost, "us/token", CHEAP))
+            report.figures.append(
+                Figure(f"CPU of all but the client, {what}", cost, "us/token", CHEAP)
+            )
     report.grids.append(grid)
-    named = {
-        f"{name}, {streams} streams, {kind}": cells for (name, streams, _), cells in found.items()
-    }
-    report.notes.extend(busy_notes(named))
+    report.notes += busy_notes(
+        {f"{name}, {load[0]} streams, {kind.name}": cells for (name, load), cells in found.items()}
+    )
 
 
 def run(args: argparse.Namespace) -> Report:
     """Both kinds of response."""
     report = Report("against_seed", "through Cog and Triton, against the first cog-triton's way")
-    for joined in (1,) if args.quick else (1, JOINED):
-        tell(compare(args, joined), joined, report)
-        with MockAlone(joined) as mock:
+    for kind in KINDS[1:] if args.quick else KINDS:
+        tell(compare(args, kind), kind, report)
+        with MockAlone(tps=kind.rate / CHEAP_AT) as mock:
             own = mock.us(CHEAP_AT)
-        report.notes.append(f"the mock alone takes {own:.1f} us/token, {joined} a response")
+        report.notes.append(f"the mock alone takes {own:.1f} us/token: {kind.name}")
     report.notes += [
         INCLUDED,
         QUICK_ACKS,
         "ITL is from token to token, 0 between tokens of one read",
+        "tokens of predictions that failed do not count to tok/s, their CPU counts",
         "both sides stream live in the same way; the seed's had an older Cog for that",
         "the seed's way has one instance of pre- and postprocessing; with its 64 it is slower",
     ]

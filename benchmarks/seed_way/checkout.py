@@ -19,6 +19,8 @@ import cog
 import httpx
 from tokenizers import Tokenizer
 
+from cog_triton.settings import Settings
+
 Predict = Callable[[str, int, str], AsyncIterator[str]]
 _ABSENT = {
     "transformers": ["AutoTokenizer"],
@@ -31,7 +33,7 @@ _ABSENT = {
 _END_ID = 1
 
 
-def load(path: str, tokenizer: Tokenizer, triton_url: str) -> Predict:
+def load(path: str, tokenizer: Tokenizer, settings: Settings) -> Predict:
     """Its predict() as a function of prompt, tokens and stop sequences."""
     module = _module(Path(path))
     predictor = module.Predictor.__new__(module.Predictor)
@@ -42,7 +44,9 @@ def load(path: str, tokenizer: Tokenizer, triton_url: str) -> Predict:
         "end_id": _END_ID,
         "pad_id": _END_ID,
         "tokenizer": _Tokenizer(tokenizer),
-        "client": httpx.AsyncClient(timeout=120, transport=_To(triton_url)),
+        "client": httpx.AsyncClient(
+            timeout=settings.triton_timeout, transport=_To(settings.triton_url)
+        ),
         "log": lambda text: None,
         "_testing": True,  # else it emits metrics, by a function that Cog no longer has
     }

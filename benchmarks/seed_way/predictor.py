@@ -19,7 +19,6 @@ from seed_way.live import live
 
 CHECKOUT = "SEED_CHECKOUT"
 """Where the first cog-triton's own code is; unset, ours stands for it."""
-_TIMEOUT_S = 120
 _END_ID = 1
 
 
@@ -35,11 +34,11 @@ class Predictor(BaseRunner):
         self._tokenizer = EngineTokenizer.load(prepared.family.tokenizer_dir).tokenizer
         self._url = f"{settings.triton_url}/v2/models/ensemble/generate_stream"
         self._health = f"{settings.triton_url}/v2/health/ready"
-        self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=settings.triton_timeout, trust_env=False)
         self._triton = TritonServer(settings, prepared.repository, prepared.run_dir)
         await self._triton.start(self._is_ready, self._probe)
         path = os.environ.get(CHECKOUT)
-        self._own = checkout.load(path, self._tokenizer, settings.triton_url) if path else None
+        self._own = checkout.load(path, self._tokenizer, settings) if path else None
 
     async def run(
         self,

@@ -269,7 +269,7 @@ def test_every_token_is_fed_once_and_only_the_last_ones_are_timed() -> None:
 
 
 def test_the_mock_alone() -> None:
-    with MockAlone(tokens_per_response=3) as mock:
+    with MockAlone(tps=5000) as mock:
         assert mock.ttft_ms() > 0
         assert mock.us(2, tokens=10) > 0
 

@@ -50,7 +50,8 @@ def _titled(title: str, lines: Iterator[str] | list[str], *, rule: bool = True) 
 def _configuration(options: Options, prompts: str) -> Iterator[str]:
     yield f"Target: {options.target.value} at {options.url}"
     method = options.output_method or (OutputMethod.YIELD if options.stream else OutputMethod.WAIT)
-    yield f"Output Method: {method.value}"
+    size = f", {options.buffer_size} tokens a piece" if options.buffer_size else ""
+    yield f"Output Method: {method.value}{size}"
     yield f"Mode: {options.unit.value}"
     yield f"Rate: {options.rate:.1f} {options.unit.value}"
     if options.unit is Unit.RPS:
@@ -63,6 +64,8 @@ def _configuration(options: Options, prompts: str) -> Iterator[str]:
         yield f"Requests: {options.requests}"
     yield f"Input tokens: {prompts}"
     yield f"Output tokens: {options.output_lengths or 'as the prompt file says, else 128'}"
+    if options.tps is not None:
+        yield f"Tokens per second asked for: {options.tps:g}"
     yield f"Warm-up requests: {options.warmup}, seed: {options.seed}"
 
 

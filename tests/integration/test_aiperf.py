@@ -11,11 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import _aiperf
 import pytest
+from _servers import Server, mock_server
 from stack import REPOSITORY
+
+from cog_triton.engines.mock import directory
 
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 pytestmark = [
@@ -57,6 +62,12 @@ def test_aiperf_beside_our_own(tmp_path: Path) -> None:
     assert series["stats"]["total"] > 0, "our /metrics is found and read"
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with mock_server(tps=200) as running:
+        yield running
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -65,25 +76,16 @@ def test_aiperf_beside_our_own(tmp_path: Path) -> None:
         ("--endpoint-type", "chat"),
     ],
 )
-def test_other_ways_to_ask(
-    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    import _aiperf
-    from _servers import mock_server
-
-    from cog_triton.engines.mock import directory
-
+def test_other_ways_to_ask(more: tuple[str, ...], server: Server, tmp_path: Path) -> None:
     artifacts = tmp_path / "aiperf"
-    with mock_server(tps=200) as server:
-        words = [
-            *(str(AIPERF), "profile", "--model", "mock", "--url", server.openai),
-            *("--tokenizer", str(directory.make(tmp_path / "engine")), "--ui", "none"),
-            *("--no-gpu-telemetry", "--artifact-dir", str(artifacts), "--request-count", "4"),
-            *("--synthetic-input-tokens-mean", str(INPUT), "--output-tokens-mean", str(OUTPUT)),
-            *("--extra-inputs", "ignore_eos:true", *more),
-        ]
-        found = _aiperf.run(words, artifacts)
+    words = [
+        *(str(AIPERF), "profile", "--model", "mock", "--url", server.openai),
+        *("--tokenizer", str(directory.make(tmp_path / "engine")), "--ui", "none"),
+        *("--no-gpu-telemetry", "--artifact-dir", str(artifacts), "--request-count", "4"),
+        *("--synthetic-input-tokens-mean", str(INPUT), "--output-tokens-mean", str(OUTPUT)),
+        *("--extra-inputs", "ignore_eos:true", *more),
+    ]
+    found = _aiperf.run(words, artifacts)
     assert found["error_summary"] == []
     assert found["request_count"]["avg"] == 4
     assert found["output_sequence_length"]["avg"] == OUTPUT

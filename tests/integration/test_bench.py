@@ -1,4 +1,4 @@
-"""The benchmark against the real Cog, the real Triton and the real model."""
+"""The benchmark against the real Cog and the real Triton, with an engine whose times are known."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stack import Stack
+
+from cog_triton.engines.mock import directory
 
 pytestmark = pytest.mark.integration
 
@@ -23,6 +26,21 @@ SECTIONS = (
     "E2E throughput: ",
     "Load generator:",
 )
+
+
+TPS = 400
+
+
+@pytest.fixture(scope="module")
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = Stack(tmp_path_factory.mktemp("mock"), None)
+    running.command += ["--engine", "mock", f"--tps={TPS}"]
+    running.start()
+    try:
+        running.until_ready()
+        yield running
+    finally:
+        running.close()
 
 
 def bench(stack: Stack, *arguments: object, code: int = 0) -> str:
@@ -50,7 +68,7 @@ def sane(found: dict[str, Any], tokens: int) -> None:
     metrics = found["metrics"]
     assert metrics["output_tokens"]["min"] == metrics["output_tokens"]["max"] == tokens
     for point in ("mean", "p50", "p99", "max"):
-        assert 0 < metrics["ttft"][point] < metrics["e2el"][point] < 60
+        assert 0 < metrics["ttft"][point] <= metrics["e2el"][point] < 60
     if metrics["tpot"]["count"] == found["completed"]:  # a busy machine may bring one at once
         mean = metrics["ttft"]["mean"] + metrics["tpot"]["mean"] * (tokens - 1)
         assert mean == pytest.approx(metrics["e2el"]["mean"], rel=1e-6)
@@ -59,30 +77,85 @@ def sane(found: dict[str, Any], tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "tokens", "tps"),
     [
-        "--target cog-triton --rate 8 --unit rps --duration 1 --n_input_tokens 20"
-        " --n_output_tokens 8",
-        "--unit batch --duration 1 --tps 100 --n_output_tokens 8 --output_method yield --rate 6",
+        (
+            "--target cog-triton --rate 8 --unit rps --duration 30 --n_input_tokens 100"
+            " --n_output_tokens 100",
+            100,
+            TPS,
+        ),
+        (
+            "--unit batch --duration 10 --tps 100 --n_output_tokens 128 --output_method yield"
+            " --rate 24",
+            128,
+            100,
+        ),
     ],
 )
-def test_the_seeds_command_lines(line: str, stack: Stack, tmp_path: Path) -> None:
-    said = bench(stack, *line.split(), "--json", tmp_path / "a.json")
+def test_the_seeds_command_lines(
+    line: str, tokens: int, tps: int, mock: Stack, tmp_path: Path
+) -> None:
+    """As they are; only --requests ends them sooner."""
+    said = bench(mock, *line.split(), "--requests", 24, "--json", tmp_path / "a.json")
     for section in SECTIONS:
         assert section in said
     found = numbers(tmp_path / "a.json")
-    assert found["completed"] == found["made"] > 0
-    sane(found, 8)
+    assert found["completed"] == found["made"] == 24
+    sane(found, tokens)
     server, ours = found["server"], found["metrics"]
-    assert server["tps"]["actual"]["count"] == found["completed"]
+    assert ours["input_tokens"]["min"] == ours["input_tokens"]["max"] >= 100
+    assert ours["ttft_from_sending"]["min"] >= 1 / tps
+    assert ours["e2el_from_sending"]["min"] >= tokens / tps
+    assert server["tps"]["expected"]["mean"] == tps
+    assert server["latency"]["expected"]["mean"] == pytest.approx(tokens / tps)
+    assert server["tps"]["actual"]["count"] == 24
+    assert server["tps"]["actual"]["max"] <= tps
     assert server["latency"]["actual"]["mean"] <= ours["e2el_from_sending"]["mean"]
     assert server["ttft"]["actual"]["mean"] <= ours["ttft_from_sending"]["mean"]
+
+
+def test_an_answer_in_pieces(mock: Stack, tmp_path: Path) -> None:
+    """Of 28 tokens at 100 a second eight are a piece: text comes after 8, 16, 24 and all."""
+    found = of_method(mock, tmp_path, "buffer", "--buffer_size", 8)
+    sane(found, 28)
+    metrics = found["metrics"]
+    assert metrics["ttft_from_sending"]["min"] >= 0.08
+    assert metrics.get("itl", {"count": 0})["count"] <= 3 * 3, "pieces of three that were late join"
+
+
+def test_an_answer_as_a_whole(mock: Stack, tmp_path: Path) -> None:
+    """Its first text is its last: that time is its latency, and no other is told for it."""
+    found = of_method(mock, tmp_path, "wait")
+    metrics = found["metrics"]
+    assert metrics["output_tokens"]["min"] == metrics["output_tokens"]["max"] == 28
+    assert metrics["e2el_from_sending"]["min"] >= 0.28
+    assert not {"ttft", "ttft_from_sending", "itl", "tpot"} & metrics.keys()
+    assert metrics["single_stream_tps"]["max"] <= 100
+
+
+def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[str, Any]:
+    """Three answers of 28 tokens, which the engine makes at 100 a second."""
+    said = bench(
+        mock,
+        *("--unit", "concurrency", "--rate", 3, "--requests", 3, "--warmup", 0),
+        *("--n_input_tokens", 9, "--n_output_tokens", 28, "--tps", 100),
+        *("--output_method", method, *more, "--json", tmp_path / "a.json"),
+    )
+    assert f"Output Method: {method}" in said
+    found = numbers(tmp_path / "a.json")
+    assert found["completed"] == 3
+    server = found["server"]
+    assert server["tps"]["expected"]["mean"] == 100
+    assert server["latency"]["expected"]["mean"] == pytest.approx(0.28)
+    assert server["ttft"]["actual"]["min"] >= 0.01, "the engine's, however it is sent"
+    assert server["ttft"]["actual"]["max"] <= server["latency"]["actual"]["max"]
+    return found
 
 
 @pytest.mark.parametrize(
     ("target", "more"),
     [
-        ("cog-triton", ["--output_method", "wait"]),
         ("cog-triton", ["--processes", "2"]),
         ("triton", []),
         ("triton", ["--model", "tensorrt_llm"]),
@@ -90,23 +163,18 @@ def test_the_seeds_command_lines(line: str, stack: Stack, tmp_path: Path) -> Non
         ("openai", ["--api", "completions"]),
     ],
 )
-def test_every_target(
-    target: str, more: list[str], stack: Stack, engine_dir: Path, tmp_path: Path
-) -> None:
+def test_every_target(target: str, more: list[str], mock: Stack, tmp_path: Path) -> None:
+    engine = directory.make(tmp_path)
     bench(
-        stack,
+        mock,
         *("--target", target, "--unit", "concurrency", "--rate", 3, "--requests", 7),
-        *("--n_input_tokens", 24, "--n_output_tokens", 6, "--tokenizer", engine_dir, *more),
+        *("--n_input_tokens", 24, "--n_output_tokens", 6, "--tokenizer", engine, *more),
         *("--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"),
     )
     found = numbers(tmp_path / "a.json")
     assert found["completed"] == 7
     assert found["concurrency"]["max"] <= 3
-    if "wait" in more:
-        assert found["metrics"]["output_tokens"]["mean"] == 6
-        assert "ttft" not in found["metrics"]
-    else:
-        sane(found, 6)
+    sane(found, 6)
     with (tmp_path / "a.csv").open() as lines:
         rows = list(csv.DictReader(lines))
     assert len(rows) == 7
@@ -115,9 +183,9 @@ def test_every_target(
         assert {row["input_tokens"] for row in rows} == {"24"}
 
 
-def test_what_prometheus_says_agrees(stack: Stack, tmp_path: Path) -> None:
+def test_what_prometheus_says_agrees(mock: Stack, tmp_path: Path) -> None:
     bench(
-        stack,
+        mock,
         *("--target", "openai", "--requests", 4, "--rate", 20, "--n_output_tokens", 6),
         *("--json", tmp_path / "a.json"),
     )
@@ -126,9 +194,9 @@ def test_what_prometheus_says_agrees(stack: Stack, tmp_path: Path) -> None:
     assert told["cog_triton_time_to_first_token_seconds"] > 0
 
 
-def test_failures_have_their_code(stack: Stack) -> None:
+def test_failures_have_their_code(mock: Stack) -> None:
     said = bench(
-        stack,
+        mock,
         *("--requests", 2, "--rate", 20, "--warmup", 0, "--input", "prompt= "),
         code=1,
     )

@@ -1,15 +1,25 @@
-"""Every benchmark runs, briefly, on the real servers; what it measures is for `make bench`."""
+"""Every benchmark runs, briefly, on the real servers; what it measures is for `make bench`.
 
+Servers that do not differ are one: each script runs in this process, and gets a server that is
+there already where it would start another one like it. `start_up` starts its own.
+"""
+
+import inspect
 import json
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
+import _servers
 import httpx
 import pytest
 import run_all
-from _servers import seed_server
-from stack import REPOSITORY
+from _servers import Server
+from stack import REPOSITORY, Stack
 
 from cog_triton.engines.mock import directory
 from cog_triton.tokenizer import EngineTokenizer
@@ -17,25 +27,72 @@ from cog_triton.tokenizer import EngineTokenizer
 pytestmark = pytest.mark.integration
 
 SCRIPTS = REPOSITORY / "benchmarks"
+AT_ONCE = 3
+"""Tokens in a response of the seed's server."""
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    with _servers.mock_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def seeds() -> Iterator[Server]:
+    with _servers.seed_server(tokens_per_response=AT_ONCE, join=False) as server:
+        yield server
+
+
+@pytest.fixture
+def demo(stack: Stack) -> Server:
+    assert stack.process is not None
+    urls = (stack.url, stack.own, stack.triton, f"http://127.0.0.1:{stack.metrics}")
+    return Server(stack.process.pid, stack.log, *urls, started=0, ready=0)
+
+
+SHARED = {
+    "against_seed": {"mock_server": "ours", "seed_server": "seeds"},
+    "through_path": {"mock_server": "ours", "server": "demo"},
+    "fixed_rate": {"mock_server": "ours"},
+    "memory": {"mock_server": "ours"},
+    "growth": {"mock_server": "ours"},
+}
+"""Which fixture a script gets in place of a server of its own."""
 ENGINE = ("through_path",)
 
 
+def instead_of(real: Callable[..., Any], server: Server) -> Callable[..., Any]:
+    """Takes the arguments of `real`, and has `server` already."""
+
+    def given(*args: Any, **kwargs: Any) -> AbstractContextManager[Server]:
+        inspect.signature(real).bind(*args, **kwargs)
+        return nullcontext(server)
+
+    return given
+
+
 @pytest.mark.parametrize("name", run_all.NAMES)
-def test_a_benchmark(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_benchmark(
+    name: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for function, fixture in SHARED.get(name, {}).items():
+        real = getattr(_servers, function)
+        server = request.getfixturevalue(fixture)
+        monkeypatch.setattr(_servers, function, instead_of(real, server))
     engine = [str(request.getfixturevalue("engine_dir"))] if name in ENGINE else []
     result = tmp_path / "found.json"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / f"{name}.py"), "--quick", f"--json={result}", *engine],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setattr(sys, "argv", [name, "--quick", f"--json={result}", *engine])
+    runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
     found = json.loads(result.read_text())
     assert found["name"] == name
     assert found["machine"]
     for figure in found["figures"]:
-        assert figure["name"] in done.stdout
+        assert figure["name"] in said
         assert (figure["verdict"] == "") == (figure["target"] is None)
     assert found["figures"]
     assert all(grid["rows"] for grid in found["grids"])
@@ -57,13 +114,14 @@ def test_all_of_them_print_one_table_and_end_well_whatever_they_find(tmp_path: P
     ]
 
 
-def test_the_seeds_way_over_the_real_triton_says_what_the_mock_says(tmp_path: Path) -> None:
+def test_the_seeds_way_over_the_real_triton_says_what_the_mock_says(
+    seeds: Server, tmp_path: Path
+) -> None:
     engine = directory.make(tmp_path)
     ids = directory.read(engine).output_ids
-    with seed_server(tokens_per_response=3) as server:
-        answer = httpx.post(
-            f"{server.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
-        ).json()
+    answer = httpx.post(
+        f"{seeds.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
+    ).json()
     text = EngineTokenizer.load(engine).tokenizer.decode(ids)
     assert answer["status"] == "succeeded"
     assert "".join(answer["output"]) == text

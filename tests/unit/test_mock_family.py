@@ -11,6 +11,9 @@ import pytest
 from test_contract import tensors_of
 
 from cog_triton import engine_manifest
+from cog_triton.bench.lengths import parse
+from cog_triton.bench.options import Options
+from cog_triton.bench.prompts import Prompts
 from cog_triton.chat import parse_messages, render_messages
 from cog_triton.detokenize import Detokenizer
 from cog_triton.engines import contract
@@ -77,6 +80,12 @@ def test_known_words_are_one_token_and_others_are_bytes(tokenizer: EngineTokeniz
         ids = tokenizer.encode(text)
         assert tokenizer.tokenizer.decode(ids) == text
     assert len(tokenizer.encode("🌊")) == 4
+
+
+def test_prompts_of_bench_have_a_token_for_each_word(tokenizer: EngineTokenizer) -> None:
+    prompts = Prompts(Options(url="", requests=1, input_lengths=parse("--n_input_tokens", "100")))
+    for number in range(20):
+        assert len(tokenizer.encode(prompts.get(number).text)) == 100
 
 
 def test_chats_are_rendered(tokenizer: EngineTokenizer) -> None:

@@ -175,13 +175,15 @@ def _generator(loads: Sequence[Load], records: Sequence[Record]) -> Generator:
     if cpu > BUSY_CPU:
         reasons.append(f"it used {cpu:.0%} of a core")
     if lags and lags.p99 > BUSY_LAG_S:
-        whose = "" if cpu > BUSY_CPU / 2 else ", for others had this machine's cores"
-        reasons.append(f"its event loop ran {lags.p99 * 1000:.0f} ms late (p99){whose}")
+        reasons.append(f"its event loop ran {lags.p99 * 1000:.0f} ms late (p99)")
+    if late and late.p99 > BUSY_LAG_S:
+        reasons.append(f"it sent requests {late.p99 * 1000:.0f} ms after they were due (p99)")
     warning = ""
     if reasons:
+        whose = "" if cpu > BUSY_CPU / 2 else ", for others had this machine's cores"
         warning = (
-            f"the load generator was a bottleneck: {' and '.join(reasons)}; its own delays are in"
-            " the numbers. Use --processes, a lower load or another machine"
+            f"the load generator was a bottleneck: {' and '.join(reasons)}{whose}; its own delays"
+            " are in the numbers. Use --processes, a lower load or another machine"
         )
     return Generator(
         cpu,

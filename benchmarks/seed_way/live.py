@@ -2,6 +2,7 @@
 
 The first cog-triton had an older Cog that streamed these. So that only the algorithm differs, this
 baseline is streamed the way that ours is, from a thread that the event loop hands its pieces to.
+It makes them on one event loop, as the first one's was.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future
 
 from cog_triton.serving import livestream
 
 
-def live(pieces: AsyncIterator[str], finish: Callable[[], None]) -> Iterator[str]:
-    """`pieces`, for Cog to iterate; `finish` is called after the last one, in its context."""
+def live(
+    loop: asyncio.AbstractEventLoop, pieces: AsyncIterator[str], finish: Callable[[], None]
+) -> Iterator[str]:
+    """`pieces`, made on `loop`, for Cog to iterate elsewhere.
+
+    `finish` is called after the last one, in its context.
+    """
     arrived: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
-    loop = asyncio.get_running_loop()
 
     async def pump() -> None:
         try:
@@ -27,7 +33,7 @@ def live(pieces: AsyncIterator[str], finish: Callable[[], None]) -> Iterator[str
         else:
             arrived.put(None)
 
-    task = loop.create_task(pump())
+    task = asyncio.run_coroutine_threadsafe(pump(), loop)
 
     def read() -> Generator[str, None, None]:
         while (piece := arrived.get()) is not None:
@@ -36,8 +42,8 @@ def live(pieces: AsyncIterator[str], finish: Callable[[], None]) -> Iterator[str
             yield piece
         finish()
 
-    return livestream.live(read(), lambda: _cancel(loop, task))
+    return livestream.live(read(), lambda: _cancel(task))
 
 
-def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-    loop.call_soon_threadsafe(task.cancel)
+def _cancel(task: Future[None]) -> None:
+    task.cancel()

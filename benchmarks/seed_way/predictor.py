@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 
@@ -27,7 +28,8 @@ class Predictor(BaseRunner):
 
     async def setup(self) -> None:
         """Start Triton on the mock engine, with the first cog-triton's ensemble."""
-        livestream.install()
+        livestream.install(type(self).run)
+        self._loop = asyncio.get_running_loop()
         settings = load_settings(cog_triton_engine="mock")
         prepared = await prepare(settings)
         repository.reshape(prepared.repository)
@@ -50,9 +52,10 @@ class Predictor(BaseRunner):
         count = int(max_tokens)
         if self._own is not None:
             pieces = self._own(prompt, count, stop_sequences)
-            return live(pieces, lambda: self.record_metric("output_token_count", count))
+            return live(self._loop, pieces, lambda: self.record_metric("output_token_count", count))
         text = Text(self._decode)
         return live(
+            self._loop,
             self._pieces(text, self._values(prompt, count, stop_sequences)),
             lambda: self.record_metric("output_token_count", text.tokens.size),
         )

@@ -92,21 +92,31 @@ def compare(args: argparse.Namespace, kind: Kind) -> dict[tuple[str, Load], list
     return found
 
 
+def whole(cells: list[Cell]) -> list[Cell]:
+    """Those without a failure, which says more of a side's rate than its failures; else all."""
+    return [cell for cell in cells if not cell.wave.failures] or cells
+
+
 def row(cells: list[Cell]) -> list[object]:
-    """The round in the middle, and how many predictions failed in all of them."""
+    """The middle one of the rounds that went well, and how many predictions failed in all."""
     failed = sum(len(cell.wave.failures) for cell in cells)
     asked = failed + sum(len(cell.wave.streams) for cell in cells)
     if failed == asked:
         return ["all failed", f"{failed} of {asked}"]
-    middle = sorted(cells, key=lambda cell: cell.wave.tokens_per_second)[len(cells) // 2]
+    ranked = sorted(whole(cells), key=lambda cell: cell.wave.tokens_per_second)
+    middle = ranked[len(ranked) // 2]
     wave = middle.wave
     rate = [wave.tokens_per_second, f"{failed} of {asked}" if failed else "0"]
     return [*rate, wave.itl_ms(), wave.ttft_ms(), middle.us, *middle.costs(), middle.client]
 
 
 def ratios(name: str, ours: list[Cell], theirs: list[Cell], what: str) -> Iterator[Figure]:
-    """Ours beside the other side's, round by round; none where that one brought nothing."""
+    """Ours beside the other side's, round by round; none where that one brought nothing.
+
+    Rounds in which something failed count only if there is no other.
+    """
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.wave.tokens]
+    pairs = [pair for pair in pairs if not any(cell.wave.failures for cell in pair)] or pairs
     if pairs:
         faster = [a.wave.tokens_per_second / b.wave.tokens_per_second for a, b in pairs]
         yield Figure(f"tok/s: ours / {name}, {what}", statistics.median(faster), "x", FASTER)
@@ -131,7 +141,7 @@ def tell(found: dict[tuple[str, Load], list[Cell]], kind: Kind, report: Report) 
         if name != OURS:
             report.figures += ratios(name, found[OURS, load], cells, what)
         elif load[0] == CHEAP_AT:
-            cost = statistics.median(cell.us for cell in cells)
+            cost = statistics.median(cell.us for cell in whole(cells))
             report.figures.append(
                 Figure(f"CPU of all but the client, {what}", cost, "us/token", CHEAP)
             )
@@ -153,7 +163,8 @@ def run(args: argparse.Namespace) -> Report:
         INCLUDED,
         QUICK_ACKS,
         "ITL is from token to token, 0 between tokens of one read",
-        "tokens of predictions that failed do not count to tok/s, their CPU counts",
+        "tokens of predictions that failed do not count to tok/s, and their CPU does; such a round"
+        " is told only where each had some",
         "both sides stream live in the same way; the seed's had an older Cog for that",
         "the seed's way has one instance of pre- and postprocessing; with its 64 it is slower",
     ]

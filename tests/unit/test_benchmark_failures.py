@@ -111,9 +111,9 @@ def test_failures_are_told_beside_what_was_measured(kind: Kind) -> None:
         [SEED, "400", "3 of 5"],
     )
     assert values(report) == [
-        (pytest.approx(75), "missed"),
-        (pytest.approx(3.75), "missed"),
-        (pytest.approx(3.75), ""),
+        (pytest.approx(50), "met"),
+        (pytest.approx(5), "met"),
+        (pytest.approx(5), ""),
     ]
     assert all(kind.name in figure.name for figure in report.figures)
     assert report.notes[:2] == [
@@ -121,6 +121,12 @@ def test_failures_are_told_beside_what_was_measured(kind: Kind) -> None:
         " status line"
         for name, count in ((OURS, 1), (SEED, 3))
     ]
+
+
+def test_where_every_round_had_failures_they_are_all_that_there_is() -> None:
+    report = told([cell(1000), cell(2000, 1)], [cell(100, 1), cell(1000)])
+    assert [row[2] for row in report.grids[0].rows] == ["1000", "1000"]
+    assert values(report)[:2] == [(pytest.approx(100), "missed"), (pytest.approx(6), "met")]
 
 
 def test_without_failures_there_is_no_word_of_them() -> None:

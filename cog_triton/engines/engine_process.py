@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,23 +37,30 @@ _AT_ONCE = 4096
 
 
 def _joined(events: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Each request's tokens as one event: a response costs the same whatever it holds."""
+    """Each request's output as one event: a response costs the same whatever it holds."""
     of_handle: dict[int, list[Any]] = {}
     for handle, event in events:
         of_handle.setdefault(handle, []).append(event)
     for handle, found in of_handle.items():
-        tokens = [event for event in found if isinstance(event, TokenEvent) and event.error is None]
-        if len(tokens) > 1:
-            yield handle, TokenEvent.joined(tokens)
-            found = found[len(tokens) :]
-        yield from ((handle, event) for event in found)
+        for _, alike in groupby(found, _likeness):
+            first, *others = alike
+            yield handle, type(first).joined([first, *others]) if others else first
+
+
+def _likeness(event: Any) -> tuple[type, bool]:
+    """What events that can be joined have in common.
+
+    A client gets what failed or cancelled its request in place of output, not beside it.
+    """
+    return type(event), event.error is not None or event.finish == "cancelled"
 
 
 class EngineLink:
     """One connection to a served engine; see `cog_triton.engines.base.TokenEngine`.
 
     Requests and events are the engine's own, if only an event says by `finish` or `error` that
-    it is its request's last.
+    it is its request's last, and its class has a `joined` as `TokenEvent` has, unless no request
+    gets two. Whoever has got nothing yet goes before those who wait for more.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class EngineLink:
         self._on_death = on_death
         self._closing = False
         self._emitters: dict[int, Emit] = {}
+        self._begun: set[int] = set()  # handles that an event was emitted for
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-requests", daemon=True)
@@ -112,8 +121,9 @@ class EngineLink:
                 if not self._closing:
                     self._on_death()
                 return
-            for handle, event in _joined(arrived):
+            for handle, event in sorted(_joined(arrived), key=lambda of: of[0] in self._begun):
                 ended = event.finish is not None or event.error is not None
+                (self._begun.discard if ended else self._begun.add)(handle)
                 emit = (self._emitters.pop if ended else self._emitters.get)(handle, None)
                 if emit is not None:
                     emit(event)

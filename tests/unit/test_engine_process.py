@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 
 from cog_triton.engines import engine_process
 from cog_triton.engines.base import EngineRequest, EngineStats, TokenEvent
-from cog_triton.engines.engine_process import EngineProcess
+from cog_triton.engines.engine_process import EngineLink, EngineProcess
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
 from cog_triton.sampling import SamplingParams
 
@@ -133,6 +134,23 @@ def test_a_reader_that_is_behind_gets_what_has_come_at_once(tmp_path: Path) -> N
             1002,
             1003,
         ]
+
+
+def test_a_stream_that_waits_for_its_first_token_goes_before_others() -> None:
+    ours, theirs = Pipe()
+    link, order = EngineLink(ours, 4, lambda: None), queue.Queue[str]()
+    for handle, name in enumerate(["first", "second", "third"]):
+        link.submit(handle, request(1), lambda event, name=name: order.put(name))
+    try:
+        theirs.send([(0, TokenEvent([5], [])), (1, TokenEvent([5], []))])
+        assert [order.get(timeout=PATIENCE_S) for _ in range(2)] == ["first", "second"]
+        theirs.send([(n, TokenEvent([6], [], "length")) for n in range(3)])
+        found = [order.get(timeout=PATIENCE_S) for _ in range(3)]
+    finally:
+        theirs.close()
+        link.close()
+    assert found == ["third", "first", "second"]
+    assert not link._begun
 
 
 def test_tokens_that_came_with_an_error_come_before_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import queue
 import secrets
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from vllm_engines import EOS, MAX_MODEL_LEN, calls, double_environment, vllm_engine
 
+from cog_triton.engines import engine_process
 from cog_triton.engines.base import EngineRequest, TokenEvent
 from cog_triton.engines.engine_process import EngineLink, EngineProcess
 from cog_triton.engines.vllm.messages import MetricsEvent, MetricsRequest, TextEvent, TextRequest
@@ -249,7 +251,84 @@ def test_text_streams_in_parts_that_are_whole_characters(host: Running) -> None:
     assert "".join(event.texts[0] for event in events) == "größer größer "
     assert all("\ufffd" not in event.texts[0] for event in events)
     assert sum(event.output_token_counts[0] for event in events) == 18
-    assert [event.finish_reasons[0] for event in events][-2:] == [None, "length"]
+    *others, last = [event.finish_reasons[0] for event in events]
+    assert last == "length"
+    assert set(others) <= {None}
+
+
+def test_text_that_comes_while_the_reader_is_behind_is_one_event(host: Running) -> None:
+    parameters = {"n": 2, "max_tokens": 40, "logprobs": 1}
+    asked = {"return_logprobs": True, "return_cumulative_logprob": True}
+    (whole,) = ask(host.guest(), text("größer ", parameters, **asked))
+    behind, slow = threading.Event(), Inbox()
+
+    def emit(event: Any) -> None:
+        slow(event)
+        assert behind.wait(PATIENCE_S)
+
+    host.guest().submit(1, text("größer ", parameters, stream=True, **asked), emit)
+    ask(host.guest(), text("ab", {"max_tokens": 80}))  # which takes twice as long
+    behind.set()
+    first, rest = slow.until_end()
+    assert (first.finish, first.finish_reasons) == (None, [None, None])
+    assert [a + b for a, b in zip(first.texts, rest.texts, strict=True)] == whole.texts
+    counts = zip(first.output_token_counts, rest.output_token_counts, strict=True)
+    assert [a + b for a, b in counts] == whole.output_token_counts == [40, 40]
+    found = zip(first.logprobs, rest.logprobs, strict=True)
+    assert [json.loads(a) + json.loads(b) for a, b in found] == list(
+        map(json.loads, whole.logprobs)
+    )
+    assert rest.cumulative_logprobs == whole.cumulative_logprobs
+    assert rest.finish_reasons == whole.finish_reasons == ["length", "length"]
+    assert rest.input_token_count == whole.input_token_count
+
+
+def test_outputs_that_take_turns_are_joined_each_by_itself() -> None:
+    """Streaming with n above 1, real vLLM tells of one output at a time."""
+    nan = float("nan")
+    first = TextEvent(
+        texts=["a", ""],
+        finish_reasons=["stop", None],
+        cumulative_logprobs=[-1.0, nan],
+        logprobs=['[{"97": {}}]', "null"],
+        output_token_counts=[1, 0],
+        input_token_count=3,
+    )
+    empty = replace(first, texts=["", ""], finish_reasons=[None, None], logprobs=["[]", "null"],
+                    cumulative_logprobs=[nan, nan], output_token_counts=[0, 0])  # fmt: skip
+    other = replace(first, texts=["", "b"], finish_reasons=[None, None],
+                    cumulative_logprobs=[nan, -2.0], output_token_counts=[0, 2],
+                    logprobs=["null", '[{"98": {}}, {"99": {}}]'])  # fmt: skip
+    last = replace(other, texts=["", "c"], finish_reasons=[None, "length"], finish="stop")
+    joined = TextEvent.joined([first, empty, other, last])
+    assert joined == TextEvent(
+        texts=["a", "bc"],
+        finish_reasons=["stop", "length"],
+        cumulative_logprobs=[-1.0, -2.0],
+        logprobs=['[{"97": {}}]', '[{"98": {}}, {"99": {}}, {"98": {}}, {"99": {}}]'],
+        output_token_counts=[1, 4],
+        input_token_count=3,
+        finish="stop",
+    )
+    assert TextEvent.joined([empty, empty]).logprobs == ["[]", "null"]
+
+
+def test_text_that_came_with_the_cancellation_is_not_lost() -> None:
+    """A client gets an error for it, and no output beside."""
+    event = TextEvent(
+        texts=["a"],
+        finish_reasons=[None],
+        cumulative_logprobs=[0.0],
+        logprobs=["null"],
+        output_token_counts=[1],
+        input_token_count=3,
+    )
+    cancelled = replace(event, texts=[""], finish_reasons=["abort"], finish="cancelled")
+    events = [(1, event), (1, event), (1, cancelled)]
+    assert [(e.texts, e.finish) for _, e in engine_process._joined(events)] == [
+        (["aa"], None),
+        ([""], "cancelled"),
+    ]
 
 
 def test_several_outputs_keep_their_places(host: Running) -> None:

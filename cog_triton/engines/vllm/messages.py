@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import isnan, nan
+from typing import Any, TypeVar
+
+from typing_extensions import Self
 
 from cog_triton.errors import CogTritonError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,40 @@ class TextEvent:
     input_token_count: int
     finish: str | None = None
     error: CogTritonError | None = None
+
+    @classmethod
+    def joined(cls, events: Sequence[Self]) -> Self:
+        """Events of one request that follow each other, at least one, as a single event."""
+        last = events[-1]
+        return cls(
+            texts=["".join(parts) for parts in _by_output(event.texts for event in events)],
+            finish_reasons=[
+                next(filter(None, reasons), None)
+                for reasons in _by_output(event.finish_reasons for event in events)
+            ],
+            cumulative_logprobs=[
+                next((total for total in reversed(totals) if not isnan(total)), nan)
+                for totals in _by_output(event.cumulative_logprobs for event in events)
+            ],
+            logprobs=[_one_list(parts) for parts in _by_output(event.logprobs for event in events)],
+            output_token_counts=[
+                sum(counts) for counts in _by_output(event.output_token_counts for event in events)
+            ],
+            input_token_count=last.input_token_count,
+            finish=last.finish,
+            error=last.error,
+        )
+
+
+def _by_output(events: Iterable[Sequence[T]]) -> Iterator[tuple[T, ...]]:
+    """What each output has in all events, of what all outputs have in each."""
+    return zip(*events, strict=True)
+
+
+def _one_list(parts: Sequence[str]) -> str:
+    """JSON lists as one; ``null`` if there are none. Made of text: parsing takes its time."""
+    lists = [part for part in parts if part != "null"]
+    return f"[{', '.join(part[1:-1] for part in lists if part != '[]')}]" if lists else "null"
 
 
 # Metrics that tell of now; of the others, some add up (..._total) and some have many values.

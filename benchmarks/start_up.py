@@ -24,10 +24,11 @@ MOCK = ("--engine", "mock", "--tps=0")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start."""
+    """Seconds from the start, and seconds of CPU of all of the server's processes until then."""
 
     ready: float
     first_token: float
+    cpu: float
 
 
 def start(running: AbstractContextManager[Server]) -> Start:
@@ -35,7 +36,8 @@ def start(running: AbstractContextManager[Server]) -> Start:
     with running as it:
         stream = _load.wave(it.url, {"prompt": "a", "max_tokens": 1}, 1).streams[0]
         first = stream.times[0] if stream.times else stream.ended
-        return Start(it.ready - it.started, first - it.started)
+        cpu = sum(it.cpu_seconds().values())
+        return Start(it.ready - it.started, first - it.started, cpu)
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -50,19 +52,20 @@ def run(args: argparse.Namespace) -> Report:
                 for kind in ("cold", "warm"):
                     begun = start(server(*arguments_, work_dir=Path(work_dir)))
                     found.setdefault(f"{name}, {kind}", []).append(begun)
-                    say(f"{name}, {kind}: {begun.first_token:.2f} s")
+                    say(f"{name}, {kind}: {begun.first_token:.2f} s, {begun.cpu:.1f} of CPU")
         if not args.quick:
             begun = start(seed_server())
             found.setdefault("mock, seed's way", []).append(begun)
     report = Report("start_up", "from start to first token")
-    grid = Grid("seconds from the start", ("", "ready", "first token", "slowest"))
+    grid = Grid("seconds from the start", ("", "ready", "first token", "slowest", "CPU"))
     firsts = {
         name: statistics.median(one.first_token for one in starts) for name, starts in found.items()
     }
     for name, starts in found.items():
         slowest = max(one.first_token for one in starts)
         ready = statistics.median(one.ready for one in starts)
-        grid.add(name, f"{ready:.2f}", f"{firsts[name]:.2f}", f"{slowest:.2f}")
+        cpu = statistics.median(one.cpu for one in starts)
+        grid.add(name, f"{ready:.2f}", f"{firsts[name]:.2f}", f"{slowest:.2f}", f"{cpu:.2f}")
     for name, first in firsts.items():
         report.figures.append(Figure(f"first token, {name}", first, "s"))
     for name in engines:
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> Report:
         report.figures.append(Figure(f"first token, {name}: cold / warm", ratio))
     report.grids.append(grid)
     report.notes.append("files are in the page cache in every row")
+    report.notes.append("where CPU does not follow the seconds, something else ran on the machine")
     return report
 
 

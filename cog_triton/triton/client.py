@@ -114,9 +114,15 @@ class TritonClient:
         buffer = EventBuffer()
         try:
             with request as response:
+                for _ in response.head():
+                    yield []
                 if response.status != 200 and not response.is_event_stream:
-                    response.pauses = False  # such a body is short, and comes with its head
-                    raise self._failure(response.status, b"".join(response.chunks()))
+                    body = []
+                    for chunk in response.chunks():
+                        body.append(chunk)
+                        if not chunk:
+                            yield []
+                    raise self._failure(response.status, b"".join(body))
                 for chunk in response.chunks():
                     if not chunk:
                         yield []

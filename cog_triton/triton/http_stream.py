@@ -39,7 +39,7 @@ class HTTPStream:
         ).encode() + body
         self.timeout = timeout
         self.pauses = False
-        """Whether `chunks` yields b"" where it would wait."""
+        """Whether `head` and `chunks` yield b"" where they would wait."""
         self._expired = False
         self._parser = httptools.HttpResponseParser(self)
         self._socket: socket.socket | None = None
@@ -50,15 +50,13 @@ class HTTPStream:
         self.is_event_stream = False
 
     def __enter__(self) -> Self:
-        """Send the request and wait for the response's head."""
+        """Send the request."""
         self._socket = socket.socket(self._family, socket.SOCK_STREAM)
         try:
             self._connect()
             if self._hung_up:
                 raise StreamBroken("hung up before the request was sent")
             self._send()
-            while not self.status:
-                self._read()
         except BaseException:  # __exit__ is not called then
             self._close()
             raise
@@ -67,12 +65,17 @@ class HTTPStream:
     def __exit__(self, *_: object) -> None:
         self._close()
 
+    def head(self) -> Iterator[bytes]:
+        """Nothing, but for pauses as of `chunks`; then `status` and `is_event_stream` are known."""
+        while not self.status:
+            yield from self._pause()
+            self._read()
+
     def chunks(self) -> Iterator[bytes]:
         """The body, as it arrives; raises StreamTimeout or StreamBroken.
 
         If it `pauses`, go on after a b"" when `fileno` is readable, or after `expire`.
         """
-        assert self._socket is not None
         while True:
             if self._chunks:
                 arrived, self._chunks = self._chunks, []
@@ -80,9 +83,7 @@ class HTTPStream:
             elif self._complete:
                 return
             else:
-                if self.pauses:
-                    self._socket.setblocking(False)
-                    yield b""
+                yield from self._pause()
                 self._read()
 
     def fileno(self) -> int:
@@ -100,6 +101,12 @@ class HTTPStream:
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _pause(self) -> Iterator[bytes]:
+        if self.pauses:
+            assert self._socket is not None
+            self._socket.setblocking(False)
+            yield b""
 
     def _connect(self) -> None:
         assert self._socket is not None

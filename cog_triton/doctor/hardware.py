@@ -12,10 +12,12 @@ from cog_triton import ports
 from cog_triton.doctor.check import Check, fail, ok, warn
 from cog_triton.errors import EngineIncompatible
 from cog_triton.preflight import require_gpu, sm_names
+from cog_triton.triton import queues
 
 _GB = 1e9
 _QUERY = "name,memory.total,driver_version"
 _PATIENCE_S = 30
+_ENOUGH_PLACES = 2000
 _OURS = re.compile(r"cog_triton_(\d+)_")
 
 
@@ -83,6 +85,19 @@ def disk(directory: Path, needed: int = 0) -> Check:
     if free < needed + 5 * _GB:
         return warn("disk", found, advice)
     return ok("disk", found)
+
+
+def http_queues() -> Check:
+    """How far a thread of Triton's HTTP server may be behind before it loses responses."""
+    places = queues.attainable() // queues.PLACE_BYTES
+    found = f"{places} responses in the queue of each of Triton's HTTP threads"
+    if places < _ENOUGH_PLACES:
+        return warn(
+            "HTTP queues",
+            f"{found}: short of CPU, it may lose the end of answers (E2105)",
+            "sysctl -w net.core.wmem_default=8388608 on the host, before Triton starts",
+        )
+    return ok("HTTP queues", found)
 
 
 def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:

@@ -102,7 +102,10 @@ class TritonClient:
                 if finished:
                     return
         if self._tells_end and not finished:
-            raise TritonUnavailable("Triton was too busy and lost the end of the answer; try again")
+            raise TritonUnavailable(
+                "Triton was too busy and lost the end of the answer; try again (HTTP queues in"
+                " `cog-triton doctor` tells how to prevent it)"
+            )
 
     def events(self, request: HTTPStream) -> Generator[list[dict[str, Any]], None, None]:
         """As `tokens`, but whole events: each a response's outputs by name, tensors flattened."""

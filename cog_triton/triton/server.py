@@ -10,12 +10,13 @@ import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cog_triton import reaper
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import Settings
-from cog_triton.triton import distribution, launch
+from cog_triton.triton import distribution, launch, queues, vitals
 
 _POLL_S = 0.02
 _TAIL_LINES = 25
@@ -79,6 +80,9 @@ class TritonServer:
         except BaseException:
             self.kill()
             raise
+        for pid in vitals.servers(self.root):
+            with suppress(OSError):  # `cog-triton doctor` tells what it means
+                queues.widen(pid)
 
     async def stop(self) -> None:
         """Let running requests end for a few seconds, then stop whatever is left."""

@@ -69,6 +69,11 @@ class Vitals:
         return f"{self._names.get(pid, 'a process of Triton')} (process {pid})"
 
 
+def servers(root: int) -> list[int]:
+    """Every tritonserver that runs under the process `root`."""
+    return [pid for pid in reaper.descendants(root) if _name(pid) == _SERVER]
+
+
 def _name(pid: int) -> str | None:
     """What a process is called in errors, None if it is neither a server nor a stub."""
     try:

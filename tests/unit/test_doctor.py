@@ -24,6 +24,7 @@ from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.machine import Machine
 from cog_triton.ports import free_ports
 from cog_triton.settings import Settings, load_settings
+from cog_triton.triton import queues
 from cog_triton.triton.distribution import Distribution
 
 
@@ -57,6 +58,7 @@ def test_this_machine_can_serve() -> None:
     names = [item["name"] for item in found["checks"]]
     assert names[:2] == ["Python", "settings"]
     assert {"Triton", "backends", "GPU", "memory", "shared memory", "disk", "ports"} <= {*names}
+    assert "HTTP queues" in names
     for item in found["checks"]:
         assert (item["state"] == "ok") == (item["advice"] == "")
 
@@ -312,3 +314,16 @@ def test_a_triton_that_is_not_found_is_told_with_why() -> None:
 def test_health_is_the_lack_of_failures() -> None:
     assert run.healthy([check.ok("a", "b"), check.warn("a", "b", "c")])
     assert not run.healthy([check.ok("a", "b"), check.fail("a", "b", "c")])
+
+
+@pytest.mark.parametrize(("size", "state"), [(212992, State.WARN), (8 << 20, State.OK)])
+def test_short_queues_of_triton_are_told(
+    size: int, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "attainable", lambda: size)
+    found = hardware.http_queues()
+    assert found.state is state
+    assert str(size // 768) in found.found
+    if state is State.WARN:
+        assert "E2105" in found.found
+        assert "net.core.wmem_default" in found.advice

@@ -1,0 +1,80 @@
+"""Room in the queues of Triton's HTTP threads, which lose the responses that find none.
+
+libevhtp hands a thread its responses through a pair of Unix sockets, and does not look whether
+they went in (evthr_defer; Triton 24.10 and later): with Linux's usual send buffer, a thread that
+gets no CPU is lost to what comes after 277 of them. Triton has no option for that, and makes the
+sockets itself; so they are borrowed from it (pidfd_getfd(2)) and given larger buffers. Containers
+mostly may not do that: there, net.core.wmem_default of the host decides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PLACE_BYTES = 768
+"""What a response takes in a queue, however long it is: the kernel counts whole buffers."""
+
+_WANTED_BYTES = 8 << 20  # the kernel doubles it
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PIDFD_GETFD = 438  # the same on all machines
+_SO_SNDBUFFORCE = 32
+
+
+def widen(pid: int) -> int:
+    """Let each Unix socket of process `pid` hold 16 MB, or twice net.core.wmem_max.
+
+    The latter without CAP_NET_ADMIN. Returns the bytes of the smallest, 0 if there is none. Raises
+    OSError where the system does not lend us the sockets of that process.
+    """
+    with _opened(pid) as process:
+        sockets = [
+            int(entry.name)
+            for entry in Path(f"/proc/{pid}/fd").iterdir()
+            if _target(entry).startswith("socket:")
+        ]
+        return min(filter(None, (_widen(process, number) for number in sockets)), default=0)
+
+
+def attainable() -> int:
+    """Bytes for a queue of a Triton that is started here."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with suppress(OSError), _opened(os.getpid()) as process:
+            _widen(process, ours.fileno())
+        return ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def _widen(process: int, number: int) -> int:
+    """The bytes of a socket's send buffer from now on, 0 if it is no Unix socket."""
+    descriptor = _LIBC.syscall(_PIDFD_GETFD, process, number, 0)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket(fileno=descriptor) as found:
+        if found.family != socket.AF_UNIX:
+            return 0
+        for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):
+            with suppress(OSError):
+                found.setsockopt(socket.SOL_SOCKET, option, _WANTED_BYTES)
+                break
+        return found.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+@contextmanager
+def _opened(pid: int) -> Iterator[int]:
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except OSError:
+        return ""

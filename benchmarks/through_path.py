@@ -47,7 +47,7 @@ class Round:
 
 
 def in_process(connection: Connection, directory: Path) -> None:
-    """Child process: answers (concurrency, tokens) with a Round, until None."""
+    """Child process: answers (concurrency, tokens) with what a Round holds, until None."""
     from cog_triton.engines.base import EngineRequest
     from cog_triton.engines.openvino import OpenVINOOptions
     from cog_triton.engines.openvino_pipeline import OpenVINOPipeline
@@ -56,7 +56,7 @@ def in_process(connection: Connection, directory: Path) -> None:
     engine = OpenVINOPipeline(directory, OpenVINOOptions())
     tokenizer = EngineTokenizer.load(directory)
 
-    def wave(concurrency: int, tokens: int) -> Round:
+    def wave(concurrency: int, tokens: int) -> tuple[float, float]:
         started = time.perf_counter()
         first: dict[int, float] = {}
         count = 0
@@ -74,7 +74,7 @@ def in_process(connection: Connection, directory: Path) -> None:
                 first.setdefault(number, time.perf_counter() - started)
                 count += len(event.token_ids)
         elapsed = time.perf_counter() - started
-        return Round(count / elapsed, statistics.median(first.values()) * 1000)
+        return count / elapsed, statistics.median(first.values()) * 1000
 
     connection.send("ready")
     while (job := connection.recv()) is not None:
@@ -98,8 +98,7 @@ def direct_engine(directory: Path) -> Iterator[Wave]:
 
     def wave(concurrency: int, tokens: int) -> Round:
         ours.send((concurrency, tokens))
-        answer: Round = ours.recv()
-        return answer
+        return Round(*ours.recv())
 
     try:
         ours.recv()

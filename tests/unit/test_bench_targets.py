@@ -92,9 +92,9 @@ def test_cog_streamed() -> None:
     assert request.json == {"input": {"prompt": "one two", "max_tokens": 5, "min_tokens": 5}}
     assert (record.status, record.error) == (OK, "")
     assert (record.input_tokens, record.output_tokens, record.wanted_tokens) == (37, 5, 5)
-    assert list(record.counts) == [1, 2]
+    assert sum(record.counts) == 3
     assert record.ttft is not None
-    assert record.sent < record.times[0] < record.ended
+    assert record.sent < record.times[0] <= record.ended
     assert record.server["predict_time"] == 0.5
     assert notes == []
 
@@ -244,7 +244,7 @@ def test_triton_with_token_ids() -> None:
         "end_id": -1,
     }
     assert (record.status, record.input_tokens, record.output_tokens) == (OK, 2, 4)
-    assert list(record.counts) == [1, 3]
+    assert sum(record.counts) == 4
     assert "random" in notes[0]
 
 
@@ -323,7 +323,7 @@ def test_chat() -> None:
         "stream_options": {"include_usage": True},
     }
     assert (record.status, record.input_tokens, record.output_tokens) == (OK, 11, 6)
-    assert list(record.counts) == [1, 2]
+    assert sum(record.counts) == 3
     assert notes == []
 
 

@@ -4,6 +4,8 @@ Each writes .work/bench/NAME.json. Ends with 0 whether or not targets are met, a
 benchmark that failed.
 
     .venv/bin/python benchmarks/run_all.py [engine.tar] [--only=NAME,NAME] [--quick]
+
+With --write=docs/performance.md the table goes between that page's marks, too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ NAMES = (
     "load_generator",
 )
 WITH_ENGINE = ("through_path", "start_up")
+MARKS = "<!-- made by benchmarks/run_all.py -->\n", "<!-- end -->"
 
 
 def chosen(text: str) -> list[str]:
@@ -51,6 +54,18 @@ def command(name: str, args: argparse.Namespace, result: Path) -> list[str]:
     return words
 
 
+def write(page: Path, grid: _report.Grid, machine: str) -> None:
+    """Put the table between the marks of a Markdown page; raises ValueError if it has none."""
+    before, between, after = page.read_text().partition(MARKS[0])
+    _, end, after = after.partition(MARKS[1])
+    if not (between and end):
+        raise ValueError(f"{page}: has no marks {MARKS[0].strip()} and {MARKS[1]}")
+    lines = [" | ".join(grid.columns), "--- | --- | --: | --: | ---"]
+    lines += [" | ".join(row) for row in grid.rows]
+    table = "\n".join(f"| {line} |" for line in lines)
+    page.write_text(f"{before}{between}{machine}\n\n{table}\n{end}{after}")
+
+
 def main() -> int:
     """Run what was chosen."""
     parser = argparse.ArgumentParser(
@@ -61,6 +76,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="seconds, to see that all run")
     parser.add_argument("--seed-checkout", type=Path, help="the first cog-triton's sources")
     parser.add_argument("--results", type=Path, default=_report.RESULTS, help="directory for JSON")
+    parser.add_argument("--write", type=Path, help="a page to put the table into")
     args = parser.parse_args()
     figures: dict[str, list[_report.Figure]] = {}
     failed = []
@@ -73,8 +89,11 @@ def main() -> int:
             failed.append(name)
         else:
             figures[name] = _report.read_figures(result)
-    print(f"\n== all: {_report.machine_name()}, {time.monotonic() - began:.0f} s", flush=True)
+    machine = f"{_report.machine_name()}, {time.monotonic() - began:.0f} s"
+    print(f"\n== all: {machine}", flush=True)
     _report.show(_report.summary(figures))
+    if args.write:
+        write(args.write, _report.summary(figures), f"{time.strftime('%Y-%m-%d')}, {machine}")
     verdicts = [figure.verdict for found in figures.values() for figure in found]
     print(f"{verdicts.count('met')} targets met, {verdicts.count('missed')} missed")
     for name in failed:

@@ -261,6 +261,23 @@ def test_which_benchmarks_run() -> None:
     assert all((here / f"{name}.py").is_file() for name in run_all.NAMES)
 
 
+def test_the_table_of_a_run_goes_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    start, end = run_all.MARKS
+    page.write_text(f"before\n{start}old\n{end}\nafter\n")
+    figure = Figure("a rate", 3.0, "x", Target(4, least=True))
+    run_all.write(page, summary({"growth": [figure]}), "a machine")
+    text = page.read_text()
+    assert "| growth | a rate | 3 x | >= 4 | missed |" in text
+    assert "a machine" in text
+    assert "old" not in text
+    assert text.startswith(f"before\n{start}")
+    assert text.endswith(f"{end}\nafter\n")
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="has no marks"):
+        run_all.write(page, summary({}), "a machine")
+
+
 def test_every_token_is_fed_once_and_only_the_last_ones_are_timed() -> None:
     seen: list[int] = []
     found = text_cost.fed(lambda: seen.append, (128, 300), 1)

@@ -53,16 +53,11 @@ def measure(
     inputs: Mapping[str, Any],
     streams: int,
     seconds: float = 0.0,
-    *,
-    plain: bool = False,
-    lenient: bool = False,
-    tokens: int = 0,
+    **how: Any,
 ) -> Cell:
-    """`_load.wave` with the server's CPU, that of predictions that failed included."""
+    """`_load.wave`, `how` included, with the server's CPU; that of what failed counts, too."""
     before = server.cpu_seconds()
-    wave = _load.wave(
-        server.url, inputs, streams, seconds, plain=plain, lenient=lenient, tokens=tokens
-    )
+    wave = _load.wave(server.url, inputs, streams, seconds, **how)
     return Cell(wave, _accounting.spent(before, server.cpu_seconds()))
 
 

@@ -84,7 +84,8 @@ class Reading(Generic[T]):
         if not self._ended:
             self._descriptor = self._connection().fileno()
             self._loop.add_reader(self._descriptor, self._go_on)
-            self._watch(self._connection().timeout)
+            self._heard_at = self._loop.time()
+            self._loop.call_later(self._connection().timeout, self._look)
         self._tell()
 
     def _go_on(self) -> None:
@@ -110,16 +111,12 @@ class Reading(Generic[T]):
         if self._ended or self._arrived:
             self._news.set()
 
-    def _watch(self, seconds: float) -> None:
-        self._heard_at = self._heard_at or self._loop.time()
-        self._loop.call_later(seconds, self._look)
-
     def _look(self) -> None:
         if self._ended:
             return
         left = self._heard_at + self._connection().timeout - self._loop.time()
         if left > 0:
-            self._watch(left)
+            self._loop.call_later(left, self._look)
             return
         self._connection().expire()
         self._go_on()

@@ -119,16 +119,14 @@ class TritonClient:
             with request as response:
                 for _ in response.head():
                     yield []
-                if response.status != 200 and not response.is_event_stream:
-                    body = []
-                    for chunk in response.chunks():
-                        body.append(chunk)
-                        if not chunk:
-                            yield []
-                    raise self._failure(response.status, b"".join(body))
+                is_text = response.status != 200 and not response.is_event_stream
+                text = b""
                 for chunk in response.chunks():
                     if not chunk:
                         yield []
+                        continue
+                    if is_text:
+                        text += chunk
                         continue
                     self.heard_at = time.monotonic()
                     found, error = self._read(buffer.feed(chunk), parse)
@@ -137,7 +135,7 @@ class TritonClient:
                     if error is not None:
                         raise error
                 if response.status != 200:
-                    raise self._failure(response.status, buffer.rest)
+                    raise self._failure(response.status, text or buffer.rest)
         except StreamTimeout as error:
             raise TritonTimeout(
                 f"Triton timed out: {error} (TRITON_TIMEOUT). This can happen for extremely long"

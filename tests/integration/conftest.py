@@ -38,12 +38,8 @@ def engine_dir(engine_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def stack(engine_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One server for all tests that do not break it."""
     running = Stack(tmp_path_factory.mktemp("stack"), str(engine_tar))
-    running.start()
-    try:
-        running.until_ready()
+    with running.served():
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="session")

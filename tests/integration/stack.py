@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from typing_extensions import Self
 
 from cog_triton.ports import free_ports
 
@@ -85,6 +86,16 @@ class Stack:
             self.process = subprocess.Popen(
                 self.command, env=self.environment, cwd=self.cwd, stdout=log, stderr=log
             )
+
+    @contextmanager
+    def served(self) -> Iterator[Self]:
+        """Started and ready; closed in the end."""
+        self.start()
+        try:
+            self.until_ready()
+            yield self
+        finally:
+            self.close()
 
     @property
     def output(self) -> str:

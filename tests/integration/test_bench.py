@@ -35,12 +35,8 @@ TPS = 400
 def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     running = Stack(tmp_path_factory.mktemp("mock"), None)
     running.command += ["--engine", "mock", f"--tps={TPS}"]
-    running.start()
-    try:
-        running.until_ready()
+    with running.served():
         yield running
-    finally:
-        running.close()
 
 
 def bench(stack: Stack, *arguments: object, code: int = 0) -> str:

@@ -58,12 +58,8 @@ def says(engine: Path) -> Says:
 def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("mock"), None, MOCK_JITTER="0.2")
     stack.command += ["--engine", "mock", "--tps", "0"]
-    stack.start()
-    try:
-        stack.until_ready()
+    with stack.served():
         yield stack
-    finally:
-        stack.close()
 
 
 @pytest.fixture(scope="module")

@@ -63,12 +63,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Alone]]:
 @pytest.fixture(scope="module")
 def alone(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     running = Alone(tmp_path_factory.mktemp("alone") / "work", engine_dir)
-    running.start()
-    try:
-        running.until_ready()
+    with running.served():
         yield running
-    finally:
-        running.close()
 
 
 def shared_memory(server: Alone) -> list[str]:

@@ -99,12 +99,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMStack]:
         tmp_path_factory.mktemp("vllm"),
         serve_config="vllm_model: {args: {REPORT_CUSTOM_METRICS: yes}}",
     )
-    stack.start()
-    try:
-        stack.until_ready()
+    with stack.served():
         yield stack
-    finally:
-        stack.close()
 
 
 def test_the_seeds_curl_line_answers(vllm: VLLMStack) -> None:

@@ -73,6 +73,32 @@ def test_many_streams_at_once_all_say_it_to_the_end(tps: float) -> None:
         assert engine.stats() == EngineStats(0, 0, 256)
 
 
+def test_waits_of_microseconds_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SimpleQueue's do not where threads contend: one in a thousand streams never began."""
+    pause = MockEngine._pause
+    monkeypatch.setattr(
+        MockEngine, "_pause", lambda engine: None if pause(engine) is None else 1e-6
+    )
+    interval = sys.getswitchinterval()
+    with running(tps=1000) as engine:
+        asked = Asked(engine, max_tokens=1000)
+
+        def disturb() -> None:
+            for _ in range(20_000):
+                engine.cancel(0)
+
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=disturb) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert asked.until_end()[0] == said(1000)
+
+
 def test_flat_out_every_token_is_a_response_of_its_own() -> None:
     with running(tps=0) as engine:
         asked = Asked(engine, max_tokens=500)

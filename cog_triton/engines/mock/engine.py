@@ -36,7 +36,8 @@ class MockEngine:
         self._max_batch_size = options.max_batch_size
         self._scheduler = Scheduler(model, options, self._break)
         self._emitters: dict[int, Callable[[TokenEvent], None]] = {}
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # CPython's SimpleQueue waits forever where its short timeout has passed before it waits.
+        self._inbox: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._hangs = False
         self._woken = 0.0
         self._thread = threading.Thread(target=self._main, name="mock-engine", daemon=True)

@@ -41,33 +41,35 @@ class Bench:
 
     def warm(self, concurrency: int) -> None:
         """Answers that are not measured, a batch of every way."""
+        prompts = self._taken(concurrency)
         for way, _ in self._ways:
-            measured = measure(way, self._taken(concurrency), concurrency, concurrency, 32)
+            measured = measure(way, prompts, concurrency, concurrency, 32)
             print(f"  warm-up {measured}", flush=True)
 
     def round(self, number: int, concurrencies: Sequence[int], until: float) -> bool:
-        """Every way at every concurrency, begun with another way each time.
+        """Every way at every concurrency, with the same prompts, begun with another way each time.
 
         False if it was broken off at `until` (time.monotonic), between two measurements.
         """
         turn = number % len(self._ways)
         for concurrency in concurrencies:
+            prompts = self._taken(REQUESTS.get(concurrency, 2 * concurrency))
             for way, roles in [*self._ways[turn:], *self._ways[:turn]]:
                 if time.monotonic() > until:
                     return False
-                self._measure(number, way, roles, concurrency)
+                self._measure(number, way, roles, concurrency, prompts)
         return True
 
-    def _measure(self, number: int, way: Way, roles: Roles, concurrency: int) -> None:
-        count = REQUESTS.get(concurrency, 2 * concurrency)
-        prompts = self._taken(count)
+    def _measure(
+        self, number: int, way: Way, roles: Roles, concurrency: int, prompts: Sequence[Prompt]
+    ) -> None:
         with _cores(roles()) as used:
-            measured = measure(way, prompts, count, concurrency, self._output_tokens)
+            measured = measure(way, prompts, len(prompts), concurrency, self._output_tokens)
         print(f"  round {number} {measured}  cores {used}", flush=True)
         self._keep({"round": number, **measured.as_dict(), "server_cores": used})
 
     def _taken(self, count: int) -> list[Prompt]:
-        """The next prompts in turn, so that a cache of prefixes seldom has them."""
+        """The next prompts in turn."""
         taken = [self._prompts[(self._next + n) % len(self._prompts)] for n in range(count)]
         self._next += count
         return taken

@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cog_triton import apart
+from cog_triton import apart, interpreter
 from cog_triton.engines.base import EngineStats, StepEngine, TokenEvent
 from cog_triton.errors import CogTritonError, TritonUnavailable
 
@@ -261,6 +261,7 @@ def main() -> None:
     except CogTritonError as error:
         connection.send(error)
         raise
+    interpreter.settle()
     try:
         if hasattr(opened, "serve"):
             opened.serve(connection)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from cog_triton import interpreter
 from cog_triton.engines import contract
 from cog_triton.engines.base import EngineRequest, EngineStats, TokenEngine, TokenEvent
 from cog_triton.errors import CogTritonError, InvalidArgument
@@ -114,6 +115,7 @@ class TritonTokenModel:
         self._publisher = threading.Thread(target=self._publish, name="metrics", daemon=True)
         self._publisher.start()
         self.publish()
+        interpreter.settle()
 
     def execute(self, requests: list[Any]) -> None:
         """Hand requests to the engine; responses are sent by the sender thread."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton import chat, prompts
+from cog_triton import chat, interpreter, prompts
 from cog_triton.errors import (
     BadMessages,
     CogTritonError,
@@ -47,6 +47,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         )
         frontend.open(self._runtime)
         drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
+        interpreter.settle()
 
     def _load_settings(self) -> Settings:
         return load_settings()

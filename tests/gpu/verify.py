@@ -42,7 +42,13 @@ _COMMON = {
     "attention_backend": "FLASH_ATTN",
 }
 _SMALL = {"max_model_len": 8192, "kv_cache_memory_bytes": 8 << 30, **_COMMON}
-_LARGE = {"max_model_len": 4096, "kv_cache_memory_bytes": 20 << 30, **_COMMON}
+# Without a cache of prefixes, which would know what another way to the same engine has asked.
+_LARGE = {
+    "max_model_len": 4096,
+    "kv_cache_memory_bytes": 20 << 30,
+    "enable_prefix_caching": False,
+    **_COMMON,
+}
 _CONCURRENCIES = (1, 64, 256)
 _ROLE = "vLLM EngineCore"
 

@@ -120,6 +120,17 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def document(results: Mapping[str, Any]) -> str:
+    """All tables of the phases that a run had."""
+    phases = {"machine": "machine", "benchmark": "bench", "cores": "bench", "pruning": "prune"}
+    phases["pruned benchmark"] = "prune"
+    return "\n".join(
+        f"# {name.capitalize()}\n\n{content}\n"
+        for name, content in sections(results).items()
+        if name not in phases or phases[name] in results
+    )
+
+
 def written(text: str, made: Mapping[str, str]) -> str:
     """`text` with what is between the marks of each name replaced; raises ValueError without."""
     for name, content in made.items():

@@ -26,6 +26,7 @@ from cog_triton.triton.sse import EventBuffer
 
 _MODEL = "tensorrt_llm"
 _STOP_TIMEOUT_S = 5.0
+_decode = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
 T = TypeVar("T")
 
 
@@ -180,7 +181,7 @@ class TritonClient:
 
     def _event(self, payload: bytes) -> dict[str, Any]:
         try:
-            event = json.loads(payload)
+            event = _decode(payload.decode())
         except ValueError as error:
             raise TritonMalformedJSON(f"not JSON: {_show(payload)}") from error
         if not isinstance(event, dict):

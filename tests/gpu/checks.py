@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -245,10 +246,14 @@ class Checks:
         ways: list[Way] = [Predictions("cog", server.cog), Way("/v1", server.openai)]
         ways += [TritonIds("triton", server.triton), TritonText("vllm_model", server.triton)]
         for way in ways:
-            measured = measure(way, self.prompts, 512, 256, 64)
-            print(f"    {measured}", flush=True)
-            right = not measured.errors and measured.requests == 512
-            self.check(f"256 at once: {way.name}", right, measured.errors)
+            self.load(way, f"256 at once: {way.name}")
+
+    def load(self, way: Way, name: str) -> None:
+        """512 requests, 256 at once."""
+        measured = measure(way, self.prompts, 512, 256, 64)
+        print(f"    {self.name:10} {measured}", flush=True)
+        right = not measured.errors and measured.requests == 512
+        self.check(name, right, measured.errors)
 
     def restart(self, role: str) -> None:
         """kill -9 of `role`: whoever waits gets E2105, and then all is as before."""
@@ -307,3 +312,21 @@ class Checks:
             time.sleep(0.7)
             last, now = now, self.client.metrics()
         return now
+
+
+def together(served: Sequence[Checks]) -> None:
+    """256 requests at once for every model at the same time, each with all of its tokens."""
+    threads = [
+        threading.Thread(
+            target=checks.load,
+            args=(
+                Predictions("cog", checks.client.server.cog),
+                "256 at once, as for the others",
+            ),
+        )
+        for checks in served
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -2,9 +2,10 @@
 
     scripts/verify-gpu [--phase machine,checks,bench,prune] [--root DIRECTORY]
 
-DIRECTORY is what scripts/setup-gpu set up. Results are in DIRECTORY/results.json after everything
-that adds to them; a phase that is run again replaces what it found before. Logs of the servers
-are in DIRECTORY/logs. Exit code 0 only if every check held in the phases that ran.
+DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Results are in
+DIRECTORY/results.json after everything that adds to them, and as tables in results.md after each
+phase; a phase that is run again replaces what it found before. Logs of the servers are in
+DIRECTORY/logs. Exit code 0 only if every check held in the phases that ran.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import models
 import profiles
 import prompts
 import pruned
-from checks import Checks
+import table
+from checks import Checks, together
 from client import Client
 from results import Phase, Results
 from servers import REPOSITORY, Ours, Server, bare, ours, running
@@ -94,6 +96,8 @@ class Driver:
             failed += len(phase.failed)
             took = phase.seen["seconds"]
             print(f"== {name}: {took} s, failed: {phase.failed or 'none'}", flush=True)
+            (self.root / "results.md").write_text(table.document(self.results.seen), "utf-8")
+        print(f"tables: {self.root / 'results.md'}; all that was seen: results.json beside it")
         return failed
 
     def machine(self, phase: Phase) -> None:
@@ -114,8 +118,6 @@ class Driver:
         )
         told = _said([str(self.python), "-c", code])
         phase.put("vllm", json.loads(told) if told.startswith("{") else told)
-        commit = _said(["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"])
-        phase.put("commit", commit)
         print(json.dumps(phase.seen, indent=1), flush=True)
 
     def checks(self, phase: Phase) -> None:
@@ -128,13 +130,14 @@ class Driver:
             del served[1]
         texts = prompts.make(self.small, 64, 256)
         with running(*(server for _, _, server in served)):
+            made = []
             for name, model, server in served:
                 phase.put(f"{name}: start", {"seconds": server.start_s, **server.said()})
                 sensible = name == "SmolLM2" and not self.rehearsal
-                Checks(name, Client(server), phase, model, texts, sensible).all()
-            name, model, server = served[0]
-            role = "our host of AsyncLLM" if self.rehearsal else _ROLE
-            Checks(name, Client(server), phase, model, texts, True).restart(role)
+                made.append(Checks(name, Client(server), phase, model, texts, sensible))
+                made[-1].all()
+            together(made)
+            made[0].restart("our host of AsyncLLM" if self.rehearsal else _ROLE)
 
     def bench(self, phase: Phase) -> None:
         """vLLM's own server and ours at once, each with an engine, asked in turn."""
@@ -261,7 +264,9 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.environ.pop("VERIFY_GPU_PYTHONPATH", "")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers are stopped then, too
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/verify-gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--phase", default="machine,checks,bench,prune")
     parser.add_argument("--root", type=Path, default=REPOSITORY / ".work" / "gpu")

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import importlib
 import json
 import os
 import socket
@@ -311,6 +312,17 @@ def test_a_hang_is_noticed_and_it_comes_back(fragile: Stack, says: Says) -> None
     wait_until(lambda: fragile.health() == "UNHEALTHY", 60)
     wait_until(lambda: fragile.health() == "READY", 60)
     assert "".join(fragile.predict("Hi", tps=0, max_tokens=20)["output"]) == says(20)
+
+
+def test_the_benchmark_knows_what_each_process_is_for(
+    mock: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mock.process is not None
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks" / "gpu"))
+    roles = importlib.import_module("processes").family(mock.process.pid)
+    assert {"cog-triton serve", "Cog", "Cog worker", "tritonserver"} <= set(roles.values())
+    assert "Triton stub tensorrt_llm" in roles.values()
+    assert "other" not in roles.values()
 
 
 def test_what_cog_writes_leaves_at_once(mock: Stack) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import sys
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -201,6 +202,41 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     assert "| cog | engine | 1.00 |" in text
     assert "| checks | 2 | 1 | two |" in text
     assert gpu.table.written(text, names) == text
+
+
+def test_a_run_of_some_phases_has_their_tables(gpu: SimpleNamespace) -> None:
+    checked = {"checks": {"checks": {"one": True}}}
+    assert gpu.table.document(checked).startswith("# Checks\n\n| phase |")
+    assert "| checks | 1 | 0 | - |" in gpu.table.document(checked)
+    assert "Benchmark" not in gpu.table.document(checked)
+    seen = rows("cog", [100])
+    measured = {**checked, "bench": {"rows": seen, "medians": gpu.bench.medians(seen)}}
+    assert "| cog | 1 | 100 | 1.000 |" in gpu.table.document(measured)
+
+
+def test_every_way_gets_the_same_prompts(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int, list[str]]] = []
+
+    def measure(
+        way: Any, prompts: list[Any], requests: int, concurrency: int, max_tokens: int
+    ) -> Any:
+        asked.append((way.name, concurrency, [prompt.text for prompt in prompts]))
+        return gpu.load.combined(way.name, concurrency, [gpu.load.Shares(ended=1.0)])
+
+    monkeypatch.setattr(gpu.bench, "measure", measure)
+    ways = [(gpu.ways.Way(name, 1), dict) for name in ("one", "two")]
+    prompts = [gpu.prompts.Prompt(str(number), [number]) for number in range(100)]
+    bench = gpu.bench.Bench(ways, prompts, lambda row: None)
+    assert bench.round(0, [1, 8], time.monotonic() + 60)
+    assert bench.round(1, [1], time.monotonic() + 60)
+    assert [(name, at_once) for name, at_once, _ in asked] == [
+        ("one", 1), ("two", 1), ("one", 8), ("two", 8), ("two", 1), ("one", 1),
+    ]  # fmt: skip
+    texts = [tuple(given) for _, _, given in asked]
+    assert texts[0::2] == texts[1::2]
+    assert len({text for given in texts[::2] for text in given}) == 6 + 16 + 6
 
 
 def test_a_mark_that_is_not_there_is_told(gpu: SimpleNamespace) -> None:

@@ -5,10 +5,12 @@ import errno
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -327,15 +329,31 @@ def test_the_benchmark_knows_what_each_process_is_for(
 
 def test_what_cog_writes_leaves_at_once(mock: Stack) -> None:
     """Else the first token on a kept connection waits 40 ms for the head's acknowledgement."""
-    (cog,) = (
-        pid
-        for pid, line in processes_of(mock.work_dir).items()
-        if "serving.cog_server" in line and "reaper.py" not in line
-    )
+    cog = cog_of(mock)
     with httpx.stream("GET", f"{mock.url}/health-check") as response:
         client = response.extensions["network_stream"].get_extra_info("client_addr")
         with other_end(cog, client) as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_a_burst_of_connections_waits_for_cog(mock: Stack) -> None:
+    """Else clients' systems try again after a second what found no place."""
+    cog = cog_of(mock)
+    with ExitStack() as stack:
+        os.kill(cog, signal.SIGSTOP)
+        stack.callback(os.kill, cog, signal.SIGCONT)
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", mock.port), timeout=5))
+    assert mock.health() == "READY"
+
+
+def cog_of(stack: Stack) -> int:
+    (cog,) = (
+        pid
+        for pid, line in processes_of(stack.work_dir).items()
+        if "serving.cog_server" in line and "reaper.py" not in line
+    )
+    return cog
 
 
 def other_end(pid: int, client: tuple[str, int]) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Cog's server, started by us: the option of its socket, and all else as without us."""
+"""Cog's server, started by us: the options of its socket, and all else as without us."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cog_triton.ports import free_ports
-from cog_triton.serving.cog_server import send_at_once
+from cog_triton.serving.cog_server import tune
 
 PATIENCE_S = 60
 
@@ -39,18 +40,26 @@ def accepted_nodelay(found: socket.socket) -> int:
 
 def test_what_the_socket_accepts_sends_at_once(listening: socket.socket) -> None:
     assert accepted_nodelay(listening) == 0
-    send_at_once(listening.getsockname()[1], PATIENCE_S)
+    tune(listening.getsockname()[1], PATIENCE_S)
     assert accepted_nodelay(listening) == 1
     listening.setblocking(False)
     with pytest.raises(BlockingIOError):  # it is still ours, and still open
         listening.accept()
 
 
+def test_a_burst_finds_places(listening: socket.socket) -> None:
+    listening.listen(16)
+    tune(listening.getsockname()[1], PATIENCE_S)
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(listening.getsockname(), timeout=5))
+
+
 def test_a_socket_that_comes_later_is_met(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         waiting = threading.Thread(
-            target=send_at_once, args=(found.getsockname()[1], PATIENCE_S), daemon=True
+            target=tune, args=(found.getsockname()[1], PATIENCE_S), daemon=True
         )
         waiting.start()
         waiting.join(0.05)
@@ -69,7 +78,7 @@ def test_nothing_else_is_touched_and_giving_up_is_told(
     port = free_ports(1)[0]
     with socket.create_connection(listening.getsockname()) as client:
         before = open_files()
-        send_at_once(port, 0.05)
+        tune(port, 0.05)
         assert open_files() == before
         assert nodelay(listening) == nodelay(client) == 0
     assert f"Cog did not listen on PORT={port} within 0.05 s" in capsys.readouterr().err

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from load import Measured, Shares, ask, measure
@@ -63,8 +62,10 @@ class Bench:
     def _measure(
         self, number: int, way: Way, roles: Roles, concurrency: int, prompts: Sequence[Prompt]
     ) -> None:
-        with _cores(roles()) as used:
-            measured = measure(way, prompts, len(prompts), concurrency, self._output_tokens)
+        doing = roles()
+        before = processor_seconds(doing)
+        measured = measure(way, prompts, len(prompts), concurrency, self._output_tokens)
+        used = cores(doing, before, processor_seconds(doing), measured.seconds)
         print(f"  round {number} {measured}  cores {used}", flush=True)
         self._keep({"round": number, **measured.as_dict(), "server_cores": used})
 
@@ -73,15 +74,6 @@ class Bench:
         taken = [self._prompts[(self._next + n) % len(self._prompts)] for n in range(count)]
         self._next += count
         return taken
-
-
-@contextmanager
-def _cores(roles: Mapping[int, str]) -> Iterator[dict[str, float]]:
-    """Cores by role while the block runs; starting the load's own processes counts as idle."""
-    used: dict[str, float] = {}
-    began, before = time.monotonic(), processor_seconds(roles)
-    yield used
-    used.update(cores(roles, before, processor_seconds(roles), time.monotonic() - began))
 
 
 def greedy(way: Way, prompts: Sequence[Prompt], max_tokens: int) -> list[Any]:

@@ -23,6 +23,7 @@ from ways import Way
 
 _BEAT_S = 0.01
 _TIMEOUT_S = 240
+_START_S = 60
 
 
 @dataclass
@@ -95,7 +96,11 @@ def measure(
         pipes.append((process, ours))
     shares = []
     for process, pipe in pipes:
-        shares.append(pipe.recv())
+        try:
+            shares.append(pipe.recv())
+        except EOFError:
+            process.join()
+            shares.append(Shares(errors=[f"a load's process ended with {process.exitcode}"]))
         process.join()
     return combined(way.name, concurrency, shares)
 
@@ -107,7 +112,10 @@ def combined(way: str, concurrency: int, shares: Sequence[Shares]) -> Measured:
         return sorted(value for share in shares for value in getattr(share, name))
 
     tokens, reads = (sum(getattr(share, name) for share in shares) for name in ("tokens", "reads"))
-    seconds = max(share.ended for share in shares) - min(share.began for share in shares)
+    ran = [share for share in shares if share.ended]
+    if not ran:
+        raise RuntimeError("; ".join(error for share in shares for error in share.errors))
+    seconds = max(share.ended for share in ran) - min(share.began for share in ran)
     return Measured(
         way,
         concurrency,
@@ -140,7 +148,7 @@ def _process(
 ) -> None:
     share = Shares()
     gc.disable()
-    barrier.wait()
+    barrier.wait(_START_S)
     used = time.process_time()
     asyncio.run(_load(share, way, prompts, slots, max_tokens))
     share.processor = time.process_time() - used

@@ -5,9 +5,9 @@ python benchmarks/gpu/table.py docs/gpu/h200.json [docs/gpu.md]
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     way,
                     concurrency,
                     f"{row['tokens_per_s']:.0f}",
-                    f"{row['tokens_per_s'] / base['tokens_per_s']:.3f}",
+                    _ratio(row["tokens_per_s"], base["tokens_per_s"]),
                     f"{row['ttft_p50']:.1f}",
                     f"{row['ttft_p99']:.1f}",
                     f"{row['ttft_p50'] - base['ttft_p50']:+.1f}",
@@ -45,6 +45,10 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                 )
             )
     return table(_COLUMNS, rows)
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.3f}" if base else "-"
 
 
 def cores(rows: Sequence[Mapping[str, Any]], concurrency: int) -> str:
@@ -107,28 +111,25 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
-    """What goes between the marks of each name."""
+    """What goes between the marks of each name, of the phases that were run."""
     bench, prune = results.get("bench", {}), results.get("prune", {})
     rows = bench.get("rows", [])
-    return {
-        "machine": machine(results.get("machine", {})),
-        "checks": checks(results),
-        "benchmark": benchmark(bench.get("medians", {})),
-        "cores": cores(rows, max((row["concurrency"] for row in rows), default=256)),
-        "pruning": pruning(prune),
-        "pruned benchmark": benchmark(prune.get("medians", {})),
-    }
+    made = {"checks": checks(results)}
+    if "machine" in results:
+        made["machine"] = machine(results["machine"])
+    if rows:
+        made["benchmark"] = benchmark(bench.get("medians", {}))
+        made["cores"] = cores(rows, max(row["concurrency"] for row in rows))
+    if prune:
+        made["pruning"] = pruning(prune)
+        made["pruned benchmark"] = benchmark(prune.get("medians", {}))
+    return made
 
 
 def document(results: Mapping[str, Any]) -> str:
-    """All tables of the phases that a run had."""
-    phases = {"machine": "machine", "benchmark": "bench", "cores": "bench", "pruning": "prune"}
-    phases["pruned benchmark"] = "prune"
-    return "\n".join(
-        f"# {name.capitalize()}\n\n{content}\n"
-        for name, content in sections(results).items()
-        if name not in phases or phases[name] in results
-    )
+    """All tables of a run."""
+    made = sections(results)
+    return "\n".join(f"# {name.capitalize()}\n\n{content}\n" for name, content in made.items())
 
 
 def written(text: str, made: Mapping[str, str]) -> str:
@@ -144,12 +145,15 @@ def written(text: str, made: Mapping[str, str]) -> str:
     return text
 
 
-def main(results: str, document: str = "docs/gpu.md") -> None:
+def main() -> None:
     """Rewrite the document."""
-    path = Path(document)
-    made = sections(json.loads(Path(results).read_text("utf-8")))
-    path.write_text(written(path.read_text("utf-8"), made), "utf-8")
+    parser = argparse.ArgumentParser(description="Write the tables of a run into a document.")
+    parser.add_argument("results", type=Path, help="results.json of scripts/verify-gpu")
+    parser.add_argument("document", type=Path, nargs="?", default=Path("docs/gpu.md"))
+    options = parser.parse_args()
+    made = sections(json.loads(options.results.read_text("utf-8")))
+    options.document.write_text(written(options.document.read_text("utf-8"), made), "utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -6,16 +6,16 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from client import PATIENCE_S, Client
-from load import measure
+from load import Measured, measure
 from prompts import Prompt
 from results import Phase
 from tokenizers import Tokenizer
@@ -250,7 +250,9 @@ class Checks:
 
     def load(self, way: Way, name: str) -> None:
         """512 requests, 256 at once."""
-        measured = measure(way, self.prompts, 512, 256, 64)
+        self._judge(measure(way, self.prompts, 512, 256, 64), name)
+
+    def _judge(self, measured: Measured, name: str) -> None:
         print(f"    {self.name:10} {measured}", flush=True)
         right = not measured.errors and measured.requests == 512
         self.check(name, right, measured.errors)
@@ -316,17 +318,16 @@ class Checks:
 
 def together(served: Sequence[Checks]) -> None:
     """256 requests at once for every model at the same time, each with all of its tokens."""
-    threads = [
-        threading.Thread(
-            target=checks.load,
-            args=(
-                Predictions("cog", checks.client.server.cog),
-                "256 at once, as for the others",
-            ),
-        )
-        for checks in served
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def load(checks: Checks) -> Measured:
+        way = Predictions("cog", checks.client.server.cog)
+        return measure(way, checks.prompts, 512, 256, 64)
+
+    with ThreadPoolExecutor() as threads:
+        running = [threads.submit(load, checks) for checks in served]
+    for checks, found in zip(served, running, strict=True):
+
+        def judge(checks: Checks = checks, found: Future[Measured] = found) -> None:
+            checks._judge(found.result(), "256 at once, as for the others")
+
+        checks._attempt(judge)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import threading
-import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from time import sleep
 
 from load import measure
 from prompts import Prompt
@@ -14,30 +15,39 @@ from servers import Server
 from ways import Way
 
 _SECONDS = 8
+_RATE = 200
 _NATIVE = ("tritonserver", "other")
 
 
 def record(
     spy: Path, way: Way, server: Server, prompts: Sequence[Prompt], target: Path
-) -> list[str]:
-    """Stacks that hold the GIL while 256 requests run on `way`, a file for each process.
+) -> dict[str, float]:
+    """The share of 8 s in which each process held its GIL while 256 requests ran on `way`.
 
-    A line of a file is a stack, outermost first, and how often it was seen (`flamegraph.pl` takes
-    that). Returns the files' names.
+    Its stacks are in a file of `target`, one a line, outermost first, and how often it was seen
+    (`flamegraph.pl` takes that). A process that py-spy may not look into is left out.
     """
     target.mkdir(parents=True, exist_ok=True)
-    load = threading.Thread(target=measure, args=(way, prompts, 512, 256, 256))
-    load.start()
-    time.sleep(3)  # the load's processes start, and the first prompts are read
-    spies, files = [], []
-    for pid, role in server.processes().items():
-        if role not in _NATIVE:
-            name = f"{way.name.strip('/')}-{role}-{pid}.txt".replace(" ", "-")
-            command = [spy, "record", f"--pid={pid}", f"--duration={_SECONDS}", "--rate=200"]
-            command += ["--gil", "--format=raw", f"--output={target / name}"]
-            spies.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-            files.append(name)
-    for each in spies:
-        each.wait(_SECONDS + 60)
-    load.join()
-    return [name for name in files if (target / name).is_file()]
+    found = {}
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        threads.submit(measure, way, prompts, 512, 256, 256)
+        sleep(3)  # the load's processes start, and the first prompts are read
+        spies = []
+        for pid, role in server.processes().items():
+            if role not in _NATIVE:
+                path = target / f"{way.name.strip('/')}-{role}-{pid}.txt".replace(" ", "-")
+                path.unlink(missing_ok=True)
+                command = [spy, "record", f"--pid={pid}", f"--duration={_SECONDS}"]
+                command += [f"--rate={_RATE}", "--gil", "--format=raw", f"--output={path}"]
+                process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+                stack.callback(process.kill)
+                spies.append((f"{role} {pid}", path, process))
+        for name, path, process in spies:
+            process.wait(_SECONDS + 60)
+            if path.is_file():
+                found[name] = round(_held(path) / (_SECONDS * _RATE), 3)
+    return found
+
+
+def _held(path: Path) -> int:
+    return sum(int(line.rpartition(" ")[2]) for line in path.read_text("utf-8").splitlines())

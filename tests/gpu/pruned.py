@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +24,30 @@ def prune(python: Path, output: Path) -> tuple[dict[str, str], dict[str, Any]]:
     Returns the environment in which it imports the copies, and `cog-triton prune`'s report. What
     torch looks for beside itself is linked.
     """
-    told = subprocess.run([python, "-c", _FIND], check=True, capture_output=True, text=True)
-    found = json.loads(told.stdout.splitlines()[-1])
+    found = json.loads(_said([python, "-c", _FIND]).splitlines()[-1])
     packages = [Path(found[name]).parent for name in ("torch", "vllm")]
     command = ["-m", "cog_triton", "prune", f"--sm={found['sm']}", "--output", str(output)]
-    done = subprocess.run(
-        [sys.executable, *command, "--json", "--measure", *map(str, packages)],
-        check=True,
-        capture_output=True,
-    )
+    report = _said([sys.executable, *command, "--json", "--measure", *map(str, packages)])
     for package in packages:
         for beside in package.parent.iterdir():
             link = output / beside.name
             if beside.name.endswith(".libs") or beside.name == "nvidia":
                 link.exists() or link.symlink_to(beside)
     path = os.pathsep.join(filter(None, [str(output), os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path}, {"sm": found["sm"], **json.loads(done.stdout)}
+    return {"PYTHONPATH": path}, {"sm": found["sm"], **json.loads(report)}
+
+
+def _said(command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr[-1000:]}")
+    return done.stdout
 
 
 def imported(python: Path, environment: dict[str, str]) -> dict[str, str]:
     """The paths that torch and vllm have in `environment`."""
-    told = subprocess.run(
-        [python, "-c", _FIND],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    paths: dict[str, str] = json.loads(told.stdout.splitlines()[-1])
+    told = _said([python, "-c", _FIND], {**os.environ, **environment})
+    paths: dict[str, str] = json.loads(told.splitlines()[-1])
     return paths
 
 

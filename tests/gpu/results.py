@@ -52,10 +52,10 @@ class Phase:
 
     def check(self, name: str, holds: bool, seen: object = "") -> bool:
         """Tell and keep whether something holds, and what was seen where it does not."""
-        told = "" if holds else f"  {str(seen)[:600]}"
+        told = "" if holds else f"  {_shortened(str(seen), 900)}"
         print(f"  {'ok  ' if holds else 'FAIL'}  {name}{told}", flush=True)
         checks = self.seen.setdefault("checks", {})
-        checks[name] = True if holds else str(seen)[:2000]
+        checks[name] = True if holds else _shortened(str(seen), 3000)
         self._results.write()
         return holds
 
@@ -63,3 +63,9 @@ class Phase:
     def failed(self) -> list[str]:
         """Names of the checks that did not hold."""
         return [name for name, held in self.seen.get("checks", {}).items() if held is not True]
+
+
+def _shortened(text: str, size: int) -> str:
+    """Its begin and its end, which is where a log has the reason."""
+    left = size // 3
+    return text if len(text) <= size else f"{text[:left]} ... {text[left - size :]}"

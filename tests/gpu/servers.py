@@ -10,17 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from arguments import MAX_AT_ONCE, REPOSITORY
 from processes import family
 
 from cog_triton.ports import free_ports
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 400
 _STOP_S = 40
 # What vLLM's log tells of its start, by the name that results have for it.
@@ -118,7 +118,7 @@ class Server:
         for pid in left:  # vLLM leaves its engine's process when it is stopped early
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 continue
 
 
@@ -174,7 +174,7 @@ def ours(
             "COG_TRITON_CONFIG": str(work / "serve.yaml"),
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
             # As many again: Cog frees a slot a little after it has answered.
-            "COG_MAX_CONCURRENCY": "512",
+            "COG_MAX_CONCURRENCY": str(MAX_AT_ONCE),
             "SERVED_MODEL_NAME": "verify",
             **environment,
         },
@@ -208,13 +208,11 @@ def bare(name: str, engine: Path, work: Path, python: Path, **environment: str) 
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
     """All of them, started at once."""
-    try:
+    with ExitStack() as stack:
         for server in servers:
+            stack.callback(server.stop)
             server.launch()
         for server in servers:
             server.wait()
             print(f"{server.name}: ready after {server.start_s} s  {server.said()}", flush=True)
         yield
-    finally:
-        for server in servers:
-            server.stop()

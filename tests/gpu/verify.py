@@ -1,16 +1,9 @@
-"""Check and measure the vLLM family on this machine's GPU, phase by phase.
-
-    scripts/verify-gpu [--phase machine,checks,bench,prune] [--root DIRECTORY]
-
-DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Results are in
-DIRECTORY/results.json after everything that adds to them, and as tables in results.md after each
-phase; a phase that is run again replaces what it found before. Logs of the servers are in
-DIRECTORY/logs. Exit code 0 only if every check held in the phases that ran.
-"""
+"""The phases of scripts/verify-gpu, and what they find; its arguments are in arguments.py."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -23,19 +16,22 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import arguments
 import bench
 import models
 import profiles
 import prompts
 import pruned
 import table
+from arguments import REPOSITORY
 from checks import Checks, together
 from client import Client
 from results import Phase, Results
-from servers import REPOSITORY, Ours, Server, bare, ours, running
+from servers import Ours, Server, bare, ours, running
 from ways import Predictions, TritonIds, Way
+
+from cog_triton.errors import ModelUnavailable
 
 # For every server: vLLM's own choices need FlashInfer, which is compiled when first used.
 _COMMON = {
@@ -51,7 +47,6 @@ _LARGE = {
     "enable_prefix_caching": False,
     **_COMMON,
 }
-_CONCURRENCIES = (1, 64, 256)
 _ROLE = "vLLM EngineCore"
 
 
@@ -60,11 +55,10 @@ class Driver:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.root: Path = options.root.resolve()
+        self.root: Path = options.root
         self.results = Results(self.root / "results.json")
         self.logs = self.root / "logs"
-        extra = dict(item.split("=", 1) for item in options.argument)
-        self.extra = {name: _value(text) for name, text in extra.items()}
+        self.extra = dict(options.argument)
         small = self.root / "models" / "smollm2"
         self.small = models.small(small, {**_SMALL, **self.extra})
         large = self.root / "models" / "llama-8b"
@@ -82,23 +76,24 @@ class Driver:
             "prune": self.prune,
         }
         failed = 0
-        for name in self.options.phase.split(","):
-            if name not in phases:
-                raise SystemExit(f"--phase {name!r}: must be of {', '.join(phases)}")
+        for name in self.options.phase:
             phase, began = self.results.phase(name), time.monotonic()
             self.until = began + self.options.budget
             print(f"== {name}", flush=True)
             try:
                 phases[name](phase)
+                self._write_tables()
             except Exception as error:  # noqa: BLE001 - the other phases are to be seen, too
                 phase.check("the phase went through", False, f"{type(error).__name__}: {error}")
             phase.put("seconds", round(time.monotonic() - began, 1))
             failed += len(phase.failed)
             took = phase.seen["seconds"]
             print(f"== {name}: {took} s, failed: {phase.failed or 'none'}", flush=True)
-            (self.root / "results.md").write_text(table.document(self.results.seen), "utf-8")
         print(f"tables: {self.root / 'results.md'}; all that was seen: results.json beside it")
         return failed
+
+    def _write_tables(self) -> None:
+        (self.root / "results.md").write_text(table.document(self.results.seen), "utf-8")
 
     def machine(self, phase: Phase) -> None:
         """What all of it runs on."""
@@ -116,8 +111,10 @@ class Driver:
             "found = {name: m.version(name) for name in names}\n"
             "print(json.dumps({'python': platform.python_version(), **found}))"
         )
+        phase.put("sources", _digest_of_sources())
         told = _said([str(self.python), "-c", code])
-        phase.put("vllm", json.loads(told) if told.startswith("{") else told)
+        if phase.check("vLLM's Python has it", told.startswith("{") or self.rehearsal, told):
+            phase.put("vllm", {} if self.rehearsal else json.loads(told))
         print(json.dumps(phase.seen, indent=1), flush=True)
 
     def checks(self, phase: Phase) -> None:
@@ -155,14 +152,17 @@ class Driver:
         with running(*servers):
             for server in servers:
                 phase.put(f"{server.name}: start", {"seconds": server.start_s, **server.said()})
-            self._same_tokens(phase, [way for way, _ in ways[: len(servers)] + ways[2:3]])
+            told = [way for way, _ in ways if not isinstance(way, TritonIds)]
+            self._same_texts(phase, self.large, told)
             self._rounds(phase, ways)
             texts = prompts.make(self.large, 512, bench.INPUT_TOKENS, seed=5)
             for way, server in ways if self.options.profile else ():
                 if time.monotonic() > self.until:
                     break
                 spy, target = self.python.parent / "py-spy", self.root / "profiles"
-                phase.add("profiles", profiles.record(spy, way, server, texts, target))
+                found = profiles.record(spy, way, server, texts, target)
+                phase.check(f"py-spy saw {way.name}", bool(found))
+                phase.add("profiles", {"way": way.name, "gil": found})
 
     def prune(self, phase: Phase) -> None:
         """vLLM's own server over pruned copies: the same tokens, as fast, and started as fast."""
@@ -189,8 +189,18 @@ class Driver:
                     (Way("whole", whole.openai), whole),
                     (Way("pruned", again.openai), again),
                 ]
-                self._same_tokens(phase, [way for way, _ in ways], count=16, max_tokens=256)
+                told = [way for way, _ in ways]
+                self._same_texts(phase, self.large, told, count=16, max_tokens=256)
                 self._rounds(phase, ways)
+        self._same_with_real_weights(phase, environment)
+
+    def _same_with_real_weights(self, phase: Phase, environment: dict[str, str]) -> None:
+        """Made-up weights repeat a few tokens, whatever is wrong with them by a little."""
+        whole = bare("prune-small", self.small, self.logs, self.python, **self._environment)
+        less = bare("prune-small-pruned", self.small, self.logs, self.python, **environment)
+        with running(whole, less):
+            told = [Way("SmolLM2 whole", whole.openai), Way("SmolLM2 pruned", less.openai)]
+            self._same_texts(phase, self.small, told, count=16, max_tokens=256)
 
     def _ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
         values = {**self._environment, **environment}
@@ -208,14 +218,20 @@ class Driver:
             shared["PYTHONPATH"] = str(REPOSITORY / "tests" / "doubles")
         return shared
 
-    def _same_tokens(
-        self, phase: Phase, ways: Sequence[Way], count: int = 8, max_tokens: int = 64
+    def _same_texts(
+        self,
+        phase: Phase,
+        model: Path,
+        ways: Sequence[Way],
+        count: int = 8,
+        max_tokens: int = 64,
     ) -> None:
         """Greedy answers, one at a time, are the same text by every one of `ways`."""
-        texts = prompts.make(self.large, count, bench.INPUT_TOKENS, seed=99)
+        texts = prompts.make(model, count, bench.INPUT_TOKENS, seed=99)
         found = {way.name: bench.greedy(way, texts, max_tokens) for way in ways}
         first, *others = found
-        phase.put("sample", str(found[first][0])[:400])
+        words = sorted(len(set(text.split())) for text in found[first])
+        phase.put(f"{first}: greedy", {"different_words": words, "sample": found[first][0][:400]})
         for other in others:
             same = sum(a == b for a, b in zip(found[first], found[other], strict=True))
             name = f"{count} greedy answers of {max_tokens} tokens: {other} as {first}"
@@ -226,7 +242,7 @@ class Driver:
         measured = bench.Bench(
             [(way, server.processes) for way, server in ways], texts, partial(phase.add, "rows")
         )
-        concurrencies = [int(number) for number in self.options.concurrency.split(",")]
+        concurrencies = self.options.concurrency
         measured.warm(max(concurrencies))
         for number in range(self.options.rounds):
             if not measured.round(number, concurrencies, self.until):
@@ -234,15 +250,11 @@ class Driver:
                 break
         rows = phase.seen.get("rows", [])
         phase.put("medians", bench.medians(rows))
+        seen = {(row["way"], row["concurrency"]) for row in rows}
+        left = {(way.name, number) for way, _ in ways for number in concurrencies} - seen
+        phase.check("every way was measured", not left, sorted(left))
         wrong = [error for row in rows for error in row["errors"]]
         phase.check("every answer had all of its tokens", not wrong, wrong[:2])
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _said(command: Sequence[str]) -> str:
@@ -258,28 +270,37 @@ def _cpu_name() -> str:
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "?")
 
 
+def _digest_of_sources() -> str:
+    """Of the code that is run; a copy of it need not have its repository."""
+    digest = hashlib.sha256()
+    for directory in ("cog_triton", "benchmarks/gpu", "tests/gpu"):
+        for path in sorted((REPOSITORY / directory).rglob("*.py")):
+            digest.update(path.relative_to(REPOSITORY).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _stop_once(number: int, _: object) -> None:
+    """Servers are stopped; what comes meanwhile, `timeout` sends two, must not end that."""
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    print("stopping the servers", flush=True)
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 def main() -> int:
     """Run the phases; 0 if every check held."""
     # Ours is for this process and those that it makes for the load, not for the servers.
     os.environ["PYTHONPATH"] = os.environ.pop("VERIFY_GPU_PYTHONPATH", "")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers are stopped then, too
-    parser = argparse.ArgumentParser(
-        prog="scripts/verify-gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--phase", default="machine,checks,bench,prune")
-    parser.add_argument("--root", type=Path, default=REPOSITORY / ".work" / "gpu")
-    parser.add_argument("--engine-python", type=Path, help="a Python with vLLM; else ROOT/vllm's")
-    parser.add_argument("--budget", type=float, default=540, help="seconds for each phase")
-    parser.add_argument("--rounds", type=int, default=3, help="of the benchmarks, at most")
-    parser.add_argument("--concurrency", default=",".join(map(str, _CONCURRENCIES)))
-    parser.add_argument("--profile", action="store_true", help="record where time goes (py-spy)")
-    parser.add_argument("--argument", action="append", default=[], metavar="NAME=VALUE",
-                        help="one more engine argument for every server")  # fmt: skip
-    parser.add_argument("--rehearse", action="store_true",
-                        help="no GPU: over the double of vLLM, without vllm serve")  # fmt: skip
-    return 1 if Driver(parser.parse_args()).run() else 0
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, _stop_once)
+    try:
+        return 1 if Driver(arguments.parse()).run() else 0
+    except KeyboardInterrupt as stopped:
+        print(f"stopped by {stopped}; what was seen before is in results.json", file=sys.stderr)
+        return 130
+    except ModelUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -244,9 +244,28 @@ def test_a_mark_that_is_not_there_is_told(gpu: SimpleNamespace) -> None:
         gpu.table.written("nothing", {"machine": ""})
 
 
-def test_the_document_has_a_place_for_every_table(gpu: SimpleNamespace) -> None:
-    text = (BENCHMARKS.parents[1] / "docs" / "gpu.md").read_text("utf-8")
-    assert "made by" in gpu.table.written(text, gpu.table.sections({}))
+def test_the_document_has_the_tables_of_its_run(gpu: SimpleNamespace) -> None:
+    docs = BENCHMARKS.parents[1] / "docs"
+    text = (docs / "gpu.md").read_text("utf-8")
+    made = gpu.table.sections(json.loads((docs / "gpu" / "h200.json").read_text("utf-8")))
+    assert len(made) == text.count("made by benchmarks/gpu/table.py -->") == 6
+    assert gpu.table.written(text, made) == text
+
+
+def test_a_way_that_answered_nothing_has_a_row(gpu: SimpleNamespace) -> None:
+    seen = [*rows("vllm serve", [0]), *rows("cog", [100])]
+    assert "| cog | 1 | 100 | - |" in gpu.table.benchmark(gpu.bench.medians(seen))
+
+
+def test_a_load_that_dies_is_told(gpu: SimpleNamespace) -> None:
+    shares = [
+        gpu.load.Shares(errors=["ended with -9"]),
+        gpu.load.Shares(began=1, ended=3, tokens=8),
+    ]
+    measured = gpu.load.combined("it", 2, shares)
+    assert (measured.tokens_per_s, measured.errors) == (4, ["ended with -9"])
+    with pytest.raises(RuntimeError, match="ended with -9"):
+        gpu.load.combined("it", 2, shares[:1])
 
 
 def test_processor_time_is_told_by_role(gpu: SimpleNamespace) -> None:

@@ -1,0 +1,115 @@
+"""The arguments of scripts/verify-gpu; needs nothing that is set up, and so tells before that.
+
+Run as a program, says "rehearse" or "run", and the directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PHASES = ("machine", "checks", "bench", "prune")
+MAX_AT_ONCE = 512
+"""As many predictions as servers.py has Cog take at once."""
+_ABOUT = """\
+Check and measure the vLLM family on this machine's GPU, phase by phase.
+
+machine  what all of it runs on
+checks   two models served at once, each through all checks, under load together, and a crash
+bench    vLLM's own server and ours at once, each with an engine, asked in turn
+prune    vLLM's own server over libraries pruned for this GPU: the same tokens, as fast
+
+DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Results are in
+DIRECTORY/results.json after everything that adds to them, and as tables in results.md after each
+phase; a phase that is run again replaces what it found before. Logs of the servers are in
+DIRECTORY/logs, stacks of --profile in DIRECTORY/profiles. Exit code 0 only if every check held in
+the phases that ran."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of `arguments`, or of this process; ends it with 2 and says why when one is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/verify-gpu",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--phase", type=_phases, default=list(PHASES), metavar="PHASE,PHASE,...")
+    parser.add_argument("--root", type=_directory, metavar="DIRECTORY",
+                        default=REPOSITORY / ".work" / "gpu")  # fmt: skip
+    parser.add_argument(
+        "--engine-python", type=_program, help="a Python with vLLM; else ROOT/vllm's"
+    )
+    parser.add_argument("--budget", type=_seconds, default=540, metavar="SECONDS",
+                        help="of a phase, then no more measurements begin (540)")  # fmt: skip
+    parser.add_argument("--rounds", type=_whole, default=3, help="of the benchmarks, at most (3)")
+    parser.add_argument("--concurrency", type=_concurrencies, default=[1, 64, 256],
+                        metavar="N,N,...", help=f"1 to {MAX_AT_ONCE} each (1,64,256)")  # fmt: skip
+    parser.add_argument("--profile", action="store_true", help="record where time goes (py-spy)")
+    parser.add_argument("--argument", type=_argument, action="append", default=[],
+                        metavar="NAME=VALUE",
+                        help="one more engine argument for every server; JSON or text")  # fmt: skip
+    parser.add_argument("--rehearse", action="store_true",
+                        help="no GPU: over the double of vLLM, without vllm serve")  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def _phases(text: str) -> list[str]:
+    for name in text.split(","):
+        if name not in PHASES:
+            raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(PHASES)}")
+    return text.split(",")
+
+
+def _directory(text: str) -> Path:
+    path = Path(text).resolve()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path}: cannot be written to")
+    return path
+
+
+def _program(text: str) -> Path:
+    if not os.access(text, os.X_OK) or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such program")
+    return Path(text).absolute()  # a virtual environment is known by its link
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be seconds, more than 0")
+    return float(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(text)
+
+
+def _concurrencies(text: str) -> list[int]:
+    found = [_whole(number) for number in text.split(",")]
+    if max(found) > MAX_AT_ONCE:
+        raise argparse.ArgumentTypeError(f"{max(found)}: must be at most {MAX_AT_ONCE}")
+    return found
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=VALUE, as max_num_seqs=128")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+if __name__ == "__main__":
+    options = parse()
+    print("rehearse" if options.rehearse else "run", options.root)

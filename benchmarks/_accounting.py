@@ -9,6 +9,8 @@ from pathlib import Path
 from cog_triton import reaper
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+TICK_S = 1 / _TICKS
+"""What CPU time is counted in."""
 _COGS = {"cog.server.http", "cog_triton.serving.cog_server"}
 
 

@@ -29,8 +29,8 @@ class Cell:
 
     @property
     def us(self) -> float:
-        """Microseconds of CPU for each token, of everything but the load client."""
-        return _load.us_each(sum(self.cpu.values()), self.wave.tokens)
+        """Microseconds of CPU for each token, but for the load client; of at least a tick."""
+        return _load.us_each(max(sum(self.cpu.values()), _accounting.TICK_S), self.wave.tokens)
 
     def costs(self) -> list[float]:
         """The same for each of `PARTS`; what supervises is in neither."""

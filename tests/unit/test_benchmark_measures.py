@@ -106,9 +106,10 @@ def test_a_waves_numbers() -> None:
     assert both.client_busy == 0.25
     assert both.client_us == pytest.approx(50_000)
     assert both.client_lag_ms == pytest.approx(3, rel=0.01)
-    cell = Cell(both, {"cog": 1e-5, "stub a": 2e-5, "stub b": 3e-5, "others": 4e-5})
-    assert cell.us == pytest.approx(10)
-    assert cell.costs() == pytest.approx([1, 0, 0, 5])
+    cell = Cell(both, {"cog": 0.01, "stub a": 0.02, "stub b": 0.03, "others": 0.04})
+    assert cell.us == pytest.approx(10_000)
+    assert cell.costs() == pytest.approx([1000, 0, 0, 5000])
+    assert Cell(both, {"cog": 0.0}).us > 0  # less than /proc counts; others are compared to it
 
 
 @pytest.mark.parametrize("plain", [False, True])

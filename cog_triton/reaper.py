@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -41,6 +41,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SWEEP_GRACE_S = 8.0
 _REWALK_S = 0.05
+_PROGRAM = Path(__file__).name
 _SHM_PREFIX = re.compile(r"[A-Za-z0-9_.-]{6,}")
 
 
@@ -133,6 +134,20 @@ def _signalfd(signals: Sequence[int]) -> int:
     return _libc("signalfd", -1, sigset, os.O_CLOEXEC)
 
 
+def _owed(pids: Iterable[int]) -> set[str]:
+    """The shm prefixes of reapers among `pids`: who kills them does their work for them."""
+    found = set()
+    for pid in pids:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+        own = words[: words.index("--")] if "--" in words else []
+        if any(Path(word).name == _PROGRAM for word in own):
+            found |= {word.partition("=")[2] for word in own if word.startswith("--unlink-shm=")}
+    return {prefix for prefix in found if _SHM_PREFIX.fullmatch(prefix)}
+
+
 class _Reaper:
     """The process itself: start `command`, pass signals on, leave nothing behind."""
 
@@ -142,6 +157,7 @@ class _Reaper:
         self._stop_requests = 0
         self._status: int | None = None
         self._deadline = math.inf
+        self._owed: set[str] = set()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         watched = (*_FORWARDED, signal.SIGCHLD)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -165,6 +181,8 @@ class _Reaper:
                     self._on_signals()
                 else:
                     self._on_parent_pipe()
+        for prefix in self._owed:
+            _unlink_shm(prefix)
         assert self._status is not None  # the command is a child, and no child is left
         code = os.waitstatus_to_exitcode(self._status)
         return code if code >= 0 else 128 - code
@@ -245,7 +263,10 @@ class _Reaper:
         if os.getpid() == 1:
             _send(-1, number)  # the whole PID namespace but us; needs no /proc
             return
-        for pid in descendants(os.getpid()):
+        pids = descendants(os.getpid())
+        if number == signal.SIGKILL:
+            self._owed |= _owed(pids)
+        for pid in pids:
             _send(pid, number)
 
 
@@ -310,12 +331,16 @@ class Reaped:
 
     def _kill_descendants(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
+        owed: set[str] = set()
         while pids := self._descendants():
+            owed |= _owed(pids)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes {sorted(pids)} survive SIGKILL for {timeout:g} s")
             for pid in pids:
                 _send(pid, signal.SIGKILL)
             time.sleep(0.005)
+        for prefix in owed:
+            _unlink_shm(prefix)
 
     def _descendants(self) -> set[int]:
         pids = _bearing(self._mark)

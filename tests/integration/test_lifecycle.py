@@ -460,8 +460,11 @@ def test_a_second_sigterm_stops_at_once(make_stack: Callable[..., Stack], engine
         next(kind for kind, _ in events if kind == "output")
         stack.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "once more stops at once" in stack.output)
+        pids = list(processes_of(stack.work_dir))
+        assert shared_memory(pids)
         assert stack.finish(signal.SIGTERM)[0] == 0
     assert processes_of(stack.work_dir) == {}
+    assert shared_memory(pids) == []
 
 
 def test_beyond_the_queue_every_request_is_answered_with_e2107(

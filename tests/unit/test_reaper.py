@@ -277,6 +277,26 @@ def test_kill_works_whatever_became_of_the_reaper(
     started[0].kill()  # once more does no harm
 
 
+@pytest.mark.parametrize("how", ["killed", "asked twice"])
+def test_what_a_reaper_within_would_have_removed_is_removed(
+    how: str, started: list[Reaped], tmp_path: Path, shm: tuple[str, list[Path]]
+) -> None:
+    prefix, files = shm
+    within = [*PROGRAM, "--grace=600", f"--unlink-shm={prefix}", "--"]
+    script = "trap '' TERM; " + TREE + "while :; do sleep 1; done"
+    started.append(spawn([*within, "sh", "-c", script], cwd=tmp_path, grace=600))
+    pids = tree_pids(tmp_path)
+    if how == "killed":
+        started[0].kill()
+    else:
+        started[0].terminate()
+        time.sleep(0.2)  # else the two are one signal
+        started[0].terminate()
+        started[0].wait(20)
+    assert not any(map(running, pids.values()))
+    assert [path.exists() for path in files] == [False, False, True]
+
+
 def test_kill_finds_what_cleared_its_environment(started: list[Reaped], tmp_path: Path) -> None:
     script = "(env -i setsid sh -c 'echo $$ > pid; exec sleep 600' &); exec sleep 600"
     started.append(spawn(["sh", "-c", script], cwd=tmp_path, grace=600))

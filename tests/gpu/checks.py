@@ -8,9 +8,10 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +251,15 @@ class Checks:
 
     def load(self, way: Way, name: str) -> None:
         """512 requests, 256 at once."""
-        self._judge(measure(way, self.prompts, 512, 256, 64), name)
+        self.judge(partial(measure, way, self.prompts, 512, 256, 64), name)
 
-    def _judge(self, measured: Measured, name: str) -> None:
+    def judge(self, load: Callable[[], Measured], name: str) -> None:
+        """Whether `load` brings all answers of 512 requests; it may raise."""
+        try:
+            measured = load()
+        except Exception as error:  # noqa: BLE001 - the other loads are to be seen, too
+            self.check(name, False, f"{type(error).__name__}: {error}")
+            return
         print(f"    {self.name:10} {measured}", flush=True)
         right = not measured.errors and measured.requests == 512
         self.check(name, right, measured.errors)
@@ -318,16 +325,10 @@ class Checks:
 
 def together(served: Sequence[Checks]) -> None:
     """256 requests at once for every model at the same time, each with all of its tokens."""
-
-    def load(checks: Checks) -> Measured:
-        way = Predictions("cog", checks.client.server.cog)
-        return measure(way, checks.prompts, 512, 256, 64)
-
     with ThreadPoolExecutor() as threads:
-        running = [threads.submit(load, checks) for checks in served]
-    for checks, found in zip(served, running, strict=True):
-
-        def judge(checks: Checks = checks, found: Future[Measured] = found) -> None:
-            checks._judge(found.result(), "256 at once, as for the others")
-
-        checks._attempt(judge)
+        loads = []
+        for checks in served:
+            way = Predictions("cog", checks.client.server.cog)
+            loads.append(threads.submit(measure, way, checks.prompts, 512, 256, 64))
+    for checks, load in zip(served, loads, strict=True):
+        checks.judge(load.result, "256 at once, as for the others")

@@ -30,7 +30,7 @@ def record(
     target.mkdir(parents=True, exist_ok=True)
     found = {}
     with ThreadPoolExecutor() as threads, ExitStack() as stack:
-        threads.submit(measure, way, prompts, 512, 256, 256)
+        load = threads.submit(measure, way, prompts, 512, 256, 256)
         sleep(3)  # the load's processes start, and the first prompts are read
         spies = []
         for pid, role in server.processes().items():
@@ -46,6 +46,7 @@ def record(
             process.wait(_SECONDS + 60)
             if path.is_file():
                 found[name] = round(_held(path) / (_SECONDS * _RATE), 3)
+        load.result()
     return found
 
 

@@ -13,8 +13,9 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 def run(directory: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In `directory`, whose programs come first."""
+    python = [sys.executable] if script == "pack-gpu" else []
     return subprocess.run(
-        [str(SCRIPTS / script), *arguments],
+        [*python, str(SCRIPTS / script), *arguments],
         cwd=directory,
         env={"PATH": f"{directory}:/usr/bin:/bin", "PYTHON": sys.executable},
         capture_output=True,
@@ -83,20 +84,15 @@ def test_help_teaches_anywhere(tmp_path: Path, script: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (".", "has other files in it"),
+        (".", "is or has other files, which would be deleted"),
+        ("mine", "is or has other files, which would be deleted"),
         ("kit --part-size 0", "--part-size 0: must be at least 1"),
         ("kit --python nowhere", "--python nowhere: no bin/python3.12"),
     ],
 )
 def test_pack_gpu_deletes_no_files_of_others(tmp_path: Path, arguments: str, told: str) -> None:
     (tmp_path / "mine").touch()
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "pack-gpu"), *arguments.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run(tmp_path, "pack-gpu", *arguments.split())
     assert done.returncode == 2
     assert told in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

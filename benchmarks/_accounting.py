@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cog_triton import reaper
+from cog_triton.system import reaper
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 TICK_S = 1 / _TICKS
 """What CPU time is counted in."""
-_COGS = {"cog.server.http", "cog_triton.serving.cog_server"}
+_COGS = {"cog.server.http", "cog_triton.serving.coglet.http_server"}
 
 
 def cpu_seconds(root: int) -> dict[str, float]:
@@ -64,9 +64,9 @@ def part_of(words: list[str]) -> str:
         return program
     if any(word.endswith("/reaper.py") for word in words):
         return "others"
-    if any("coglet" in word for word in words):
-        return "worker"
-    return "cog" if _COGS.intersection(words) else "others"
+    if _COGS.intersection(words):
+        return "cog"
+    return "worker" if any("coglet" in word for word in words) else "others"
 
 
 def _tree(root: int) -> Iterator[tuple[str, int]]:

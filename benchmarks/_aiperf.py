@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton import reaper
 from cog_triton.errors import InvalidArgument, MissingExtra, NothingSucceeded
+from cog_triton.system import reaper
 
 INSTALL = (
     "install it into an environment of its own (python -m venv aiperf-env;"

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from cog_triton.bench.monitor import Load, Monitor
-from cog_triton.bench.wire import Client, Connection, Origin, Sink, WireError, encode, now
+from cog_triton.bench.http_client import Client, Connection, Origin, Sink, WireError, encode, now
+from cog_triton.bench.self_monitor import Load, Monitor
 
 _OUTPUT, _COMPLETED = b"event: output\n", b"event: completed\n"
 _TAIL = len(_COMPLETED) - 1
@@ -46,13 +46,13 @@ class Stream:
     _end: bytes | None = None
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `cog_triton.bench.wire.Sink`."""
+        """See `cog_triton.bench.http_client.Sink`."""
         self.status = status
         if status >= 300:
             self._end = b""
 
     def body(self, data: bytes, at: float) -> None:
-        """See `cog_triton.bench.wire.Sink`; an event counts with the read that ends its name."""
+        """See `cog_triton.bench.http_client.Sink`; an event counts once its name is read."""
         if self._end is not None:
             self._end += data
             return

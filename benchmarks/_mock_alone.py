@@ -12,12 +12,12 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from cog_triton.engines.base import TokenEvent
-from cog_triton.engines.mock import directory
+from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.options import MockOptions
-from cog_triton.engines.mock.request import MockRequest
-from cog_triton.sampling import SamplingParams
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockRequest
+from cog_triton.engines.request import TokenEvent
+from cog_triton.text.sampling import SamplingParams
 
 
 class MockAlone:
@@ -25,7 +25,7 @@ class MockAlone:
 
     def __init__(self, tps: float = 0) -> None:
         with tempfile.TemporaryDirectory() as scratch:
-            model = directory.read(directory.make(Path(scratch)))
+            model = mock_directory.read(mock_directory.make(Path(scratch)))
         self._engine = MockEngine(model, MockOptions(tps=tps))
         self._handles = itertools.count()
 

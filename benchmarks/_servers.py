@@ -20,8 +20,8 @@ from urllib.request import urlopen
 
 import _accounting
 
-from cog_triton import reaper
-from cog_triton.ports import free_ports
+from cog_triton.system import reaper
+from cog_triton.system.ports import free_ports
 
 _START_S = 120
 _STOP_S = 30
@@ -160,7 +160,7 @@ def _project(directory: Path, environment: Mapping[str, str]) -> Path:
     (directory / "predict.py").write_text(_PREDICTOR)
     with (directory / ".cog" / "openapi_schema.json").open("wb") as file:
         subprocess.run(
-            [sys.executable, "-m", "cog_triton.serving.openapi", _STUB],
+            [sys.executable, "-m", "cog_triton.serving.coglet.openapi_schema", _STUB],
             cwd=directory,
             env={**os.environ, **environment},
             stdout=file,

@@ -27,7 +27,7 @@ from _servers import Server, mock_server
 from rich.console import Console
 from rich.table import Table
 
-from cog_triton.engines.mock import directory
+from cog_triton.engines.mock import mock_directory
 from cog_triton.errors import CogTritonError, NothingSucceeded
 
 WITHIN = 0.05
@@ -141,7 +141,7 @@ def measure(
     server: Server, aiperf: Path, load: Load, rounds: int, artifacts: Path, say: Console
 ) -> list[Row]:
     """Both in turns, `rounds` times, the first of a round in turns, too; the medians."""
-    tokenizer = directory.make(artifacts / "engine")
+    tokenizer = mock_directory.make(artifacts / "engine")
     found = []
     for number in range(1, rounds + 1):
         written = artifacts / f"aiperf-{number}"

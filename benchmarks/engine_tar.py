@@ -28,8 +28,8 @@ from rich.table import Table
 OURS = """
 import json, sys, time
 from pathlib import Path
-from cog_triton import engine_manifest, engine_tar
-from cog_triton.engine_manifest import Manifest
+from cog_triton.artifact import engine_manifest, engine_tar
+from cog_triton.artifact.engine_manifest import Manifest
 
 def describe(files):
     limits = {"max_input_len": 1, "max_seq_len": 2, "max_batch_size": 1}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 
-from cog_triton import reaper
-from cog_triton.ports import free_ports
+from cog_triton.system import reaper
+from cog_triton.system.ports import free_ports
 
 
 @dataclass(frozen=True, slots=True)

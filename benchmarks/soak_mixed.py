@@ -47,7 +47,7 @@ WORDS = [
 ]
 PYTHONS = {
     "reaper": "reaper",
-    "serving.cog_server": "cog",
+    "coglet.http_server": "cog",
     "coglet": "predictor",
     ENGINE: ENGINE,
     "cog_triton serve": "cog-triton serve",

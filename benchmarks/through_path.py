@@ -27,8 +27,9 @@ from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import mock_server, server
 
-from cog_triton import engine_tar, prompts
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.artifact import engine_tar
+from cog_triton.text import prompts
+from cog_triton.text.tokenizer import EngineTokenizer
 
 PROMPT = "Explain to a child why the sky is blue."
 ADDED = Target(2)
@@ -48,10 +49,10 @@ class Round:
 
 def in_process(connection: Connection, directory: Path) -> None:
     """Child process: answers (concurrency, tokens) with what a Round holds, until None."""
-    from cog_triton.engines.base import EngineRequest
-    from cog_triton.engines.openvino import OpenVINOOptions
-    from cog_triton.engines.openvino_pipeline import OpenVINOPipeline
-    from cog_triton.sampling import SamplingParams
+    from cog_triton.engines.openvino.engine import OpenVINOPipeline
+    from cog_triton.engines.openvino.family import OpenVINOOptions
+    from cog_triton.engines.request import EngineRequest
+    from cog_triton.text.sampling import SamplingParams
 
     engine = OpenVINOPipeline(directory, OpenVINOOptions())
     tokenizer = EngineTokenizer.load(directory)

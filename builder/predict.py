@@ -1,5 +1,5 @@
-"""The builder's Cog predictor; everything is in cog_triton.build."""
+"""The builder's Cog predictor; everything is in cog_triton.builder."""
 
-from cog_triton.build.predictor import Predictor
+from cog_triton.builder.predictor import Predictor
 
 __all__ = ["Predictor"]

@@ -52,13 +52,13 @@ let
             "/opt/cog-triton/bin/python"
             "-S"
             "-I"
-            "${site}/cog_triton/reaper.py"
+            "${site}/cog_triton/system/reaper.py"
             "--"
           ];
           Cmd = [
             "python"
             "-m"
-            "cog_triton.serving.cog_server"
+            "cog_triton.serving.coglet.http_server"
           ];
           WorkingDir = "/src";
           User = "1000:1000";

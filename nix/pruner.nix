@@ -14,7 +14,7 @@ let
       let
         inside = lib.last (lib.splitString "/cog_triton/" path);
       in
-      builtins.match "(__init__|cli_prune|errors|fatbin|terminal)\\.py|prune(/[^/]*\\.py)?" inside != null;
+      builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside != null;
   };
 in
 # sm: the architecture to keep; tree: a part of NGC's root file system.
@@ -26,5 +26,5 @@ pkgs.runCommand "${lib.getName tree}-sm${sm}" { allowedReferences = [ ]; } ''
   ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
   export PYTHONPATH=$NIX_BUILD_TOP/package:${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages
   export PYTHONDONTWRITEBYTECODE=1
-  ${python}/bin/python3 -m cog_triton.prune --sm ${sm} $out
+  ${python}/bin/python3 -m cog_triton.cli.prune --sm ${sm} $out
 ''

@@ -35,7 +35,7 @@ in
         allowedReferences = [ ];
         script = ''
           #!/opt/cog-triton/bin/python
-          from cog_triton.cli import app
+          from cog_triton.cli.app import app
 
           app()
         '';

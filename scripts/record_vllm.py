@@ -1,6 +1,6 @@
 """Record what we use of vLLM's interface, from its source, which is read and not imported.
 
-    python scripts/record_vllm.py SITE > cog_triton/engines/vllm/interface.json
+    python scripts/record_vllm.py SITE > cog_triton/engines/vllm/argument_types.json
 
 SITE is the directory that holds ``vllm``: a checkout with a ``vllm/_version.py``, or an unpacked
 wheel. Review the difference: `tests/unit/test_vllm_double.py` then says what changed for us.

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:

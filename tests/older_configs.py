@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from cog_triton.build.config import BuildConfig, parse_config
-from cog_triton.build.translate import Translation, translate
+from cog_triton.builder.config import BuildConfig, parse_config
+from cog_triton.builder.legacy.translate import Translation, translate
 from cog_triton.errors import UnknownArgument
 
 TINY_GPT2 = """

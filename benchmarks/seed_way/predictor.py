@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import httpx
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton.serving import livestream
+from cog_triton.serving.coglet import live_stream
 from cog_triton.serving.prepare import prepare
 from cog_triton.settings import load_settings
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.server import TritonServer
 from seed_way import checkout, repository
 from seed_way.decode import Stops, Text, events
@@ -28,7 +28,7 @@ class Predictor(BaseRunner):
 
     async def setup(self) -> None:
         """Start Triton on the mock engine, with the first cog-triton's ensemble."""
-        livestream.install(type(self).run)
+        live_stream.install(type(self).run)
         self._loop = asyncio.get_running_loop()
         settings = load_settings(cog_triton_engine="mock")
         prepared = await prepare(settings)

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from cog_triton.triton.repository import read_config
+from cog_triton.triton.model_repository import read_config
 
 _INPUTS = {"min_tokens": "min_length", "seed": "random_seed"}
 _OUTPUTS = {

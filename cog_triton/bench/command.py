@@ -14,13 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cog_triton.bench import files, fleet, plot, progress, prometheus, report
-from cog_triton.bench.fleet import Run
-from cog_triton.bench.measured import Measured, measured
+from cog_triton.bench import export, plot, progress_line, report, server_metrics, worker_pool
+from cog_triton.bench.http_client import Client, WireError, split
+from cog_triton.bench.measurement import Measured, measured
 from cog_triton.bench.options import Options, TargetName
-from cog_triton.bench.prompts import Prompts
+from cog_triton.bench.prompt_source import Prompts
 from cog_triton.bench.targets import KINDS
-from cog_triton.bench.wire import Client, WireError, split
+from cog_triton.bench.worker_pool import Run
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
 
 INTERRUPTED = 130
@@ -43,7 +43,7 @@ class Outputs:
     def check(self) -> None:
         """Raise E1005 or E1401 now for what could not be written later."""
         for name in ("json", "csv", "plot"):
-            files.require_writable(f"--{name}", getattr(self, name))
+            export.require_writable(f"--{name}", getattr(self, name))
         if self.plot is not None:
             plot.require()
 
@@ -123,14 +123,14 @@ async def _measure(
     say: Callable[[str], None],
     err: Console,
 ) -> list[plot.Level]:
-    notes = await fleet.warm_up(levels[0])
+    notes = await worker_pool.warm_up(levels[0])
     runs: list[plot.Level] = []
     for options in levels:
         before = await _scrape(options, metrics_url)
-        with progress.shown(err, options) as show:
-            done = await fleet.measure(options, show)
+        with progress_line.shown(err, options) as show:
+            done = await worker_pool.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
-        told = prometheus.means(before or {}, after) if after is not None else {}
+        told = server_metrics.means(before or {}, after) if after is not None else {}
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))
         found = measured(options, done, told)
         runs.append((options, done, found))
@@ -158,7 +158,7 @@ async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str],
         if url:
             raise TargetUnavailable(f"--metrics-url={url!r}: HTTP {answer.status}")
         return None
-    return prometheus.parse(answer.text.decode("utf-8", "replace"))
+    return server_metrics.parse(answer.text.decode("utf-8", "replace"))
 
 
 def _metrics_url(options: Options) -> str | None:
@@ -173,12 +173,12 @@ def _metrics_url(options: Options) -> str | None:
 def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
     if outputs.json:
         found: list[tuple[Options, Measured]] = [(options, item) for options, _, item in runs]
-        files.write("--json", outputs.json, files.as_json(runs[0][0], found))
+        export.write("--json", outputs.json, export.as_json(runs[0][0], found))
     if outputs.csv:
         done: list[tuple[Options, Run]] = [(options, item) for options, item, _ in runs]
-        files.write("--csv", outputs.csv, files.as_csv(done))
+        export.write("--csv", outputs.csv, export.as_csv(done))
     if outputs.plot:
-        files.write("--plot", outputs.plot, plot.png(runs))
+        export.write("--plot", outputs.plot, plot.png(runs))
 
 
 def _table(runs: Sequence[plot.Level]) -> Table:

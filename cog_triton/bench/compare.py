@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cog_triton.bench.files import SCHEMA
+from cog_triton.bench.export import SCHEMA
 from cog_triton.errors import InvalidArgument
 
 SAME = 0.02

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cog_triton.bench.lengths import Lengths
+from cog_triton.bench.length_distribution import Lengths
 from cog_triton.errors import InvalidArgument
 
 

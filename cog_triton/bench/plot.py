@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cog_triton.bench.fleet import Run
-from cog_triton.bench.measured import Measured
+from cog_triton.bench.measurement import Measured
 from cog_triton.bench.options import Options
-from cog_triton.bench.record import FAILED, OK, Record
+from cog_triton.bench.request_record import FAILED, OK, Record
+from cog_triton.bench.worker_pool import Run
 from cog_triton.errors import MissingExtra
 
 if TYPE_CHECKING:

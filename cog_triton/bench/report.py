@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cog_triton.bench.measured import Compared, Measured
+from cog_triton.bench.measurement import Compared, Measured
 from cog_triton.bench.options import Options, OutputMethod, Unit
-from cog_triton.bench.stats import Summary
+from cog_triton.bench.percentiles import Summary
 
 _RULE = "-" * 30
 _MS = (

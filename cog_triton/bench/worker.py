@@ -13,11 +13,11 @@ import sys
 from contextlib import suppress
 
 from cog_triton.bench import targets
-from cog_triton.bench.frames import Frame, Ready, Result, Task, encode, read
-from cog_triton.bench.load import LoadGenerator, Progress
-from cog_triton.bench.monitor import Monitor
-from cog_triton.bench.prompts import Prompts
-from cog_triton.bench.wire import Client
+from cog_triton.bench.http_client import Client
+from cog_triton.bench.load_generator import LoadGenerator, Progress
+from cog_triton.bench.prompt_source import Prompts
+from cog_triton.bench.self_monitor import Monitor
+from cog_triton.bench.worker_protocol import Frame, Ready, Result, Task, encode, read
 from cog_triton.errors import CogTritonError
 
 _PROGRESS_S = 0.25

@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cog_triton import ports
-from cog_triton.doctor.check import Check, fail, ok, warn
+from cog_triton.artifact.compatibility import require_gpu, sm_names
+from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.errors import EngineIncompatible
-from cog_triton.preflight import require_gpu, sm_names
-from cog_triton.triton import queues
+from cog_triton.system import ports
+from cog_triton.triton import http_thread_queues
 
 _GB = 1e9
 _QUERY = "name,memory.total,driver_version"
@@ -89,7 +89,7 @@ def disk(directory: Path, needed: int = 0) -> Check:
 
 def http_queues() -> Check:
     """How far a thread of Triton's HTTP server may be behind before it loses responses."""
-    places = queues.attainable() // queues.PLACE_BYTES
+    places = http_thread_queues.attainable() // http_thread_queues.PLACE_BYTES
     found = f"{places} responses in the queue of each of Triton's HTTP threads"
     if places < _ENOUGH_PLACES:
         return warn(

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cog_triton.doctor.check import Check, State
-from cog_triton.doctor.run import healthy
+from cog_triton.doctor.check_result import Check, State
+from cog_triton.doctor.run_checks import healthy
 
 _SYMBOLS = {
     State.OK: ("✓", "green"),

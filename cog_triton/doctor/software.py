@@ -11,12 +11,12 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from cog_triton.doctor.check import Check, fail, ok, warn
+from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.errors import TritonStartFailed
-from cog_triton.machine import backends_in
 from cog_triton.settings import Settings
+from cog_triton.system.machine import backends_in
 from cog_triton.triton import launch
-from cog_triton.triton.distribution import Distribution
+from cog_triton.triton.install import Distribution
 
 _PYTHONS = ((3, 10), (3, 12))
 _PATIENCE_S = 30

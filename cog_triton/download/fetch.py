@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from cog_triton.download import disk
-from cog_triton.download.partial import Partial
-from cog_triton.download.progress import Echo, Progress
+from cog_triton.download import disk_space
+from cog_triton.download.partial_file import Partial
+from cog_triton.download.redaction import shown
 from cog_triton.download.remote import Remote
 from cog_triton.download.retry import Retry
 from cog_triton.download.transfer import CONNECTIONS, Transfer
+from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import ModelUnavailable
-from cog_triton.urls import shown
 
 _CHUNK = 1 << 20
 
@@ -60,9 +60,9 @@ def fetch(
         _check_sum(local, sha256, name, echo)
         return local
     stop = stop or threading.Event()
-    with disk.writing(target, name):
+    with disk_space.writing(target, name):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with disk.locked(target, echo, stop):
+        with disk_space.locked(target, echo, stop):
             if target.is_file():
                 if sha256 is None or _sum(target) == sha256.lower():
                     return target

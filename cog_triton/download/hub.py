@@ -17,14 +17,14 @@ from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
-from cog_triton.download import disk, hub_cache
+from cog_triton.download import disk_space, hub_cache
 from cog_triton.download.fetch import fetch as fetch_url
+from cog_triton.download.file_selection import choose
 from cog_triton.download.hub_cache import File, Listing
 from cog_triton.download.hub_errors import RAISED, in_our_words, told_by
-from cog_triton.download.progress import Echo, Progress
-from cog_triton.download.request import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import Passing, Patience, Retry
-from cog_triton.download.selection import choose
+from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import BuildCancelled, ModelUnavailable
 
 _LISTING_TIMEOUT_S = 20.0
@@ -47,7 +47,7 @@ def fetch(
         DiskFull: the files do not fit; before the first is fetched.
         BuildCancelled: `stop` was set.
     """
-    with told_by(echo, request), disk.writing(store, request.model_id):
+    with told_by(echo, request), disk_space.writing(store, request.model_id):
         here = hub_cache.locate(request, store)
         if here is None and (found := hub_cache.listing_here(request)) is not None:
             here = hub_cache.make_view(request, found, store)
@@ -96,7 +96,7 @@ class _Fetch:
             self._echo(f"[download] {self._name}: {trouble}; taking what is here, {here.revision}")
             return here
         missing = hub_cache.missing_bytes(self._name, listing)
-        disk.check(Path(constants.HF_HUB_CACHE), missing, self._name)
+        disk_space.check(Path(constants.HF_HUB_CACHE), missing, self._name)
         total = sum(file.size for file in listing.files.values())
         with Progress(self._name, self._echo, total) as progress:
             self._fetch(listing, progress)

@@ -21,8 +21,8 @@ from huggingface_hub import HfApi, constants, get_cached_repo_tree, try_to_load_
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, RevisionResolutionError
 from huggingface_hub.file_download import repo_folder_name
 
-from cog_triton.download.request import FetchedModel, ModelRequest
-from cog_triton.download.selection import choose
+from cog_triton.download.file_selection import choose
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import ModelUnavailable
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -19,9 +19,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from cog_triton.download.progress import Echo
-from cog_triton.download.request import ModelRequest
+from cog_triton.download.model_request import ModelRequest
 from cog_triton.download.retry import Passing
+from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import CogTritonError, DiskFull, ModelUnavailable
 
 RAISED = (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, RuntimeError)

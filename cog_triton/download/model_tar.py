@@ -7,13 +7,13 @@ import re
 import threading
 from pathlib import Path
 
-from cog_triton.download import archive, disk
+from cog_triton.download import disk_space, model_archive
 from cog_triton.download import fetch as downloads
-from cog_triton.download.progress import Echo
-from cog_triton.download.request import FetchedModel
+from cog_triton.download.local import checked
+from cog_triton.download.model_request import FetchedModel
 from cog_triton.download.retry import Retry
+from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable, UserError
-from cog_triton.local_model import checked
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -57,9 +57,9 @@ class ModelTar:
         target = self._model.path
         if self.locate() is None:
             name = downloads.shown_name(self._url)
-            with disk.writing(target, name):
+            with disk_space.writing(target, name):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with disk.locked(target, echo, stop):
+                with disk_space.locked(target, echo, stop):
                     if self.locate() is None:
                         self._make(target, name, echo, retry, stop)
         return self._model
@@ -72,7 +72,7 @@ class ModelTar:
             self._url, download, sha256=self._sha256, echo=echo, retry=retry, stop=stop
         )
         try:
-            archive.unpack(tar, target, name, lambda path: checked(path, name), echo)
+            model_archive.unpack(tar, target, name, lambda path: checked(path, name), echo)
         except UserError:
             download.unlink(missing_ok=True)  # what the URL holds next time may be better
             raise

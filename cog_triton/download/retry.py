@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cog_triton.download.progress import Echo
+from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
 
 _MOST_ASKED_S = 120.0

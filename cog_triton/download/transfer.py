@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 
-from cog_triton.download import disk
-from cog_triton.download.partial import Partial
-from cog_triton.download.progress import Echo, Progress
+from cog_triton.download import disk_space
+from cog_triton.download.partial_file import Partial
 from cog_triton.download.remote import Answer, Identity, Remote
 from cog_triton.download.retry import Passing, Patience, Retry
+from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import BuildCancelled
 
 CONNECTIONS = 6
@@ -99,7 +99,7 @@ class Transfer:
         at = 0
         try:
             if size is not None:
-                disk.check(self._partial.path.parent, size, self._remote.name)
+                disk_space.check(self._partial.path.parent, size, self._remote.name)
                 self._progress.expect(size)
             for chunk in answer.chunks:
                 self._not_stopped()
@@ -119,7 +119,7 @@ class Transfer:
         done = self._partial.resume(identity)
         pieces = self._partial.pieces()
         here = sum(stop - start for number, (start, stop) in pieces.items() if number in done)
-        disk.check(self._partial.path.parent, identity.size - here, self._remote.name)
+        disk_space.check(self._partial.path.parent, identity.size - here, self._remote.name)
         self._progress.expect(identity.size)
         self._progress.skip(here)
         self._counted = here

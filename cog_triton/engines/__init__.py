@@ -1,0 +1,1 @@
+"""Engine families, and the contract that they share."""

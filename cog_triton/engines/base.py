@@ -3,69 +3,22 @@
 An engine has two sides. `TokenEngine` serves Triton's model process: token ids in, token
 ids out. `EngineFamily` lives in the serving process: it recognises an engine
 directory, tells its limits, and renders the Triton model named ``tensorrt_llm`` that runs
-it. Between the two stands one wire format, `cog_triton.engines.contract`.
+it. Between the two stands one wire format, `cog_triton.engines.tensor_contract`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 from typing_extensions import Self
 
 from cog_triton import errors
-from cog_triton.sampling import SamplingParams
-
-FinishReason = Literal["stop", "length", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """One prompt to generate from, in token ids.
-
-    `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
-    `stop_words` are token id sequences that end the output and are cut from it, `bad_words`
-    such that are never generated. `guide` is the JSON Schema that the output follows, as text.
-    """
-
-    input_ids: Sequence[int]
-    sampling: SamplingParams
-    end_id: int | None = None
-    pad_id: int | None = None
-    stop_words: tuple[tuple[int, ...], ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    guide: str | None = None
-    streaming: bool = True
-    exclude_input_in_output: bool = False
-    return_log_probs: bool = False
-    return_num_input_tokens: bool = False
-    return_num_output_tokens: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """New tokens of one request; `finish` or `error` is set on its last event only."""
-
-    token_ids: list[int]
-    log_probs: list[float]
-    finish: FinishReason | None = None
-    error: errors.CogTritonError | None = None
-
-    @classmethod
-    def joined(cls, events: Sequence[Self]) -> Self:
-        """Events of one request that follow each other, at least one, as a single event."""
-        last = events[-1]
-        if len(events) == 1:
-            return last
-        return cls(
-            [token for event in events for token in event.token_ids],
-            [value for event in events for value in event.log_probs],
-            last.finish,
-            last.error,
-        )
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.request import EngineRequest, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +135,7 @@ class EngineFamily(ABC):
 
     def values(self, request: EngineRequest) -> dict[str, Any]:
         """The request as JSON values for Triton's generate endpoints."""
-        from cog_triton.engines import contract
-
-        return contract.to_values(request)
+        return tensor_contract.to_values(request)
 
     @property
     def tells_end(self) -> bool:

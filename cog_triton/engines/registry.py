@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
-from cog_triton.engines.openvino import OpenVINOFamily
-from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily
+from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cog_triton.engine_manifest import MANIFEST_NAME
-from cog_triton.inspection.describe import Description
-from cog_triton.inspection.gpu import GpuCheck
-from cog_triton.preflight import sm_names
+from cog_triton.artifact.compatibility import sm_names
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.inspection.description import Description
+from cog_triton.inspection.gpu_fit import GpuCheck
 
 _UNKNOWN = "not recorded"
 

@@ -1,1 +1,1 @@
-"""Per-SM pruning of shared objects: what `cog-triton prune` does around `cog_triton.fatbin`."""
+"""Per-SM pruning: removal of device code for other GPUs from shared objects."""

@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cog_triton.prune.files import Outcome, shown
-from cog_triton.prune.run import Result
+from cog_triton.prune.command import Result
+from cog_triton.prune.prune_file import Outcome, shown
 
 _KINDS = ("sm_", "compute_", "lto_")
 

@@ -1,0 +1,1 @@
+"""The serving process, Cog's worker: predictor, supervisor, admission control."""

@@ -11,14 +11,15 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from cog_triton.engines import contract
-from cog_triton.engines.base import EngineLimits, EngineRequest
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, FrameworkError, PromptTooLong, TritonUnknownError
-from cog_triton.sampling import SamplingParams
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.settings import Settings
-from cog_triton.text_stream import TextStream
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.stream import TextStream
+from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.http_stream import HTTPStream
 
@@ -105,7 +106,7 @@ class TextGenerator:
         client: TritonClient,
         admission: Admission | None = None,
         on_failure: Callable[[], None] = lambda: None,
-        to_values: Callable[[EngineRequest], dict[str, Any]] = contract.to_values,
+        to_values: Callable[[EngineRequest], dict[str, Any]] = tensor_contract.to_values,
         observer: Observer | None = None,
     ) -> None:
         """`on_failure` is called when the engine or Triton has failed a request, on any thread.

@@ -14,11 +14,11 @@ from cog.input import FieldInfo
 
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.errors import InvalidArgument, InvalidArgumentMaxTokens
-from cog_triton.prompts import RenderedPrompt
-from cog_triton.sampling import SamplingParams
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.predictor import DEFAULT_MAX_TOKENS, Predictor
 from cog_triton.settings import Settings, load_settings
+from cog_triton.text.prompts import RenderedPrompt
+from cog_triton.text.sampling import SamplingParams
 
 _PROMPT = "Tell me about the sea."
 

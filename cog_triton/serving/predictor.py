@@ -9,24 +9,26 @@ from typing import Any
 
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton import chat, interpreter, prompts
 from cog_triton.errors import (
     BadMessages,
     CogTritonError,
     InvalidArgumentMaxTokens,
     InvalidArgumentMinTokens,
 )
-from cog_triton.prompts import RenderedPrompt
-from cog_triton.sampling import SamplingParams
-from cog_triton.serving import drain, livestream
+from cog_triton.serving import drain
 from cog_triton.serving.admission import Ticket
-from cog_triton.serving.frontend import Frontend
+from cog_triton.serving.coglet import live_stream
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.lifeline import end_parent, exit_with_parent
+from cog_triton.serving.openai.listeners import Frontend
 from cog_triton.serving.runtime import Runtime
-from cog_triton.serving.telemetry import Telemetry
+from cog_triton.serving.telemetry.observers import Telemetry
 from cog_triton.settings import Settings, load_settings
-from cog_triton.stops import parse_stop_sequences
+from cog_triton.system import gc_tuning
+from cog_triton.system.parent_death import end_parent, exit_with_parent
+from cog_triton.text import chat, prompts
+from cog_triton.text.prompts import RenderedPrompt
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.stop_strings import parse_stop_sequences
 
 DEFAULT_MAX_TOKENS = 512
 _ENDPOINT = "predictions"
@@ -38,7 +40,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     async def setup(self, weights: str | None = None) -> None:
         """Start everything; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
-        livestream.install(type(self).run)
+        live_stream.install(type(self).run)
         settings = self._load_settings()
         self._telemetry = Telemetry(settings)
         frontend = Frontend(settings, self._telemetry)
@@ -47,7 +49,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         )
         frontend.open(self._runtime)
         drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
-        interpreter.settle()
+        gc_tuning.settle()
 
     def _load_settings(self) -> Settings:
         return load_settings()
@@ -173,7 +175,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             return generation
 
         log_metrics = log_performance_metrics or self._runtime.settings.log_performance_metrics
-        return livestream.live(self._answer(plan, log_metrics), ticket.cancel)
+        return live_stream.live(self._answer(plan, log_metrics), ticket.cancel)
 
     def _answer(
         self, plan: Callable[[], Generation], log_metrics: bool
@@ -220,7 +222,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             ),
         )
         generation.notes.extend(rendered.warnings)
-        generation.id, generation.endpoint = livestream.prediction_id(), _ENDPOINT
+        generation.id, generation.endpoint = live_stream.prediction_id(), _ENDPOINT
         return generation
 
     @contextmanager

@@ -7,17 +7,18 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton import preflight
+from cog_triton.artifact import compatibility
 from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.mock.directory import make
 from cog_triton.engines.mock.family import MockFamily
+from cog_triton.engines.mock.mock_directory import make
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import EngineIncompatible, InvalidArgument
-from cog_triton.machine import Machine, backends_in, library_versions
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
-from cog_triton.triton import distribution, launch
-from cog_triton.triton.repository import ENGINE_MODEL, render
+from cog_triton.system.gpus import visible_gpus
+from cog_triton.system.machine import Machine, backends_in, library_versions
+from cog_triton.triton import install, launch
+from cog_triton.triton.model_repository import ENGINE_MODEL, render
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
 
 
@@ -38,7 +39,7 @@ async def prepare(settings: Settings, weights: str | None = None) -> Prepared:
     error that says what is wrong.
     """
     if settings.cog_triton_engine is None:
-        preflight.require_gpu(settings.cog_triton_sm)
+        compatibility.require_gpu(settings.cog_triton_sm)
     config = (
         load_serve_config(settings.cog_triton_config)
         if settings.cog_triton_config
@@ -80,10 +81,10 @@ def _require_machine(
     settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
 ) -> None:
     """Compare the engine with this machine before Triton loads it; raises E1305 or E1306."""
-    triton = distribution.find(run_dir, settings.tritonserver)
+    triton = install.find(run_dir, settings.tritonserver)
     nodes = str(config.of(ENGINE_MODEL).get("num_nodes", 1))
     try:
-        needs = preflight.needs_of(
+        needs = compatibility.needs_of(
             family.directory,
             family.backend,
             family.world_size,
@@ -91,12 +92,12 @@ def _require_machine(
             max(int(nodes) if nodes.isdecimal() else 1, len(settings.hosts), 1),
         )
         here = Machine(
-            preflight.visible_gpus() if family.world_size else (),
+            visible_gpus() if family.world_size else (),
             triton.binary,
             backends_in(triton.backend_directory),
             library_versions(),
         )
-        for remark in preflight.require_engine(needs, here):
+        for remark in compatibility.require_engine(needs, here):
             print(f"Warning: {remark}", flush=True)
     except EngineIncompatible as error:
         if not settings.cog_triton_skip_preflight:

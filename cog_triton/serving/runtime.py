@@ -13,9 +13,9 @@ from cog_triton.serving.generate import Observer, TextGenerator
 from cog_triton.serving.prepare import prepare
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.repository import max_batch_size
+from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.server import TritonServer
 
 _STOPPING = "the server is stopping; try again"

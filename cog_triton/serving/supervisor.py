@@ -18,8 +18,8 @@ from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailab
 from cog_triton.serving.admission import Admission
 from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
+from cog_triton.triton.liveness import Vitals
 from cog_triton.triton.server import TritonServer
-from cog_triton.triton.vitals import Vitals
 
 _BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from cog_triton import engine_manifest, engine_tar
+from cog_triton.artifact import engine_manifest, engine_tar
 from cog_triton.download.fetch import fetch, shown_name
 from cog_triton.download.retry import Retry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable

@@ -1,0 +1,1 @@
+"""tritonserver as a child process: launch, liveness, model repository, client."""

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 from typing_extensions import Self
 
-from cog_triton.engines.contract import FINISH_REASON
+from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.errors import (
     CogTritonError,
     TritonMalformedEvent,

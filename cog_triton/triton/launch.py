@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed
-from cog_triton.preflight import visible_gpus
 from cog_triton.settings import Settings
-from cog_triton.triton import rank as _rank
-from cog_triton.triton.distribution import Distribution
-from cog_triton.triton.repository import ENGINE_MODEL, read_config
+from cog_triton.system.gpus import visible_gpus
+from cog_triton.triton import mpi_rank as _rank
+from cog_triton.triton.install import Distribution
+from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 EXIT_TIMEOUT_S = 5
 _RANK = Path(_rank.__file__).resolve()

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from cog_triton import reaper
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import Settings
-from cog_triton.triton import distribution, launch, queues, vitals
+from cog_triton.system import reaper
+from cog_triton.triton import http_thread_queues, install, launch, liveness
 
 _POLL_S = 0.02
 _TAIL_LINES = 25
@@ -60,7 +60,7 @@ class TritonServer:
         """
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
-        triton = distribution.find(self._work_dir, self._settings.tritonserver)
+        triton = install.find(self._work_dir, self._settings.tritonserver)
         prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
         command = launch.make(
             self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
@@ -80,9 +80,9 @@ class TritonServer:
         except BaseException:
             self.kill()
             raise
-        for pid in vitals.servers(self.root):
+        for pid in liveness.servers(self.root):
             with suppress(OSError):  # `cog-triton doctor` tells what it means
-                queues.widen(pid)
+                http_thread_queues.widen(pid)
 
     async def stop(self) -> None:
         """Let running requests end for a few seconds, then stop whatever is left."""

@@ -22,8 +22,8 @@ from results import Phase
 from tokenizers import Tokenizer
 from ways import Predictions, TritonIds, TritonText, Way
 
-from cog_triton.engines.base import EngineRequest
-from cog_triton.sampling import SamplingParams
+from cog_triton.engines.request import EngineRequest
+from cog_triton.text.sampling import SamplingParams
 
 QUESTION = "What is the capital of France?"
 _RESTART_S = 300

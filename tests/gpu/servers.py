@@ -19,7 +19,7 @@ import httpx
 from arguments import MAX_AT_ONCE, REPOSITORY
 from processes import family
 
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 START_TIMEOUT_S = 400
 _STOP_S = 40

@@ -9,7 +9,7 @@ from stack import REPOSITORY, Stack, processes_of
 from tensorrt_llm_tree import Installation, install, models
 from workshop import Workshop
 
-from cog_triton.engine_tar import unpack
+from cog_triton.artifact.engine_tar import unpack
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from typing_extensions import Self
 
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 REPOSITORY = Path(__file__).parent.parent.parent
 

@@ -20,7 +20,7 @@ import pytest
 from _servers import Server, mock_server
 from stack import REPOSITORY
 
-from cog_triton.engines.mock import directory
+from cog_triton.engines.mock import mock_directory
 
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 pytestmark = [
@@ -80,7 +80,7 @@ def test_other_ways_to_ask(more: tuple[str, ...], server: Server, tmp_path: Path
     artifacts = tmp_path / "aiperf"
     words = [
         *(str(AIPERF), "profile", "--model", "mock", "--url", server.openai),
-        *("--tokenizer", str(directory.make(tmp_path / "engine")), "--ui", "none"),
+        *("--tokenizer", str(mock_directory.make(tmp_path / "engine")), "--ui", "none"),
         *("--no-gpu-telemetry", "--artifact-dir", str(artifacts), "--request-count", "4"),
         *("--synthetic-input-tokens-mean", str(INPUT), "--output-tokens-mean", str(OUTPUT)),
         *("--extra-inputs", "ignore_eos:true", *more),

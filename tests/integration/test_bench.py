@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from stack import Stack
 
-from cog_triton.engines.mock import directory
+from cog_triton.engines.mock import mock_directory
 
 pytestmark = pytest.mark.integration
 
@@ -160,7 +160,7 @@ def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[s
     ],
 )
 def test_every_target(target: str, more: list[str], mock: Stack, tmp_path: Path) -> None:
-    engine = directory.make(tmp_path)
+    engine = mock_directory.make(tmp_path)
     bench(
         mock,
         *("--target", target, "--unit", "concurrency", "--rate", 3, "--requests", 7),

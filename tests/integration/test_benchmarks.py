@@ -21,8 +21,8 @@ import run_all
 from _servers import Server
 from stack import REPOSITORY, Stack
 
-from cog_triton.engines.mock import directory
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.engines.mock import mock_directory
+from cog_triton.text.tokenizer import EngineTokenizer
 
 pytestmark = pytest.mark.integration
 
@@ -117,8 +117,8 @@ def test_all_of_them_print_one_table_and_end_well_whatever_they_find(tmp_path: P
 def test_the_seeds_way_over_the_real_triton_says_what_the_mock_says(
     seeds: Server, tmp_path: Path
 ) -> None:
-    engine = directory.make(tmp_path)
-    ids = directory.read(engine).output_ids
+    engine = mock_directory.make(tmp_path)
+    ids = mock_directory.read(engine).output_ids
     answer = httpx.post(
         f"{seeds.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
     ).json()

@@ -9,8 +9,8 @@ from range_server import Content, Span, serving_file
 from stack import wait_until
 from workshop import Workshop, gpt, llama, packed
 
-from cog_triton.download.partial import PIECE
-from cog_triton.engine_tar import unpack
+from cog_triton.artifact.engine_tar import unpack
+from cog_triton.download.partial_file import PIECE
 
 pytestmark = pytest.mark.integration
 

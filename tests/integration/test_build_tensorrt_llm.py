@@ -13,7 +13,7 @@ from tensorrt_llm_tree import Installation, driver, models
 from test_builder_predictions import predict, start_builder
 from workshop import Workshop, build_step, gpt, llama, packed
 
-from cog_triton.engine_tar import unpack
+from cog_triton.artifact.engine_tar import unpack
 
 pytestmark = pytest.mark.integration
 

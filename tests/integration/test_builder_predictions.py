@@ -17,9 +17,9 @@ import httpx
 import pytest
 from stack import REPOSITORY, Stack, processes_of, wait_until
 
-from cog_triton import engine_manifest
-from cog_triton.build.config import load_config
-from cog_triton.engine_tar import unpack
+from cog_triton.artifact import engine_manifest
+from cog_triton.artifact.engine_tar import unpack
+from cog_triton.builder.config import load_config
 
 pytestmark = pytest.mark.integration
 
@@ -94,7 +94,13 @@ def start_builder(directory: Path, *arguments: str, **environment: str) -> Stack
         COG_TRITON_OUTPUT_DIR=str(directory / "out"),
         **environment,
     )
-    builder.command = [sys.executable, "-m", "cog_triton.serving.cog_server", "--host", "127.0.0.1"]
+    builder.command = [
+        sys.executable,
+        "-m",
+        "cog_triton.serving.coglet.http_server",
+        "--host",
+        "127.0.0.1",
+    ]
     builder.command += arguments
     builder.cwd = REPOSITORY / "builder"
     builder.start()
@@ -302,8 +308,8 @@ def test_a_wrong_input_is_422(builder: Stack, inputs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
-        ("serving.cog_server", signal.SIGKILL),
-        ("serving.cog_server", signal.SIGTERM),
+        ("coglet.http_server", signal.SIGKILL),
+        ("coglet.http_server", signal.SIGTERM),
         ("_run_worker", signal.SIGKILL),
     ],
 )
@@ -318,7 +324,7 @@ def test_no_build_outlives_its_server(
     os.kill(pid, number)
     # Asked to stop, Cog lets a running build end; else nothing waits for anything.
     assert builder.process is not None
-    if victim == "serving.cog_server":
+    if victim == "coglet.http_server":
         builder.process.wait(120)
         wait_until(lambda: not processes_of(builder.work_dir))
     wait_until(lambda: not any(".job" in line for line in processes_of(builder.work_dir).values()))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from range_server import Content, Fault, Span, serving_file
 
-from cog_triton.download.partial import PIECE
+from cog_triton.download.partial_file import PIECE
 
 pytestmark = pytest.mark.integration
 SIZE = 1 << 30

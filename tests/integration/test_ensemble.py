@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cog_triton.ports import free_ports
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
+from cog_triton.system.ports import free_ports
 
 pytestmark = pytest.mark.integration
 

@@ -93,7 +93,7 @@ def test_sigterm_lets_a_running_prediction_end(
     assert answers[0]["metrics"]["output_token_count"] == 60
 
 
-@pytest.mark.parametrize("victim", ["cog_triton serve", "serving.cog_server", "_run_worker"])
+@pytest.mark.parametrize("victim", ["cog_triton serve", "coglet.http_server", "_run_worker"])
 def test_nothing_outlives_a_parent_that_is_killed(
     make_stack: Callable[..., Stack], engine_dir: Path, victim: str
 ) -> None:
@@ -343,12 +343,24 @@ def test_a_triton_that_cannot_be_kept_running_ends_the_whole_server(
         COG_MAX_CONCURRENCY="32",
         TRITON_MAX_RESTARTS="0",
     )
-    stack.command = [sys.executable, "-m", "cog_triton.serving.cog_server", "--host", "127.0.0.1"]
+    stack.command = [
+        sys.executable,
+        "-m",
+        "cog_triton.serving.coglet.http_server",
+        "--host",
+        "127.0.0.1",
+    ]
     if in_a_container:
         namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
         if subprocess.run([*namespace, "true"], capture_output=True).returncode:
             pytest.skip("no PID namespaces here")
-        init = [sys.executable, "-S", "-I", str(REPOSITORY / "cog_triton" / "reaper.py"), "--"]
+        init = [
+            sys.executable,
+            "-S",
+            "-I",
+            str(REPOSITORY / "cog_triton" / "system" / "reaper.py"),
+            "--",
+        ]
         stack.command = [*namespace, *init, *stack.command]
     stack.cwd = REPOSITORY / "runner"
     stack.start()
@@ -389,7 +401,7 @@ def test_what_does_not_end_in_time_ends_with_a_code(
         stack.command = [
             sys.executable,
             "-m",
-            "cog_triton.serving.cog_server",
+            "cog_triton.serving.coglet.http_server",
             "--host",
             "127.0.0.1",
         ]

@@ -20,8 +20,8 @@ import openai
 import pytest
 from stack import REPOSITORY, Stack, processes_of, wait_until
 
-from cog_triton.engines.mock import directory
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.engines.mock import mock_directory
+from cog_triton.text.tokenizer import EngineTokenizer
 
 pytestmark = pytest.mark.integration
 
@@ -32,14 +32,14 @@ FREED_S = 10
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return directory.make(tmp_path_factory.mktemp("engines"))
+    return mock_directory.make(tmp_path_factory.mktemp("engines"))
 
 
 class Says:
     """What the mock says, which is known beforehand."""
 
     def __init__(self, engine: Path) -> None:
-        self._ids = directory.read(engine).output_ids
+        self._ids = mock_directory.read(engine).output_ids
         self._tokenizer = EngineTokenizer.load(engine)
 
     def ids(self, count: int) -> list[int]:
@@ -351,7 +351,7 @@ def cog_of(stack: Stack) -> int:
     (cog,) = (
         pid
         for pid, line in processes_of(stack.work_dir).items()
-        if "serving.cog_server" in line and "reaper.py" not in line
+        if "coglet.http_server" in line and "reaper.py" not in line
     )
     return cog
 

@@ -51,7 +51,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "PORT": str(port),
         "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
     }
-    generate = [sys.executable, "-m", "cog_triton.serving.openapi", "predict.py:Predictor"]
+    generate = [
+        sys.executable,
+        "-m",
+        "cog_triton.serving.coglet.openapi_schema",
+        "predict.py:Predictor",
+    ]
     with (directory / ".cog" / "openapi_schema.json").open("wb") as file:
         subprocess.run(generate, cwd=directory, env=environment, stdout=file, check=True)
     serve = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]

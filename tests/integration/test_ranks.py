@@ -12,15 +12,15 @@ import pytest
 from mpi import needs_mpirun
 from stack import wait_until
 
-from cog_triton import reaper
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import TritonStartFailed, TritonUnknownError
-from cog_triton.ports import free_ports
 from cog_triton.serving.admission import admission_for
 from cog_triton.serving.supervisor import State, Supervisor
 from cog_triton.settings import load_settings
+from cog_triton.system import reaper
+from cog_triton.system.ports import free_ports
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.repository import render
+from cog_triton.triton.model_repository import render
 from cog_triton.triton.serve_config import ServeConfig
 from cog_triton.triton.server import TritonServer
 

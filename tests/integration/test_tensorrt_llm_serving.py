@@ -17,14 +17,14 @@ import pytest
 from google.protobuf import text_format
 from stack import Stack
 
-from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily
+from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.errors import PromptTooLong
-from cog_triton.ports import free_ports
-from cog_triton.sampling import SamplingParams
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.settings import Settings, load_settings
-from cog_triton.tokenizer import EngineTokenizer
-from cog_triton.triton import repository
+from cog_triton.system.ports import free_ports
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton import model_repository
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.serve_config import load_serve_config
 from cog_triton.triton.server import TritonServer
@@ -103,9 +103,9 @@ class Served:
 def served(directory: Path, config: dict[str, Any], serve: str) -> Iterator[Served]:
     family = trtllm_engines.family(directory / "engine", config)
     target, seen = directory / "repo", directory / "seen"
-    repository.render(family, load_serve_config(CONFIGS / serve), target)
+    model_repository.render(family, load_serve_config(CONFIGS / serve), target)
     path = target / "tensorrt_llm" / "config.pbtxt"
-    engine = repository.read_config(path)
+    engine = model_repository.read_config(path)
     engine.backend = "python"
     engine.parameters["seen"].string_value = str(seen)
     path.write_text(text_format.MessageToString(engine), "utf-8")

@@ -20,9 +20,9 @@ import tritonclient.grpc.aio as grpc_aio
 from stack import Stack, processes_of, wait_until
 from vllm_engines import calls, double_environment, hugging_face, vllm_engine
 
-from cog_triton.ports import free_ports
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
+from cog_triton.system.ports import free_ports
 from cog_triton.triton import launch
 
 pytestmark = pytest.mark.integration

@@ -16,8 +16,8 @@ import yaml
 from stack import REPOSITORY, processes_of, wait_until
 from tensorrt_llm_tree import Installation
 
-from cog_triton.build.config import load_config
-from cog_triton.build.workspace import Workspace
+from cog_triton.builder.config import load_config
+from cog_triton.builder.workspace import Workspace
 
 
 @dataclass

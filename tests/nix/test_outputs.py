@@ -51,9 +51,9 @@ def test_how_an_image_starts(name: str, images: dict[str, Image]) -> None:
     config = images[name].about["config"]
     version = VERSION if name.endswith("cpu") else "3.12"
     site = f"/opt/cog-triton/lib/python{version}/site-packages"
-    reaper = ["/opt/cog-triton/bin/python", "-S", "-I", f"{site}/cog_triton/reaper.py", "--"]
+    reaper = ["/opt/cog-triton/bin/python", "-S", "-I", f"{site}/cog_triton/system/reaper.py", "--"]
     assert config["Entrypoint"] == reaper
-    assert config["Cmd"] == ["python", "-m", "cog_triton.serving.cog_server"]
+    assert config["Cmd"] == ["python", "-m", "cog_triton.serving.coglet.http_server"]
     assert (config["WorkingDir"], config["User"]) == ("/src", "1000:1000")
     assert set(config["ExposedPorts"]) == {"5000/tcp", "8000/tcp"}
 

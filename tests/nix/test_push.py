@@ -12,7 +12,7 @@ import pytest
 from containers import wait_until
 from factory import Factory, run
 
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 
 class Registry:

@@ -1,4 +1,4 @@
-/* NVIDIA's driver of a machine with one H100, as far as `cog_triton.preflight` asks it. */
+/* NVIDIA's driver of a machine with one H100, as far as `cog_triton.artifact.compatibility` asks it. */
 #include <string.h>
 
 int cuInit(unsigned flags) { return flags; }

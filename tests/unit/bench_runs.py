@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from cog_triton.bench import lengths
-from cog_triton.bench.fleet import Run
-from cog_triton.bench.monitor import Load
+from cog_triton.bench import length_distribution
 from cog_triton.bench.options import Options
-from cog_triton.bench.record import OK, Record
+from cog_triton.bench.request_record import OK, Record
+from cog_triton.bench.self_monitor import Load
+from cog_triton.bench.worker_pool import Run
 
 START = 1000.0
 
@@ -18,8 +18,8 @@ def options(**changes: Any) -> Options:
     values = {
         "url": "http://127.0.0.1:1",
         "requests": 4,
-        "input_lengths": lengths.parse("n", "10"),
-        "output_lengths": lengths.parse("n", "5"),
+        "input_lengths": length_distribution.parse("n", "10"),
+        "output_lengths": length_distribution.parse("n", "5"),
         **changes,
     }
     return Options(**values)

@@ -8,8 +8,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from cog_triton import engine_manifest, engine_tar
-from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.artifact import engine_manifest, engine_tar
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 
 # TensorRT-LLM 0.7, cut to what tells something.
 V0_7: dict[str, Any] = {

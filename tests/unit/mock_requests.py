@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cog_triton.engines.mock.directory import MockModel
-from cog_triton.engines.mock.request import MockRequest
-from cog_triton.sampling import SamplingParams
+from cog_triton.engines.mock.mock_directory import MockModel
+from cog_triton.engines.mock.mock_request import MockRequest
+from cog_triton.text.sampling import SamplingParams
 
 PASSAGE = [10, 11, 12, 13, 14, 15, 16]
 MODEL = MockModel(output_ids=PASSAGE, eos_ids=[1], vocab_size=100, max_seq_len=10_000)

@@ -27,12 +27,12 @@ from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
-from cog_triton.serving.http import create_app
-from cog_triton.serving.http_server import HTTPServer, bind
-from cog_triton.serving.metrics import Metrics
-from cog_triton.serving.openai_api import OpenAI
+from cog_triton.serving.openai.application import create_app
+from cog_triton.serving.openai.routes import OpenAI
+from cog_triton.serving.openai.uvicorn_server import HTTPServer, bind
+from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
 TOKENIZER = EngineTokenizer(

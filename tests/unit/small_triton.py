@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cog_triton.ports import free_ports
 from cog_triton.settings import Settings, load_settings
+from cog_triton.system.ports import free_ports
 from cog_triton.triton.server import TritonServer
 
 # Goes wrong as the files beside it say: each is looked at when a request comes.

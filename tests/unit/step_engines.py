@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from cog_triton.engines.base import EngineRequest, TokenEvent
+from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument
 
 ENGINE = "step_engines:CountingEngine"

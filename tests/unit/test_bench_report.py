@@ -17,11 +17,11 @@ import pytest
 from bench_runs import options, record, run
 from rich.console import Console
 
-from cog_triton.bench import compare, files, lengths, plot, report
-from cog_triton.bench.fleet import Run
-from cog_triton.bench.measured import measured
+from cog_triton.bench import compare, export, length_distribution, plot, report
+from cog_triton.bench.measurement import measured
 from cog_triton.bench.options import Options, OutputMethod, Unit
-from cog_triton.bench.record import CUT, FAILED
+from cog_triton.bench.request_record import CUT, FAILED
+from cog_triton.bench.worker_pool import Run
 from cog_triton.errors import InvalidArgument, MissingExtra
 
 GOLDEN = Path(__file__).parent / "golden" / "bench"
@@ -37,7 +37,7 @@ def seeds_run() -> tuple[Options, Run]:
         requests=None,
         tps=4.0,
         output_method=OutputMethod.YIELD,
-        output_lengths=lengths.parse("n", "3"),
+        output_lengths=length_distribution.parse("n", "3"),
     )
     return own, run(
         *(
@@ -124,7 +124,7 @@ def test_the_seeds_sections_are_there_in_its_order() -> None:
 
 def test_json_has_every_number() -> None:
     own, done = seeds_run()
-    found = json.loads(files.as_json(own, [(own, measured(own, done, {}))]))
+    found = json.loads(export.as_json(own, [(own, measured(own, done, {}))]))
     assert found["schema"] == 1
     assert found["options"]["unit"] == "batch"
     assert found["options"]["api_key"] is None
@@ -139,7 +139,7 @@ def test_csv_has_a_line_for_each_request() -> None:
     own, done = open_run()
     never = record(9, 2.0, sent=0.0, ended=0.0, status=CUT)
     done.records.append(never)
-    rows = list(csv.DictReader(io.StringIO(files.as_csv([(own, done)]))))
+    rows = list(csv.DictReader(io.StringIO(export.as_csv([(own, done)]))))
     assert [row["index"] for row in rows] == ["0", "1", "2", "9"]
     assert rows[0]["ttft_s"] == "0.500000"
     assert rows[0]["e2el_from_sending_s"] == "0.900000"
@@ -152,7 +152,7 @@ def saved(path: Path, scale: float, **changes: Any) -> Path:
     """A measurement that takes `scale` times as long."""
     own = options(rate=4.0, **changes)
     records = [record(i, i * scale, *(scale * (i + at) for at in (0.5, 1.0))) for i in range(4)]
-    path.write_text(files.as_json(own, [(own, measured(own, run(*records), {}))]))
+    path.write_text(export.as_json(own, [(own, measured(own, run(*records), {}))]))
     return path
 
 
@@ -189,9 +189,9 @@ def test_files_that_cannot_be_compared(content: str, tmp_path: Path) -> None:
 
 def test_files_are_checked_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="its directory does not exist"):
-        files.require_writable("--csv", tmp_path / "none" / "x.csv")
+        export.require_writable("--csv", tmp_path / "none" / "x.csv")
     with pytest.raises(InvalidArgument, match=r"--json=.*cannot be written"):
-        files.write("--json", tmp_path, "x")
+        export.write("--json", tmp_path, "x")
 
 
 def test_pictures() -> None:

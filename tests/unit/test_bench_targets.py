@@ -14,12 +14,12 @@ from bench_runs import options
 from scripted_server import Answer, Part, Request, event, serving, stream, whole
 
 from cog_triton.bench import targets
+from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.options import API, OutputMethod, TargetName
-from cog_triton.bench.prompts import Prompt
-from cog_triton.bench.record import FAILED, OK, Record
-from cog_triton.bench.wire import Client, now
+from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.request_record import FAILED, OK, Record
 from cog_triton.errors import CogTritonError
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 ASKED = Prompt("one two", (7, 8), 5)
 CHATTED = Prompt(

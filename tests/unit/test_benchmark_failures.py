@@ -13,7 +13,7 @@ from _report import Report
 from against_seed import KINDS, OURS, SEED, Kind, tell
 from scripted_server import RESET, Part, Request, ScriptedServer
 
-from cog_triton.bench.monitor import Load
+from cog_triton.bench.self_monitor import Load
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

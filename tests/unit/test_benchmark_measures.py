@@ -25,10 +25,10 @@ from _report import Figure, Grid, Report, Target, number, read_figures, summary
 from seed_way import repository
 from seed_way.decode import Stops, Text, events
 
-from cog_triton.bench.monitor import Load
-from cog_triton.engines.mock import directory
+from cog_triton.bench.self_monitor import Load
+from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.family import MockFamily
-from cog_triton.triton.repository import read_config, render
+from cog_triton.triton.model_repository import read_config, render
 from cog_triton.triton.serve_config import ServeConfig
 
 OUTPUTS = ["The", " sea event: output\n", "\n\nevent: completed\n", "", "本"]
@@ -217,7 +217,7 @@ def test_files_of_proc() -> None:
         ("/x/bin/tritonserver --model-repository=m", "tritonserver"),
         ("/x/triton_python_backend_stub /r/tensorrt_llm/1/model.py shm", "stub tensorrt_llm"),
         ("python -m cog.server.http --host 127.0.0.1", "cog"),
-        ("python -m cog_triton.serving.cog_server --host 127.0.0.1", "cog"),
+        ("python -m cog_triton.serving.coglet.http_server --host 127.0.0.1", "cog"),
         ("python -c import_coglet;coglet.server._run_worker()", "worker"),
         ("python -S -I /x/reaper.py -- python -m cog.server.http", "others"),
         ("python -m cog_triton serve --engine mock", "others"),
@@ -334,7 +334,7 @@ def test_the_seeds_way_reads_events_in_every_cut() -> None:
 
 
 def test_the_seeds_ensemble(tmp_path: Path) -> None:
-    family = MockFamily.open(directory.make(tmp_path / "engines"))
+    family = MockFamily.open(mock_directory.make(tmp_path / "engines"))
     made = render(family, ServeConfig(), tmp_path / "repository")
     repository.reshape(made)
     ensemble = read_config(made / "ensemble" / "config.pbtxt")

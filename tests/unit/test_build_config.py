@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cog_triton.build.arguments import command_line
-from cog_triton.build.config import BuildConfig, load_config, parse_config
-from cog_triton.build.old_paths import resolved
-from cog_triton.build.workspace import Workspace
+from cog_triton.builder.command_line import command_line
+from cog_triton.builder.config import BuildConfig, load_config, parse_config
+from cog_triton.builder.legacy.image_paths import resolved
+from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid
 
 GOOD = """

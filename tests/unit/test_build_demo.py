@@ -15,11 +15,11 @@ from test_build_steps import gone
 from tokenizers import Tokenizer
 
 import cog_triton
-from cog_triton.build.config import load_config
-from cog_triton.build.run import run_build
-from cog_triton.build.workspace import Workspace
-from cog_triton.engine_tar import unpack
-from cog_triton.reaper import descendants
+from cog_triton.artifact.engine_tar import unpack
+from cog_triton.builder.config import load_config
+from cog_triton.builder.run import run_build
+from cog_triton.builder.workspace import Workspace
+from cog_triton.system.reaper import descendants
 
 pytestmark = pytest.mark.integration
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"

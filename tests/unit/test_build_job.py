@@ -15,12 +15,11 @@ import pytest
 from cog import CancelationException, Secret
 from small_http import serving
 
-from cog_triton import reaper
-from cog_triton.build.attendant import Attendant
-from cog_triton.build.config import parse_config
-from cog_triton.build.job import Job
-from cog_triton.build.predictor import Predictor, output_dir
-from cog_triton.build.workspace import Workspace, locked
+from cog_triton.builder.child_process import Attendant
+from cog_triton.builder.config import parse_config
+from cog_triton.builder.job import Job
+from cog_triton.builder.predictor import Predictor, output_dir
+from cog_triton.builder.workspace import Workspace, locked
 from cog_triton.errors import (
     BuildConfigInvalid,
     BuildStepFailed,
@@ -29,6 +28,7 @@ from cog_triton.errors import (
     UnknownArgument,
 )
 from cog_triton.settings import load_settings
+from cog_triton.system import reaper
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -49,7 +49,7 @@ def job_of(tmp_path: Path, **values: object) -> Job:
 
 def run_module(file: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "cog_triton.build.job", str(file)],
+        [sys.executable, "-m", "cog_triton.builder.job", str(file)],
         stdout=stdout,  # type: ignore[call-overload]
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

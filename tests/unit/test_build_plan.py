@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.build.config import BuildConfig, load_config
-from cog_triton.build.families import OWN
-from cog_triton.build.plan import make_plan
+from cog_triton.builder.config import BuildConfig, load_config
+from cog_triton.builder.example_families import OWN
+from cog_triton.builder.plan import make_plan
 from cog_triton.errors import UnknownExample, UnknownScript
 
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"

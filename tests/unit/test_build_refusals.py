@@ -9,10 +9,10 @@ import pytest
 from test_build_steps import config_of
 from test_build_steps import examples as examples  # a fixture
 
-from cog_triton.build.families import Families
-from cog_triton.build.plan import make_plan
-from cog_triton.build.run import run_build
-from cog_triton.build.workspace import Workspace
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import make_plan
+from cog_triton.builder.run import run_build
+from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import InvalidArgument, UnknownExample
 
 

@@ -16,15 +16,15 @@ import yaml
 from pydantic import SecretStr
 
 import cog_triton
-from cog_triton import engine_manifest
-from cog_triton.build.config import BuildConfig, parse_config
-from cog_triton.build.families import Script
-from cog_triton.build.plan import Step
-from cog_triton.build.relay import LONGEST
-from cog_triton.build.run import run_build
-from cog_triton.build.steps import run_step
-from cog_triton.build.workspace import Workspace, locked
-from cog_triton.engine_tar import unpack
+from cog_triton.artifact import engine_manifest
+from cog_triton.artifact.engine_tar import unpack
+from cog_triton.builder.config import BuildConfig, parse_config
+from cog_triton.builder.example_families import Script
+from cog_triton.builder.output_stream import LONGEST
+from cog_triton.builder.plan import Step
+from cog_triton.builder.run import run_build
+from cog_triton.builder.steps import run_step
+from cog_triton.builder.workspace import Workspace, locked
 from cog_triton.errors import (
     BuildConfigInvalid,
     BuildStepFailed,
@@ -435,9 +435,9 @@ def gone(pid: int, seconds: float = 20.0) -> bool:
 BUILDER = """
 import sys
 from pathlib import Path
-from cog_triton.build.config import load_config
-from cog_triton.build.run import run_build
-from cog_triton.build.workspace import Workspace
+from cog_triton.builder.config import load_config
+from cog_triton.builder.run import run_build
+from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 work, config, examples = map(Path, sys.argv[1:])
 try:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_level
 
-from cog_triton.chat import parse_messages, render_messages
 from cog_triton.errors import BadMessages
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.chat import parse_messages, render_messages
+from cog_triton.text.tokenizer import EngineTokenizer
 
 USER = {"role": "user", "content": "Hi"}
 

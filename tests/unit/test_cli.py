@@ -17,13 +17,13 @@ import yaml
 from typer.testing import CliRunner
 
 from cog_triton import __version__
-from cog_triton.build import stamps
-from cog_triton.build.config import load_config
-from cog_triton.build.plan import Plan, make_plan
-from cog_triton.build.workspace import Workspace
-from cog_triton.cli import app
-from cog_triton.ports import free_ports
+from cog_triton.builder import step_cache
+from cog_triton.builder.config import load_config
+from cog_triton.builder.plan import Plan, make_plan
+from cog_triton.builder.workspace import Workspace
+from cog_triton.cli.app import app
 from cog_triton.settings import Settings
+from cog_triton.system.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml"
@@ -293,9 +293,9 @@ def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> N
     model.write_text("")
     assert "build     to run\n" in said()
     plan = planned(config, work)
-    (step,), (fingerprint,) = plan.steps, stamps.of_steps(plan, model)
+    (step,), (fingerprint,) = plan.steps, step_cache.of_steps(plan, model)
     step.output_dir.mkdir(parents=True)
-    stamps.remember(step, fingerprint, step.output_dir)
+    step_cache.remember(step, fingerprint, step.output_dir)
     text = said()
     assert "build     cached: is not run again\n" in text
     assert "    --output_dir 'an engine'\n" in text

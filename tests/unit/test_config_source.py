@@ -14,10 +14,10 @@ from urllib.parse import quote
 import pytest
 from small_http import reply, serving
 
-from cog_triton.build import config_source
-from cog_triton.build.config_source import MAX_BYTES, fetch
+from cog_triton.builder import config_source
+from cog_triton.builder.config_source import MAX_BYTES, fetch
 from cog_triton.errors import BuildConfigInvalid
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 TEXT = "model_id: größe\n"
 

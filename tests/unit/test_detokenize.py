@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 from tokenizers import Tokenizer, decoders
 
-from cog_triton.detokenize import Detokenizer
+from cog_triton.text.detokenize import Detokenizer
 
 BYTE_LEVEL = byte_level()
 BYTE_FALLBACK = byte_fallback()

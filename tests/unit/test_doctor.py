@@ -16,16 +16,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cog_triton import ports
-from cog_triton.cli import app
-from cog_triton.doctor import check, engine, hardware, report, run, software
-from cog_triton.doctor.check import Check, State
+from cog_triton.cli.app import app
+from cog_triton.doctor import check_result, engine_needs, hardware, report, run_checks, software
+from cog_triton.doctor.check_result import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
-from cog_triton.machine import Machine
-from cog_triton.ports import free_ports
 from cog_triton.settings import Settings, load_settings
-from cog_triton.triton import queues
-from cog_triton.triton.distribution import Distribution
+from cog_triton.system import ports
+from cog_triton.system.machine import Machine
+from cog_triton.system.ports import free_ports
+from cog_triton.triton import http_thread_queues
+from cog_triton.triton.install import Distribution
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +74,9 @@ def test_a_log_gets_a_line_each() -> None:
 
 def test_a_terminal_gets_80_columns() -> None:
     checks = [
-        check.ok("Python", "3.11.7"),
-        check.fail("Triton", "no tritonserver " * 12, "install one"),
-        check.warn("disk", "[bold]1 GB", "free some"),
+        check_result.ok("Python", "3.11.7"),
+        check_result.fail("Triton", "no tritonserver " * 12, "install one"),
+        check_result.warn("disk", "[bold]1 GB", "free some"),
     ]
     buffer = io.StringIO()
     console = Console(file=buffer, force_terminal=True, width=80, color_system=None)
@@ -253,7 +253,7 @@ def machine(*sm: int, versions: Mapping[str, str] = {}) -> Machine:
 
 
 def looked(path: Path, here: Machine | None) -> Check:
-    return engine.check(path, here)[1]
+    return engine_needs.check(path, here)[1]
 
 
 def test_an_engine_that_fits(tmp_path: Path) -> None:
@@ -312,15 +312,15 @@ def test_a_triton_that_is_not_found_is_told_with_why() -> None:
 
 
 def test_health_is_the_lack_of_failures() -> None:
-    assert run.healthy([check.ok("a", "b"), check.warn("a", "b", "c")])
-    assert not run.healthy([check.ok("a", "b"), check.fail("a", "b", "c")])
+    assert run_checks.healthy([check_result.ok("a", "b"), check_result.warn("a", "b", "c")])
+    assert not run_checks.healthy([check_result.ok("a", "b"), check_result.fail("a", "b", "c")])
 
 
 @pytest.mark.parametrize(("size", "state"), [(212992, State.WARN), (8 << 20, State.OK)])
 def test_short_queues_of_triton_are_told(
     size: int, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "attainable", lambda: size)
+    monkeypatch.setattr(http_thread_queues, "attainable", lambda: size)
     found = hardware.http_queues()
     assert found.state is state
     assert str(size // 768) in found.found

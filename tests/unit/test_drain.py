@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.ports import free_ports
 from cog_triton.serving import drain
+from cog_triton.system.ports import free_ports
 
 PATIENCE_S = 10
 

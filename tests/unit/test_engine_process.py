@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 
-from cog_triton.engines import engine_process
-from cog_triton.engines.base import EngineRequest, EngineStats, TokenEvent
-from cog_triton.engines.engine_process import EngineLink, EngineProcess
+from cog_triton.backend import engine_process
+from cog_triton.backend.engine_process import EngineLink, EngineProcess
+from cog_triton.engines.base import EngineStats
+from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
-from cog_triton.sampling import SamplingParams
+from cog_triton.text.sampling import SamplingParams
 
 PATIENCE_S = 10
 FOREVER = 10**9

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from made_engines import pack
 from test_engine_manifest import engine
 
-from cog_triton import engine_manifest, engine_tar
-from cog_triton.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.engine_tar import unpack
+from cog_triton.artifact import engine_manifest, engine_tar
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.artifact.engine_tar import unpack
 from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
 
 NAMES = ["engine.tar", "engine.tar.gz", "engine.tgz", "engine.tar.zst"]
@@ -270,7 +270,7 @@ def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
 def test_more_members_than_an_engine_has_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cog_triton.tar_members.MAX_MEMBERS", 3)
+    monkeypatch.setattr("cog_triton.artifact.tar_members.MAX_MEMBERS", 3)
     tar = make_tar(tmp_path / "x.tar", *((member(name), b"") for name in "abc"))
     with pytest.raises(EngineCorrupt, match=r"'c' is one too many: over 3"):
         unpack(tar, tmp_path / "out")

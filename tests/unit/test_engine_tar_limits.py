@@ -19,8 +19,8 @@ LIMITS = {"max_input_len": 1, "max_seq_len": 2, "max_batch_size": 1}
 SCRIPT = """
 import json, signal, sys
 from pathlib import Path
-from cog_triton import engine_manifest, engine_tar
-from cog_triton.engine_manifest import MANIFEST_NAME
+from cog_triton.artifact import engine_manifest, engine_tar
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 from cog_triton.errors import CogTritonError
 
 def pack(directory, tar):

@@ -140,8 +140,8 @@ def test_the_place_that_triton_appends_is_not_part_of_the_error() -> None:
     text = (
         "Failed to process the request(s) for model 'tensorrt_llm_0_0', message:"
         " InvalidArgument: E1005 InvalidArgument: x=1: must be 2\n\n"
-        "At:\n  /opt/cog_triton/engines/contract.py(89): from_tensors\n"
-        "  /opt/cog_triton/engines/triton_model.py(140): execute\n"
+        "At:\n  /opt/cog_triton/engines/tensor_contract.py(89): from_tensors\n"
+        "  /opt/cog_triton/backend/engine_model.py(140): execute\n"
     )
     found = errors.from_text(text)
     assert found is not None

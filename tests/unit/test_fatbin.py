@@ -9,9 +9,8 @@ from fatbins import CUBIN, LTO, PTX, Image, container, cubin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cog_triton import fatbin
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune import edits
+from cog_triton.prune import fatbin, file_edits
 
 NUMBERS = (75, 80, 86, 87, 89, 90, 100, 103, 120)
 IMAGES = st.builds(
@@ -44,7 +43,7 @@ def pruned(data: bytes, sm: int) -> bytes:
     buffer = bytearray(data)
     found = fatbin.parse(buffer, 0, len(buffer))
     changes = [fatbin.edit(one, fatbin.choose(one, sm)) for one in found]
-    edits.apply(buffer, [change for change in changes if change])
+    file_edits.apply(buffer, [change for change in changes if change])
     return bytes(buffer)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from range_server import Content, Fault, FileServer, Span, answering, serving_file
 
-from cog_triton.download import disk, partial
+from cog_triton.download import disk_space, partial_file
 from cog_triton.download.fetch import fetch, size
 from cog_triton.download.retry import Retry
 from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 PIECE = 64 << 10
@@ -30,7 +30,7 @@ FAST = Retry(limit=5, first_s=0.001, most_s=0.01)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "PIECE", PIECE)
+    monkeypatch.setattr(partial_file, "PIECE", PIECE)
 
 
 @pytest.fixture
@@ -359,8 +359,8 @@ def test_it_can_be_stopped_and_goes_on(server: FileServer, target: Path) -> None
 CHILD = """
 import sys
 from pathlib import Path
-from cog_triton.download import fetch, partial, retry
-partial.PIECE = int(sys.argv[3])
+from cog_triton.download import fetch, partial_file, retry
+partial_file.PIECE = int(sys.argv[3])
 fast = retry.Retry(first_s=0.001)
 def echo(line):
     print(line, flush=True)
@@ -468,7 +468,7 @@ def test_a_disk_that_fills_up_on_the_way(
     with serving_file(Content(20_000_000)) as server:
         server.ranges, server.with_length = ranges, ranges
         if ranges:  # as when others fill the disk after the check
-            monkeypatch.setattr(disk, "check", lambda *_: None)
+            monkeypatch.setattr(disk_space, "check", lambda *_: None)
         with pytest.raises(DiskFull, match=f"{small_disk} is full"):
             fetch(f"{server.url}/m", small_disk / "m", echo=lambda _: None)
     assert not (small_disk / "m").exists()

@@ -28,12 +28,12 @@ from small_tokenizers import byte_level
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
-from cog_triton.sampling import SamplingParams
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.settings import Settings, load_settings
-from cog_triton.text_stream import TextStream
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.stream import TextStream
+from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
 TOKENIZER = EngineTokenizer(byte_level())

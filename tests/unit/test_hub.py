@@ -17,12 +17,11 @@ from hub_server import ID, MAIN, OLD, Hub, serving_hub
 from huggingface_hub import constants
 from range_server import Content, Fault, FileServer
 
-from cog_triton import model_source
-from cog_triton.download import disk, partial
+from cog_triton.download import disk_space, model_source, partial_file
+from cog_triton.download.model_source import FetchedModel, ModelRequest
 from cog_triton.download.retry import Retry
 from cog_triton.errors import DiskFull, ModelUnavailable
-from cog_triton.model_source import FetchedModel, ModelRequest
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 FAST = Retry(limit=4, first_s=0.001, most_s=0.01)
@@ -54,7 +53,7 @@ def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     endpoint(monkeypatch, hub.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(partial, "PIECE", 64 << 10)
+    monkeypatch.setattr(partial_file, "PIECE", 64 << 10)
     return tmp_path
 
 
@@ -253,7 +252,7 @@ def test_the_token_is_nowhere(
 def test_room_is_checked_before_anything_is_fetched(
     hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "RESERVE", 1 << 60)
+    monkeypatch.setattr(disk_space, "RESERVE", 1 << 60)
     with pytest.raises(DiskFull, match=rf"{ID}: needs 300 kB more .* GB free"):
         get(home, ModelRequest(ID))
     assert not [request for request in hub.requests if "resolve" in request]
@@ -272,7 +271,7 @@ def test_the_size_is_told_before(hub: Hub, home: Path) -> None:
 def test_an_endpoint_and_home_of_the_environment(hub: Hub, home: Path) -> None:
     """A fresh process, as a user would run it, with progress bars that must not show."""
     code = (
-        "import sys; from pathlib import Path; from cog_triton.model_source import *\n"
+        "import sys; from pathlib import Path; from cog_triton.download.model_source import *\n"
         f"print(fetch_model(ModelRequest({ID!r}), Path(sys.argv[1]), print))"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf")}

@@ -108,6 +108,6 @@ def test_the_files_that_an_image_prunes_with_are_all_it_needs(tmp_path: Path) ->
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     (tmp_path / "tree").mkdir()
-    command = [sys.executable, "-m", "cog_triton.prune", "--sm", "86", str(tmp_path / "tree")]
+    command = [sys.executable, "-m", "cog_triton.cli.prune", "--sm", "86", str(tmp_path / "tree")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

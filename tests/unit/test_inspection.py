@@ -28,9 +28,9 @@ from made_engines import (
 )
 from typer.testing import CliRunner
 
-from cog_triton.build import package
-from cog_triton.build.config import parse_config
-from cog_triton.cli import app
+from cog_triton.builder import package
+from cog_triton.builder.config import parse_config
+from cog_triton.cli.app import app
 
 
 @pytest.fixture(autouse=True)
@@ -346,7 +346,7 @@ def test_the_gpus_of_this_machine(
     here: list[int], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's answer stands in for GPUs that a test machine does not have."""
-    monkeypatch.setattr("cog_triton.preflight.visible_gpus", lambda: here)
+    monkeypatch.setattr("cog_triton.system.gpus.visible_gpus", lambda: here)
     tar = packed(tmp_path)
     code, output = run("--check-gpu", tar)
     assert facts(output)["this machine"].endswith("does not fit" if said else ": fits")
@@ -386,10 +386,10 @@ def test_memory_does_not_grow_with_the_engine(kind: str, tmp_path: Path) -> None
         os.truncate(engine / "rank2.engine", 1 << 30)
     script = (
         "import resource, sys; from pathlib import Path;"
-        " from cog_triton.inspection import contents, describe;"
+        " from cog_triton.inspection import description, engine_contents;"
         " used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize();"
         " resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2);"
-        " print(describe.describe(contents.read(Path(sys.argv[1]))).size)"
+        " print(description.describe(engine_contents.read(Path(sys.argv[1]))).size)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(engine)], capture_output=True, check=True

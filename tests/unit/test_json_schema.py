@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.json_schema import OBJECT, parse_schema
+from cog_triton.text.json_schema import OBJECT, parse_schema
 
 PERSON: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

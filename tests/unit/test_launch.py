@@ -11,7 +11,7 @@ import pytest
 from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import load_settings
 from cog_triton.triton import launch
-from cog_triton.triton.distribution import Distribution
+from cog_triton.triton.install import Distribution
 from cog_triton.triton.launch import Launch
 
 TRITON = Path("/opt/tritonserver/bin/tritonserver")

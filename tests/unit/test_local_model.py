@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cog_triton.download.local import WEIGHTS, resolve
 from cog_triton.errors import ModelUnavailable
-from cog_triton.local_model import WEIGHTS, resolve
 
 
 def test_the_demo_package_is_found() -> None:

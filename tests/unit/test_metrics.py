@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from cog_triton.errors import Overloaded, PromptTooLong
-from cog_triton.sampling import SamplingParams
-from cog_triton.serving.distribution import Distribution
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.metrics import Metrics, gaps
+from cog_triton.serving.telemetry.histogram import Distribution
+from cog_triton.serving.telemetry.metrics import Metrics, gaps
+from cog_triton.text.sampling import SamplingParams
 
 
 def generation(**values: Any) -> Generation:

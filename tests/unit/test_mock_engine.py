@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from mock_requests import MODEL, request, said
 
-from cog_triton.engines.base import EngineStats, TokenEvent
-from cog_triton.engines.mock import directory
+from cog_triton.engines.base import EngineStats
+from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.options import MockOptions
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 
 PATIENCE_S = 10
@@ -181,13 +182,13 @@ def process(engine_dir: Path, values: str, emit: str) -> tuple[int, str]:
 def test_a_crash_is_the_death_of_its_process(tmp_path: Path) -> None:
     values = "{'inject': 'crash', 'inject_after': 3}"
     code, output = process(
-        directory.make(tmp_path), values, "lambda event: print(*event.token_ids, flush=True)"
+        mock_directory.make(tmp_path), values, "lambda event: print(*event.token_ids, flush=True)"
     )
     assert code == -9
     assert len(output.split()) == 3
 
 
 def test_a_thread_that_dies_takes_its_process_along(tmp_path: Path) -> None:
-    code, output = process(directory.make(tmp_path), "{}", "lambda event: 1 / 0")
+    code, output = process(mock_directory.make(tmp_path), "{}", "lambda event: 1 / 0")
     assert code == 1
     assert "ZeroDivisionError" in output

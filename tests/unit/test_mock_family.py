@@ -8,32 +8,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_contract import tensors_of
+from test_tensor_contract import tensors_of
 
-from cog_triton import engine_manifest
-from cog_triton.bench.lengths import parse
+from cog_triton.artifact import engine_manifest
+from cog_triton.bench.length_distribution import parse
 from cog_triton.bench.options import Options
-from cog_triton.bench.prompts import Prompts
-from cog_triton.chat import parse_messages, render_messages
-from cog_triton.detokenize import Detokenizer
-from cog_triton.engines import contract
-from cog_triton.engines.base import EngineRequest
-from cog_triton.engines.mock import directory
+from cog_triton.bench.prompt_source import Prompts
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.mock import mock_directory
+from cog_triton.engines.mock.canned_text import PASSAGE, WORDS
 from cog_triton.engines.mock.family import MockFamily
-from cog_triton.engines.mock.options import MockOptions
-from cog_triton.engines.mock.passage import PASSAGE, WORDS
-from cog_triton.engines.mock.request import INPUTS, MockRequest, from_tensors
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import INPUTS, MockRequest, from_tensors
 from cog_triton.engines.registry import open_engine
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import EngineCorrupt, InvalidArgument, InvalidPredictorConfig
-from cog_triton.sampling import SamplingParams
-from cog_triton.tokenizer import EngineTokenizer
-from cog_triton.triton.repository import max_batch_size, read_config, render
+from cog_triton.text.chat import parse_messages, render_messages
+from cog_triton.text.detokenize import Detokenizer
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.model_repository import max_batch_size, read_config, render
 from cog_triton.triton.serve_config import ServeConfig
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return directory.make(tmp_path_factory.mktemp("engines"))
+    return mock_directory.make(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,9 @@ def tokenizer(engine: Path) -> EngineTokenizer:
 
 
 def test_the_directory_is_made_once_and_is_whole(tmp_path: Path) -> None:
-    made = directory.make(tmp_path / "engines")
+    made = mock_directory.make(tmp_path / "engines")
     before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
-    assert directory.make(tmp_path / "engines") == made
+    assert mock_directory.make(tmp_path / "engines") == made
     assert {path: path.stat().st_mtime_ns for path in made.iterdir()} == before
     assert [path.name for path in (tmp_path / "engines").iterdir()] == [made.name]
     manifest = engine_manifest.load(made)
@@ -55,7 +55,7 @@ def test_the_directory_is_made_once_and_is_whole(tmp_path: Path) -> None:
 
 
 def test_it_is_the_same_everywhere(engine: Path, tmp_path: Path) -> None:
-    other = directory.make(tmp_path)
+    other = mock_directory.make(tmp_path)
     assert other.name == engine.name
     for path in engine.iterdir():
         assert (other / path.name).read_bytes() == path.read_bytes()
@@ -64,7 +64,7 @@ def test_it_is_the_same_everywhere(engine: Path, tmp_path: Path) -> None:
 def test_the_output_is_the_passage_whatever_it_is_cut_into(
     engine: Path, tokenizer: EngineTokenizer
 ) -> None:
-    ids = directory.read(engine).output_ids
+    ids = mock_directory.read(engine).output_ids
     stream = Detokenizer(tokenizer.tokenizer)
     pieces = [stream.feed([token]) for token in ids]
     assert "".join(pieces) + stream.flush() == PASSAGE
@@ -127,7 +127,7 @@ def test_a_broken_engine_is_told(change: dict[str, Any], engine: Path, tmp_path:
     content = json.loads((engine / "mock.json").read_text())
     (tmp_path / "mock.json").write_text(json.dumps({**content, **change}))
     with pytest.raises(EngineCorrupt, match=r"mock\.json: not a mock engine"):
-        directory.read(tmp_path)
+        mock_directory.read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}"])
@@ -216,7 +216,7 @@ def test_settings_go_before_the_serve_config() -> None:
 
 def tensors(**own: Any) -> dict[str, Any]:
     plain = EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=3))
-    return {**tensors_of(contract.to_values(plain)), **own}
+    return {**tensors_of(tensor_contract.to_values(plain)), **own}
 
 
 def test_a_request_without_inputs_of_the_mock() -> None:

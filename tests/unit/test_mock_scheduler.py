@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_requests import MODEL, PASSAGE, request, said
 
-from cog_triton.engines.base import TokenEvent
-from cog_triton.engines.mock.options import MockOptions
+from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.scheduler import Scheduler
-from cog_triton.engines.mock.timetable import Timetable
+from cog_triton.engines.mock.token_schedule import Timetable
+from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, PromptTooLong, TritonUnknownError
 
 FOREVER = 9000

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from range_server import Content, Fault, serving_file
 
-from cog_triton.download import disk
+from cog_triton.download import disk_space
+from cog_triton.download.model_source import FetchedModel, ModelRequest, fetch_model, locate, size
 from cog_triton.download.retry import Retry
 from cog_triton.errors import CogTritonError, DiskFull, EngineCorrupt, ModelUnavailable
-from cog_triton.model_source import FetchedModel, ModelRequest, fetch_model, locate, size
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 FAST = Retry(limit=3, first_s=0.001)
@@ -169,7 +169,7 @@ def test_room_is_checked_for_what_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tar = make_tar(tmp_path / "m.tar", FILES)
-    monkeypatch.setattr(disk, "RESERVE", 1 << 60)
+    monkeypatch.setattr(disk_space, "RESERVE", 1 << 60)
     with pytest.raises(DiskFull, match=r"m\.tar, unpacked,: needs 10 kB more"):
         get(ModelRequest("x", model_tar_url=str(tar)), tmp_path / "store")
     assert left(tmp_path / "store") == []
@@ -182,9 +182,9 @@ def test_a_disk_that_is_full_half_way(
     """Packed it is small: only the members tell what is needed."""
     tar = make_tar(tmp_path / "m.tgz", {"m.safetensors": bytes(20_000_000)}, "w:gz")
     if checked:
-        monkeypatch.setattr(disk, "RESERVE", 1000)
+        monkeypatch.setattr(disk_space, "RESERVE", 1000)
     else:
-        monkeypatch.setattr(disk, "check", lambda *_: None)
+        monkeypatch.setattr(disk_space, "check", lambda *_: None)
     says = "member 'm.safetensors': needs 20 MB more" if checked else "is full"
     with pytest.raises(DiskFull, match=says):
         get(ModelRequest("x", model_tar_url=str(tar)), small_disk / "store")
@@ -234,7 +234,7 @@ def test_what_would_be_ignored_is_refused(
 
 def test_what_needs_no_download_loads_no_downloader() -> None:
     """They cost a tenth of a second each; a build that finds everything done takes a half."""
-    code = "import sys, cog_triton.build.command, cog_triton.cli\n"
+    code = "import sys, cog_triton.builder.command, cog_triton.cli.app\n"
     code += "print({'httpx', 'huggingface_hub', 'tokenizers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -20,8 +20,8 @@ from scripted_server import (
 
 from cog_triton import errors
 from cog_triton.errors import TritonUnavailable
-from cog_triton.serving.http_server import bind
-from cog_triton.serving.openai_schema import openapi
+from cog_triton.serving.openai.schema import openapi
+from cog_triton.serving.openai.uvicorn_server import bind
 
 FAILURES = [
     ("E2101 TritonTimeout: slow", 504, "server_error"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import BadMessages, InvalidArgument, UserError
-from cog_triton.sampling import MAX_TOKENS
-from cog_triton.serving.openai_requests import ChatRequest, CompletionRequest, parse
+from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest, parse
+from cog_triton.text.sampling import MAX_TOKENS
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "Hi"}

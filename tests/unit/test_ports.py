@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from cog_triton.ports import free_ports
+from cog_triton.system.ports import free_ports
 
 
 def test_free_ports_are_distinct_and_free() -> None:

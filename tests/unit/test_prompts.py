@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 
-from cog_triton.chat_template import render_chat
 from cog_triton.errors import (
     BadMessages,
     BadPromptTemplate,
@@ -13,8 +12,9 @@ from cog_triton.errors import (
     PromptTemplateError,
     TritonTokenizerError,
 )
-from cog_triton.prompts import RenderedPrompt, render
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.chat_template import render_chat
+from cog_triton.text.prompts import RenderedPrompt, render
+from cog_triton.text.tokenizer import EngineTokenizer
 
 CHATML = """{%- for m in messages %}
     {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fatbins import CUOBJDUMP, NVCC, compiled
 
-from cog_triton.prune import edits
-from cog_triton.prune.plan import Plan, make
+from cog_triton.prune import file_edits
+from cog_triton.prune.prune_plan import Plan, make
 
 pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc of CUDA 12.9")
 CODES = (
@@ -34,7 +34,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def pruned(path: Path, sm: int, to: Path) -> tuple[Plan, Path]:
     data = bytearray(path.read_bytes())
     plan = make(data, sm)
-    edits.apply(data, plan.edits)
+    file_edits.apply(data, plan.edits)
     to.mkdir()
     made = to / path.name
     made.write_bytes(data)
@@ -104,7 +104,7 @@ def test_cubins_in_a_c_array(target: int, tmp_path: Path) -> None:
     data = bytearray(made.read_bytes())
     plan = make(data, target, zero_embedded=True)
     assert plan.embedded == {f"sm_{number}": len(images[number]) for number in numbers}
-    edits.apply(data, plan.edits)
+    file_edits.apply(data, plan.edits)
     stays = {86: {80, 86}, 90: {90}}[target]
     assert {number for number, image in images.items() if image in data} == stays
     for number in set(numbers) - stays:

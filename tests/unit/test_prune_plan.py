@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
-from cog_triton.prune import edits
 from cog_triton.prune import elf as elf_
-from cog_triton.prune.plan import Plan, make
+from cog_triton.prune import file_edits
+from cog_triton.prune.prune_plan import Plan, make
 
 FATBIN = container(Image(number=80), Image(number=90)) + container(Image(PTX, 80))
 
 
 def pruned(data: bytes, plan: Plan) -> bytes:
     buffer = bytearray(data)
-    edits.apply(buffer, plan.edits)
+    file_edits.apply(buffer, plan.edits)
     return bytes(buffer)
 
 

@@ -15,9 +15,9 @@ import pytest
 from fatbins import PTX, Image, container, cubin, elf, library
 
 from cog_triton.errors import DiskFull, FatbinInvalid, InvalidArgument
-from cog_triton.prune import files, licences
-from cog_triton.prune.files import Options, Outcome
-from cog_triton.prune.run import Result, run
+from cog_triton.prune import licences, prune_file
+from cog_triton.prune.command import Result, run
+from cog_triton.prune.prune_file import Options, Outcome
 
 FATBIN = container(*(Image(number=number) for number in (80, 86, 90))) * 3
 LIBRARY = library(FATBIN, cubin(80) + cubin(90))
@@ -329,7 +329,7 @@ def test_a_failure_leaves_the_files_as_they_were(
     path = write(tmp_path / "libtorch.so")
     (tmp_path / "libtorch_too.so").hardlink_to(path)
     before = snapshot(tmp_path)
-    monkeypatch.setattr(f"cog_triton.prune.files.{step}", fails(OSError(28, "No space left")))
+    monkeypatch.setattr(f"cog_triton.prune.prune_file.{step}", fails(OSError(28, "No space left")))
     refused = only(run([path, tmp_path], SM90))
     assert isinstance(refused.error, DiskFull)
     assert refused.reason == f"E2302 DiskFull: PATH='{path}': No space left"
@@ -341,7 +341,7 @@ def test_a_file_that_is_not_to_be_changed_need_not_be_readable(
 ) -> None:
     write(tmp_path / "key.pem")
     write(tmp_path / "libtorch.so")
-    monkeypatch.setattr("cog_triton.prune.files.mmap.mmap", fails(PermissionError(13, "no")))
+    monkeypatch.setattr("cog_triton.prune.prune_file.mmap.mmap", fails(PermissionError(13, "no")))
     result = run([tmp_path], SM90)
     assert actions(result) == {"libtorch.so": "refused"}
     assert result.others == 1
@@ -381,7 +381,7 @@ def test_owners_and_special_permissions_are_kept(copy: bool, tmp_path: Path) -> 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     path = write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/libtorch_\xff.so")), LIBRARY + b"")
     assert only(run([tmp_path], SM90)).action == "pruned"
-    assert "\ufffd" in files.shown(path)
+    assert "\ufffd" in prune_file.shown(path)
 
 
 def test_many_files_side_by_side(tmp_path: Path) -> None:
@@ -419,14 +419,14 @@ SLOW = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from cog_triton.prune import files, run
-real = files.edits.apply
+from cog_triton.prune import command, prune_file
+real = prune_file.file_edits.apply
 def slow(view, edits):
     print("applying", flush=True)
     __import__("time").sleep(0.5)
     real(view, edits)
-files.edits.apply = slow
-run.run([Path(sys.argv[1])], files.Options(90), jobs=2)
+prune_file.file_edits.apply = slow
+command.run([Path(sys.argv[1])], prune_file.Options(90), jobs=2)
 """
 
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton import reaper
-from cog_triton.reaper import Reaped, spawn
+from cog_triton.system import reaper
+from cog_triton.system.reaper import Reaped, spawn
 
 PROGRAM = [sys.executable, "-S", "-I", reaper.__file__]
 
@@ -125,7 +125,7 @@ def test_leftovers_go_when_the_command_ends(started: list[Reaped], tmp_path: Pat
 
 HOLDER = """
 import os, sys, threading, time
-from cog_triton.reaper import spawn
+from cog_triton.system.reaper import spawn
 {body}
 print("ready", flush=True)
 time.sleep(600)
@@ -135,7 +135,7 @@ time.sleep(600)
 @contextlib.contextmanager
 def holder(body: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process that spawns things, to be killed: the parent in these tests."""
-    env = {**os.environ, "PYTHONPATH": str(Path(reaper.__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(reaper.__file__).parents[2])}
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER.format(body=body)],
         cwd=cwd,
@@ -309,9 +309,9 @@ def test_kill_finds_what_cleared_its_environment(started: list[Reaped], tmp_path
 def test_kill_of_one_leaves_the_others_alone(started: list[Reaped], tmp_path: Path) -> None:
     started.append(spawn(["sleep", "600"]))
     # A spawn within a spawn: the outer kill finds what the inner reaper started.
-    inner = f"from cog_triton.reaper import spawn; spawn(['sh', '-c', {TREE + 'exec sleep 600'!r}],"
-    body = inner + " grace=600).wait()"
-    env = {**os.environ, "PYTHONPATH": str(Path(reaper.__file__).parents[1])}
+    inner = f"spawn(['sh', '-c', {TREE + 'exec sleep 600'!r}], grace=600).wait()"
+    body = f"from cog_triton.system.reaper import spawn; {inner}"
+    env = {**os.environ, "PYTHONPATH": str(Path(reaper.__file__).parents[2])}
     started.append(spawn([sys.executable, "-c", body], cwd=tmp_path, env=env))
     pids = tree_pids(tmp_path)
     started[1].kill()

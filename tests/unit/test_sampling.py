@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.sampling import MAX_SEED, SamplingParams
+from cog_triton.text.sampling import MAX_SEED, SamplingParams
 
 FLOATS = (
     "temperature",

@@ -10,10 +10,10 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from cog_triton.build import config_schema
-from cog_triton.build.check import check_arguments
-from cog_triton.build.config import load_config, parse_config
-from cog_triton.build.plan import make_plan
+from cog_triton.builder import config_schema
+from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder.config import load_config, parse_config
+from cog_triton.builder.plan import make_plan
 from cog_triton.errors import CogTritonError
 
 ROOT = Path(__file__).parents[2]

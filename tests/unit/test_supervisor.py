@@ -18,12 +18,12 @@ from small_triton import SmallTriton
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
-from cog_triton.sampling import SamplingParams
 from cog_triton.serving import supervisor
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import State, Supervisor
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
 PATIENCE_S = 20

@@ -15,7 +15,7 @@ import trtllm_engines
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from cog_triton.triton import repository
+from cog_triton.triton import model_repository
 from cog_triton.triton.serve_config import MODELS, ServeConfig, load_serve_config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,7 +34,7 @@ def test_the_rendered_repository(case: str, model: str, tmp_path: Path) -> None:
     opened = trtllm_engines.family(tmp_path / "engine", config)
     target = tmp_path / "repo"
     settings = load_serve_config(CONFIGS / serve) if serve else ServeConfig()
-    repository.render(opened, settings, target)
+    model_repository.render(opened, settings, target)
     text = (target / model / "config.pbtxt").read_text("utf-8")
     text = text.replace(str(tmp_path / "engine"), "/ENGINE")
     assert "${" not in text

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtllm_engines import V0_9, V1, parameters, render
 
-from cog_triton.engines.tensorrt_llm import documentation
-from cog_triton.engines.tensorrt_llm.parameters import Parameters
-from cog_triton.engines.tensorrt_llm.values import notation
+from cog_triton.engines.tensorrt_llm import settings_table
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm.setting_types import notation
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.triton.serve_config import MODELS, load_serve_config
 
@@ -413,15 +413,15 @@ def test_any_value_is_taken_or_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_the_documentation_is_current() -> None:
-    """python -m cog_triton.engines.tensorrt_llm.documentation docs/serve-config.md"""
+    """python -m cog_triton.engines.tensorrt_llm.settings_table docs/serve-config.md"""
     path = Path(__file__).parents[2] / "docs" / "serve-config.md"
     document = path.read_text("utf-8")
-    assert documentation.markdown_table() in document
-    assert documentation.insert(document) == document
+    assert settings_table.markdown_table() in document
+    assert settings_table.insert(document) == document
 
 
 def test_the_table_has_a_whole_row_for_each_setting() -> None:
-    head, _, *rows = documentation.markdown_table().splitlines()
+    head, _, *rows = settings_table.markdown_table().splitlines()
     assert [row.split("`")[1] for row in rows] == list(Parameters.model_fields)
     for row in (head, *rows):
         name, value, default, _, meaning = (cell.strip() for cell in row.strip("|").split("|"))

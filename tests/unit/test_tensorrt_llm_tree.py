@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 from tensorrt_llm_tree import COMMANDS, OLD_SCRIPTS, SCRIPTS, Installation, install, models
 
-from cog_triton.build.known_options import known_options
-from cog_triton.build.options import Options
-from cog_triton.build.script_options import reading
+from cog_triton.builder.options.option import Options
+from cog_triton.builder.options.probe import reading
+from cog_triton.builder.options.recorded import known_options
 
 
 @pytest.fixture(scope="module")

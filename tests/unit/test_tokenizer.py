@@ -5,7 +5,7 @@ import pytest
 from small_tokenizers import byte_fallback, byte_level, save
 
 from cog_triton.errors import TritonTokenizerError
-from cog_triton.tokenizer import EngineTokenizer
+from cog_triton.text.tokenizer import EngineTokenizer
 
 
 def test_loads_what_the_two_files_say(tmp_path: Path) -> None:

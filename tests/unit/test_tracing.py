@@ -11,11 +11,11 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from small_http import reply, serving
 
 from cog_triton.errors import InvalidArgument, Overloaded
-from cog_triton.sampling import SamplingParams
-from cog_triton.serving import tracing
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.telemetry import Telemetry
+from cog_triton.serving.telemetry import tracing
+from cog_triton.serving.telemetry.observers import Telemetry
 from cog_triton.settings import load_settings
+from cog_triton.text.sampling import SamplingParams
 
 
 @pytest.fixture(autouse=True)

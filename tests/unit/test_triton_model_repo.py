@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 
-from cog_triton.engines import contract
+from cog_triton.backend import text_inputs
+from cog_triton.backend.bls_reply import Reply
+from cog_triton.engines import tensor_contract
 from cog_triton.errors import InvalidArgument, PromptRequired
-from cog_triton.paths import data_dir
-from cog_triton.tokenizer import EngineTokenizer
-from cog_triton.triton.models import text
-from cog_triton.triton.models.reply import Reply
-from cog_triton.triton.repository import read_config
+from cog_triton.system.paths import data_dir
+from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.model_repository import read_config
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 REPOSITORY = data_dir("triton_model_repo")
@@ -66,7 +66,7 @@ def test_models_that_stream_are_decoupled(model):
 
 def test_engine_takes_everything_that_the_contract_writes():
     known = inputs("tensorrt_llm")
-    assert known.keys() >= contract.HONOURED | contract._NEUTRAL.keys()
+    assert known.keys() >= tensor_contract.HONOURED | tensor_contract._NEUTRAL.keys()
     required = {name for name, tensor in known.items() if not tensor.optional}
     assert required == {"input_lengths", "request_output_len"}
 
@@ -126,31 +126,31 @@ def test_ensemble_and_the_code_agree_on_names():
         for step in CONFIGS["ensemble"].ensemble_scheduling.step
         if step.model_name == "tensorrt_llm"
     )
-    assert sorted(text.KNOWN_INPUTS) == sorted(inputs("ensemble"))
+    assert sorted(text_inputs.KNOWN_INPUTS) == sorted(inputs("ensemble"))
     passed_on = {t: name for name, t in step.input_map.items() if t in inputs("ensemble")}
-    assert passed_on == text.ENGINE_NAMES
+    assert passed_on == text_inputs.ENGINE_NAMES
 
 
 def test_strings_drops_empty_words_and_refuses_broken_utf8():
     tensor = np.array([[b"a", b""], [b"", b"\xc3\xbc"]], dtype=object)
-    assert text.strings("stop_words", tensor) == [["a"], ["ü"]]
-    assert text.strings("stop_words", None) == []
+    assert text_inputs.strings("stop_words", tensor) == [["a"], ["ü"]]
+    assert text_inputs.strings("stop_words", None) == []
     with pytest.raises(InvalidArgument, match="stop_words: not UTF-8"):
-        text.strings("stop_words", np.array([[b"\xff"]], dtype=object))
+        text_inputs.strings("stop_words", np.array([[b"\xff"]], dtype=object))
 
 
 def test_refuse_bias_lets_empty_values_pass():
-    text.refuse_bias(None, None)
-    text.refuse_bias(np.array([[b""]], dtype=object), np.zeros((1, 0), np.float32))
+    text_inputs.refuse_bias(None, None)
+    text_inputs.refuse_bias(np.array([[b""]], dtype=object), np.zeros((1, 0), np.float32))
     with pytest.raises(InvalidArgument, match="embedding_bias_words"):
-        text.refuse_bias(np.array([[b"x"]], dtype=object), None)
+        text_inputs.refuse_bias(np.array([[b"x"]], dtype=object), None)
     with pytest.raises(InvalidArgument, match="embedding_bias_weights"):
-        text.refuse_bias(None, np.array([[1.5]], np.float32))
+        text_inputs.refuse_bias(None, np.array([[1.5]], np.float32))
 
 
 @given(st.lists(st.lists(st.text("abc ü日", min_size=1)), min_size=1))
 def test_word_lists_survive_the_wire(rows):
-    tensor = text.word_lists(TOKENIZER, rows)
+    tensor = text_inputs.word_lists(TOKENIZER, rows)
     expected = [
         tuple(tuple(TOKENIZER.encode(word, add_special_tokens=False)) for word in row)
         for row in rows
@@ -159,18 +159,18 @@ def test_word_lists_survive_the_wire(rows):
         assert not any(expected)
     else:
         assert tensor.dtype == np.int32
-        assert [contract.unflatten_words(words) for words in tensor] == expected
+        assert [tensor_contract.unflatten_words(words) for words in tensor] == expected
 
 
 def test_padded_fills_up_short_rows():
-    assert text.padded([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert text_inputs.padded([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
 
 
 def test_encode_prompt_refuses_an_empty_prompt_even_where_bos_would_stand():
     tokenizer = TOKENIZERS["byte fallback"]
     assert tokenizer.encode("") != []
     with pytest.raises(PromptRequired, match="text_input"):
-        text.encode_prompt(tokenizer, "text_input", "", add_special_tokens=True)
+        text_inputs.encode_prompt(tokenizer, "text_input", "", add_special_tokens=True)
 
 
 def chunks_of(ids: list[int], cuts: list[int]) -> list[list[int]]:
@@ -209,7 +209,7 @@ def test_streamed_and_whole_replies_are_the_same_text(kind, ids, cuts):
     assert "".join(texts(run(Reply(tokenizer, []), chunks))) == decoded
     assert texts(run(Reply(tokenizer, [], streaming=False), chunks)) == [decoded]
     repeated = texts(run(Reply(tokenizer, [], accumulate=True), chunks))
-    assert all(later.startswith(text) for text, later in pairwise(repeated))
+    assert all(later.startswith(text_inputs) for text_inputs, later in pairwise(repeated))
     assert (repeated or [""])[-1] == decoded
 
 

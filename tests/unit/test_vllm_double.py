@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from vllm_engines import DOUBLES
 
-from cog_triton.engines.vllm.interface import RECORD, VERSION, convert
-from cog_triton.engines.vllm.model_file import REPLACED
-from cog_triton.engines.vllm.sampling import REPLACED as REPLACED_SAMPLING
+from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
+from cog_triton.engines.vllm.engine_sampling import REPLACED as REPLACED_SAMPLING
+from cog_triton.engines.vllm.model_arguments import REPLACED
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ import pytest
 from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import model_file
+from cog_triton.engines.vllm import model_arguments
+from cog_triton.engines.vllm.argument_types import VERSION
 from cog_triton.engines.vllm.family import VLLMFamily
-from cog_triton.engines.vllm.interface import VERSION
-from cog_triton.engines.vllm.model import VLLMModel, read_model
-from cog_triton.engines.vllm.model_file import REPLACED
+from cog_triton.engines.vllm.model_arguments import REPLACED
+from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.errors import (
     CogTritonError,
     EngineCorrupt,
@@ -23,13 +23,13 @@ from cog_triton.errors import (
     ModelUnavailable,
     UnexpectedEngineArg,
 )
-from cog_triton.triton import repository
+from cog_triton.triton import model_repository
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 
 @pytest.fixture(autouse=True)
 def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_file, "_installed", lambda: None)
+    monkeypatch.setattr(model_arguments, "_installed", lambda: None)
 
 
 def model_json(directory: Path, **arguments: Any) -> VLLMModel:
@@ -165,11 +165,11 @@ def test_private_fields_are_no_arguments(tmp_path: Path) -> None:
 def test_another_version_of_vllm_checks_its_names_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_file, "_installed", lambda: "0.33.0")
+    monkeypatch.setattr(model_arguments, "_installed", lambda: "0.33.0")
     assert model_json(tmp_path, brand_new=1).arguments["brand_new"] == 1
     refusal(tmp_path, UnexpectedEngineArg, swap_space=4)
     with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.33\.0 .* did you mean 'brand_newer'"):
-        model_file.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.33.0")
+        model_arguments.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.33.0")
 
 
 @pytest.mark.parametrize(
@@ -249,10 +249,10 @@ def test_adapters_that_are_not_described(text: str | None, tmp_path: Path) -> No
 
 def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     family = VLLMFamily.open(vllm_engine(directory / "engine", max_num_seqs=16))
-    target = repository.render(family, ServeConfig(arguments or {}), directory / "repo")
+    target = model_repository.render(family, ServeConfig(arguments or {}), directory / "repo")
     names = sorted([*MODELS, "vllm_model"])
     assert sorted(path.name for path in target.iterdir()) == names
-    return {name: repository.read_config(target / name / "config.pbtxt") for name in names}
+    return {name: model_repository.read_config(target / name / "config.pbtxt") for name in names}
 
 
 def test_the_repository_holds_both_contracts(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_the_repository_holds_both_contracts(tmp_path: Path) -> None:
 def test_what_model_json_says_is_not_shown_to_tritons_clients(tmp_path: Path) -> None:
     vllm_engine(tmp_path / "engine", hf_token="hf_secret")
     family = VLLMFamily.open(tmp_path / "engine")
-    repository.render(family, ServeConfig(), tmp_path / "repo")
+    model_repository.render(family, ServeConfig(), tmp_path / "repo")
     for path in (tmp_path / "repo").rglob("*"):
         assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
 
@@ -323,4 +323,4 @@ def test_arguments_that_there_are_not(
 def test_the_installed_version_is_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
-    assert model_file._installed() == "version of vllm"
+    assert model_arguments._installed() == "version of vllm"

@@ -19,11 +19,16 @@ from typing import Any
 import pytest
 from vllm_engines import EOS, MAX_MODEL_LEN, calls, double_environment, vllm_engine
 
-from cog_triton.engines.base import EngineRequest, TokenEvent
-from cog_triton.engines.engine_process import EngineLink, EngineProcess
-from cog_triton.engines.vllm.messages import MetricsEvent, MetricsRequest, TextEvent, TextRequest
-from cog_triton.engines.vllm.peers import connect
-from cog_triton.engines.vllm.sampling import from_client
+from cog_triton.backend.engine_process import EngineLink, EngineProcess
+from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.engines.vllm.engine_peers import connect
+from cog_triton.engines.vllm.engine_sampling import from_client
+from cog_triton.engines.vllm.host_messages import (
+    MetricsEvent,
+    MetricsRequest,
+    TextEvent,
+    TextRequest,
+)
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
@@ -33,9 +38,9 @@ from cog_triton.errors import (
     UnexpectedEngineArg,
     VLLMUnknownError,
 )
-from cog_triton.sampling import SamplingParams
+from cog_triton.text.sampling import SamplingParams
 
-HOST = "cog_triton.engines.vllm.host:VLLMHost"
+HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
 PATIENCE_S = 20
 HANDLES = itertools.count(1)
 ABC = list(b"abc")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cog_triton.engines.vllm.messages import MetricsEvent
-from cog_triton.engines.vllm.recorder import Recorder
+from cog_triton.engines.vllm.engine_stats import Recorder
+from cog_triton.engines.vllm.host_messages import MetricsEvent
 from cog_triton.errors import TritonUnavailable
 
 
@@ -50,7 +50,7 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         Logger=type("Logger", (), {"log_info": print}),
     )
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    name = "cog_triton.triton.models.vllm_metrics"
+    name = "cog_triton.backend.vllm_metrics"
     sys.modules.pop(name, None)
     try:
         yield importlib.import_module(name).publisher

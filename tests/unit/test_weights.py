@@ -14,7 +14,7 @@ from range_server import Content, Fault, serving_file
 from scripted_server import RESET, Part, Request, serving, whole
 from test_engine_manifest import engine
 
-from cog_triton import engine_manifest
+from cog_triton.artifact import engine_manifest
 from cog_triton.download.retry import Retry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.serving.weights import engine_directory

@@ -9,8 +9,8 @@ from typing import Any
 import made_engines
 import small_tokenizers
 
-from cog_triton.engines.tensorrt_llm import TensorRTLLMFamily
-from cog_triton.triton import repository
+from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
+from cog_triton.triton import model_repository
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 _PLUGINS = {
@@ -63,8 +63,10 @@ def render(
     opened: TensorRTLLMFamily, target: Path, arguments: dict[str, dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """Every model's config, written by our code and read back by Triton's own protobuf."""
-    repository.render(opened, ServeConfig(arguments or {}), target)
-    return {model: repository.read_config(target / model / "config.pbtxt") for model in MODELS}
+    model_repository.render(opened, ServeConfig(arguments or {}), target)
+    return {
+        model: model_repository.read_config(target / model / "config.pbtxt") for model in MODELS
+    }
 
 
 def parameters(config: Any) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from cog_triton.bench.http_client import Client
 from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.targets.base import Target
 from cog_triton.bench.targets.cog import CogTarget
 from cog_triton.bench.targets.openai import OpenAITarget
 from cog_triton.bench.targets.replicate import ReplicateTarget
 from cog_triton.bench.targets.triton import TritonTarget
-from cog_triton.bench.wire import Client
 
 KINDS: dict[TargetName, type[Target]] = {
     TargetName.COG: CogTarget,

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from cog_triton import errors
 from cog_triton.bench import sse
+from cog_triton.bench.http_client import Client, Whole, WireError, encode, now, split
 from cog_triton.bench.options import Options
-from cog_triton.bench.prompts import Prompt
-from cog_triton.bench.record import OK, Record
-from cog_triton.bench.wire import Client, Whole, WireError, encode, now, split
+from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.request_record import OK, Record
 
 Object = dict[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from cog_triton.bench import sse
 from cog_triton.bench.options import OutputMethod
-from cog_triton.bench.prompts import Prompt
-from cog_triton.bench.record import Record
+from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
 from cog_triton.errors import InvalidArgument
 

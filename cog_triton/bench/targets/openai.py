@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from cog_triton.bench import sse
+from cog_triton.bench.http_client import WireError
 from cog_triton.bench.options import API
-from cog_triton.bench.prompts import Prompt
-from cog_triton.bench.record import Record
+from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
-from cog_triton.bench.wire import WireError
 from cog_triton.errors import InvalidArgument, Unauthorized
 
 # Quotes of the text itself are escaped in JSON, so these are keys.

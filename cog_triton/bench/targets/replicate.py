@@ -6,11 +6,11 @@ import asyncio
 import re
 
 from cog_triton.bench import sse
-from cog_triton.bench.prompts import Prompt
-from cog_triton.bench.record import Record
+from cog_triton.bench.http_client import encode, now
+from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Answer, Failure, Object, Target, failure, object_of
 from cog_triton.bench.targets.cog import told_by
-from cog_triton.bench.wire import encode, now
 from cog_triton.errors import InvalidArgument, Unauthorized
 
 _MODEL = re.compile(r"(?:(deployments)/)?([\w.-]+/[\w.-]+)(?::([0-9a-f]+))?")

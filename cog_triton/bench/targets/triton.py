@@ -6,8 +6,8 @@ import json
 import re
 from urllib.parse import quote
 
-from cog_triton.bench.prompts import Prompt
-from cog_triton.bench.record import Record
+from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
 
 _IDS = re.compile(rb'"output_ids"\s*:\s*(?:\[([^\]]*)\]|-?\d)')

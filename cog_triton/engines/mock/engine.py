@@ -14,11 +14,12 @@ from typing import Any
 
 from typing_extensions import Self
 
-from cog_triton.engines.base import EngineStats, TokenEvent
-from cog_triton.engines.mock.directory import MockModel, read
-from cog_triton.engines.mock.options import MockOptions
-from cog_triton.engines.mock.request import MockRequest
+from cog_triton.engines.base import EngineStats
+from cog_triton.engines.mock.mock_directory import MockModel, read
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.mock.scheduler import Scheduler
+from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import CogTritonError
 
 _GRAIN_S = 0.001

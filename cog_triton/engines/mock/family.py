@@ -11,15 +11,15 @@ from google.protobuf import text_format
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.engines.mock.directory import MODEL_FILE, read
-from cog_triton.engines.mock.options import MockOptions
-from cog_triton.engines.mock.request import INPUTS
+from cog_triton.engines.mock.mock_directory import MODEL_FILE, read
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import INPUTS
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.request import from_tensors
-from cog_triton.engines.triton_model import triton_model
+from cog_triton.engines.mock.mock_request import from_tensors
+from cog_triton.backend.engine_model import triton_model
 
 TritonPythonModel = triton_model(MockEngine.from_parameters, from_tensors)
 '''

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Set
 
-from cog_triton.engines.base import TokenEvent
-from cog_triton.engines.mock.directory import MockModel
-from cog_triton.engines.mock.options import MockOptions
-from cog_triton.engines.mock.output import Output, plan
-from cog_triton.engines.mock.request import MockRequest
-from cog_triton.engines.mock.timetable import Timetable
+from cog_triton.engines.mock.mock_directory import MockModel
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockRequest
+from cog_triton.engines.mock.planned_output import Output, plan
+from cog_triton.engines.mock.token_schedule import Timetable
+from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, PromptTooLong, TritonUnknownError
 
 _REFUSED = {"bad_words": "bad_words_list", "guide": "guided_decoding_guide"}

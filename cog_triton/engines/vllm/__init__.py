@@ -5,7 +5,7 @@ child of the Triton model ``tensorrt_llm``: it is shared by that model (token id
 ``vllm_model`` (text), which are two stubs of Triton's; it keeps AsyncLLM's work, tokenizing and
 detokenizing included, off the GIL under which a stub sends responses; and it may run in another
 Python than the stub's, whose numpy vLLM does not take. The stubs speak to it as to any
-`cog_triton.engines.engine_process`.
+`cog_triton.backend.engine_process`.
 
-Only `api` imports vLLM; ``interface.json`` says which version it was written against.
+Only `engine_api` imports vLLM; ``argument_types.json`` says which version it was written against.
 """

@@ -10,18 +10,18 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.engines.vllm.model import VLLMModel, read_model
-from cog_triton.engines.vllm.model_file import MODEL_FILE
+from cog_triton.engines.vllm.model_arguments import MODEL_FILE
+from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.errors import InvalidPredictorConfig, nearest
 
 TEXT_MODEL = "vllm_model"
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.engines.engine_process import EngineProcess
-from cog_triton.engines.triton_model import triton_model
+from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.engine_model import triton_model
 
 TritonPythonModel = triton_model(
-    EngineProcess.opener("cog_triton.engines.vllm.host:VLLMHost")
+    EngineProcess.opener("cog_triton.engines.vllm.engine_host:VLLMHost")
 )
 '''
 _ENGINE_OPTIONS = {"engine_python": "", "cancellation_check_period_ms": "100"}

@@ -1,3 +1,3 @@
 """Triton model `postprocessing`; the code is in the package."""
 
-from cog_triton.triton.models.postprocessing import TritonPythonModel as TritonPythonModel
+from cog_triton.backend.postprocessing import TritonPythonModel as TritonPythonModel

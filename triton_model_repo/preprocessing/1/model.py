@@ -1,3 +1,3 @@
 """Triton model `preprocessing`; the code is in the package."""
 
-from cog_triton.triton.models.preprocessing import TritonPythonModel as TritonPythonModel
+from cog_triton.backend.preprocessing import TritonPythonModel as TritonPythonModel

@@ -1,3 +1,3 @@
 """Triton model `vllm_model`; the code is in the package."""
 
-from cog_triton.triton.models.vllm_text import TritonPythonModel as TritonPythonModel
+from cog_triton.backend.vllm_text_model import TritonPythonModel as TritonPythonModel

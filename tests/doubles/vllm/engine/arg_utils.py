@@ -4,7 +4,7 @@ from dataclasses import field, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from cog_triton.engines.vllm.interface import RECORD
+from cog_triton.engines.vllm.argument_types import RECORD
 from vllm.usage.usage_lib import UsageContext
 
 _DEFAULTS = {"gpu_memory_utilization": 0.9, "disable_log_stats": False}

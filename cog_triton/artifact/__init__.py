@@ -1,0 +1,1 @@
+"""The engine artifact: manifest, engine.tar, checksums, compression, compatibility."""

@@ -1,0 +1,139 @@
+"""Before anything is loaded: whether this machine is the one that image and engine were made for.
+
+An image for one GPU architecture has no device code for others, and says so in its
+environment: COG_TRITON_SM, as nix/archs.nix names it. Without it, or with ``cpu``, there is
+nothing to check. An engine says what it needs in its manifest, or in part by itself; its own
+config.json has neither the GPU nor TensorRT's version, and TensorRT finds out only after loading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.errors import EngineIncompatible
+from cog_triton.system.gpus import visible_gpus
+from cog_triton.system.machine import Machine
+
+_LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "tensorrt": "TensorRT"}
+
+
+def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:
+    """Raise E1305 unless every GPU that CUDA shows has the compute capability `image_sm`.
+
+    Args:
+        image_sm: COG_TRITON_SM: ``86`` for 8.6; empty, None and ``cpu`` ask for nothing.
+        read: gives the SM of each visible GPU; default the driver's, by `visible_gpus`.
+    """
+    if image_sm in (None, "", "cpu"):
+        return
+    found = (read or visible_gpus)()
+    others = sorted({sm for sm in found if str(sm) != image_sm})
+    if not found:
+        raise EngineIncompatible(
+            f"this image is for sm_{image_sm} and there is no GPU here: start it with"
+            " `docker run --gpus=all`, on a machine with NVIDIA's driver and container toolkit"
+        )
+    if others:
+        here = ", ".join(f"sm_{sm}" for sm in others)
+        raise EngineIncompatible(
+            f"this image is for sm_{image_sm}, this GPU is {here}: use the image"
+            f" cog-triton-runner-{others[0]}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an engine needs; `world_size` is in GPUs, 0 for none; `nodes` machines share them."""
+
+    engine: Path
+    backend: str
+    world_size: int
+    nodes: int = 1
+    sm: Sequence[int] = ()
+    versions: Mapping[str, str]
+
+
+def needs_of(
+    directory: Path, backend: str, world_size: int, versions: Mapping[str, str], nodes: int = 1
+) -> Needs:
+    """What the engine in `directory` needs, by its manifest before what it tells itself.
+
+    Raises:
+        EngineCorrupt: the manifest is broken, or a file is missing or of another size.
+    """
+    manifest = engine_manifest.load(directory)
+    if manifest is not None:
+        engine_manifest.verify(directory, manifest, checksums=False)
+    return Needs(
+        engine=directory,
+        backend=backend,
+        world_size=world_size,
+        nodes=nodes,
+        sm=manifest.sm if manifest else (),
+        versions={**versions, **(manifest.versions if manifest else {})},
+    )
+
+
+def require_engine(needs: Needs, here: Machine) -> list[str]:
+    """Remarks on what could not be compared, for the log.
+
+    Raises:
+        EngineIncompatible: names everything in which the machine differs, both sides of it, and
+            what to do.
+    """
+    problems, remarks = [], []
+    if needs.backend not in here.backends:
+        problems.append(
+            f"this Triton ({here.tritonserver}) has no {needs.backend} backend, it has"
+            f" {', '.join(here.backends) or 'none'}: use a runner image, cog-triton-runner-SM, with"
+            " the SM of the GPU"
+        )
+    if needs.world_size:
+        if problem := gpu_problem(needs.engine, needs.sm, needs.world_size, needs.nodes, here.sm):
+            problems.append(problem)
+        elif not needs.sm:
+            remarks.append(f"{needs.engine}: the GPU that it was built for is not recorded")
+        for name, title in _LIBRARIES.items():
+            built, found = needs.versions.get(name), here.versions.get(name)
+            if not (built and found):
+                side = "of the engine" if found else "of this machine"
+                remarks.append(f"{title}'s version {side} is not known, so it was not compared")
+            elif _differ(built, found):
+                problems.append(
+                    f"{needs.engine} was built by {title} {built}, here is {title} {found}: build"
+                    f" the engine anew, or use the runner image of {title} {built}"
+                )
+    if problems:
+        raise EngineIncompatible("; ".join(problems))
+    return remarks
+
+
+def gpu_problem(
+    engine: Path, sm: Sequence[int], world_size: int, nodes: int, here: Sequence[int]
+) -> str | None:
+    """Why an engine cannot run on the GPUs `here`, None if it can; an empty `sm` is any."""
+    built = f"{engine} was built for {sm_names(sm)}" if sm else f"{engine} needs a GPU"
+    if not here:
+        return f"{built}, there is no GPU here"
+    others = sorted(set(here) - set(sm)) if sm else []
+    if others:
+        return f"{built}, this machine has {sm_names(others)}: build the engine on such a GPU"
+    wanted = -(-world_size // nodes)
+    if len(here) < wanted:
+        return f"{engine} has {world_size} ranks, a GPU for each: {len(here)} here"
+    return None
+
+
+def sm_names(sms: Sequence[int]) -> str:
+    """ "sm_80, sm_90" """
+    return ", ".join(f"sm_{sm}" for sm in sms)
+
+
+def _differ(one: str, other: str) -> bool:
+    """Whether two versions differ in the numbers that both have; 10.14.1 is 10.14.1.48."""
+    numbers = [re.split(r"[^\d.]", version)[0].strip(".").split(".") for version in (one, other)]
+    return any(a != b for a, b in zip(*numbers, strict=False))

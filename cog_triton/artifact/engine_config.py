@@ -1,0 +1,171 @@
+"""config.json of a built engine, as TensorRT-LLM's `EngineConfig.to_dict` and our builder write it.
+
+Shapes: before 0.8 it is `BuilderConfig.to_dict`, flat and without a version. 0.8 to 0.10 have
+`max_output_len`, later ones `max_seq_len`; `cp_size` came after 0.12. The GPU and TensorRT's
+version are in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.errors import EngineCorrupt
+
+CONFIG_NAME = "config.json"
+TENSORRT_LLM = "tensorrt_llm"
+CPU_FAMILIES = (OpenVINOFamily.name,)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Mapping(_Section):
+    """Ranks of the three kinds of parallelism; all of them together are tp x pp x cp."""
+
+    tp_size: int = Field(default=1, ge=1)
+    pp_size: int = Field(default=1, ge=1)
+    cp_size: int = Field(default=1, ge=1)
+    world_size: int | None = None
+
+    @model_validator(mode="after")
+    def _product(self) -> Self:
+        if self.world_size not in (None, self.ranks):
+            raise ValueError(
+                f"world_size must be tp_size x pp_size x cp_size,"
+                f" {self.tp_size} x {self.pp_size} x {self.cp_size} = {self.ranks}"
+            )
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes, of one GPU each."""
+        return self.tp_size * self.pp_size * self.cp_size
+
+
+class Quantization(_Section):
+    """None: as the weights are."""
+
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+
+
+class Pretrained(_Section):
+    """The model; `dtype` and `logits_dtype` as float16, bfloat16, float32."""
+
+    architecture: str
+    dtype: str
+    logits_dtype: str = "float32"
+    mapping: Mapping = Mapping()
+    quantization: Quantization | None = None
+
+
+class Plugins(_Section):
+    """What the engine's kernels can do; None is not recorded."""
+
+    remove_input_padding: bool | None = None
+    context_fmha: bool | None = None
+    use_paged_context_fmha: bool | None = None
+    paged_kv_cache: bool | None = None
+    lora_plugin: str | bool | None = None
+
+
+class Limits(_Section):
+    """Lengths in tokens, `max_batch_size` in requests.
+
+    `speculative_decoding_mode` is one bit of TensorRT-LLM's SpeculativeDecodingMode: 1 none,
+    2 external draft tokens, 4 Medusa, 8 lookahead, 16 ReDrafter, 32 Eagle.
+    """
+
+    max_input_len: int = Field(ge=1)
+    max_seq_len: int | None = Field(default=None, ge=1)
+    max_output_len: int | None = Field(default=None, ge=1)
+    max_batch_size: int = Field(ge=1)
+    max_beam_width: int | None = None
+    max_num_tokens: int | None = None
+    kv_cache_type: str | None = None
+    speculative_decoding_mode: int | None = None
+    weight_streaming: bool | None = None
+    plugin_config: Plugins = Plugins()
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Self:
+        if self.max_seq_len is None and self.max_output_len is None:
+            raise ValueError("must have max_seq_len, or max_output_len")
+        return self
+
+    @property
+    def seq_len(self) -> int:
+        """Prompt and output together."""
+        return self.max_seq_len or self.max_input_len + (self.max_output_len or 0)
+
+    @property
+    def paged_kv_cache(self) -> bool:
+        """Whether keys and values lie in blocks; `kv_cache_type` replaced the plugin's flag."""
+        if self.kv_cache_type is not None:
+            return self.kv_cache_type.lower() == "paged"
+        return bool(self.plugin_config.paged_kv_cache)
+
+
+class EngineConfig(_Section):
+    """The whole of config.json; without `engine` it is TensorRT-LLM's own.
+
+    `version` is its maker's; empty for TensorRT-LLM before 0.8, which did not say.
+    """
+
+    engine: str = TENSORRT_LLM
+    version: str
+    pretrained_config: Pretrained
+    build_config: Limits
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it needs no GPU."""
+        return self.engine in CPU_FAMILIES
+
+
+def parse(text: bytes, origin: str) -> EngineConfig:
+    """The config from the bytes of config.json; `origin` names them in errors.
+
+    Raises:
+        EngineCorrupt: names the key, its value and the rule.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineCorrupt(f"{origin}: not JSON: {error}") from error
+    if isinstance(value, dict) and isinstance(value.get("builder_config"), dict):
+        value = _of_builder_config(value["builder_config"])
+        origin = f"{origin}, of TensorRT-LLM before 0.8"
+    if not isinstance(value, dict) or not {"pretrained_config", "build_config"} <= value.keys():
+        raise EngineCorrupt(
+            f"{origin}: not a built engine's: must have pretrained_config and build_config"
+        )
+    try:
+        return EngineConfig.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        value = "missing" if first["type"] == "missing" else repr(first["input"])[:80]
+        rule = first["msg"].removeprefix("Value error, ")
+        raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
+
+
+def _of_builder_config(old: dict[str, Any]) -> dict[str, Any]:
+    """The shape before 0.8 in the later one; what is missing in it is missed there."""
+    model = {"architecture": "name", "dtype": "precision"}
+    mapping = {"tp_size": "tensor_parallel", "pp_size": "pipeline_parallel"}
+    limits = ("max_input_len", "max_output_len", "max_batch_size", "max_beam_width")
+    return {
+        "version": "",
+        "pretrained_config": {
+            **{new: old[key] for new, key in model.items() if key in old},
+            "mapping": {new: old[key] for new, key in mapping.items() if key in old},
+        },
+        "build_config": {key: old[key] for key in (*limits, "max_num_tokens") if key in old},
+    }

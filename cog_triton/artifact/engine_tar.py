@@ -1,0 +1,181 @@
+"""engine.tar: packed byte for byte the same every time, unpacked whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from cog_triton.artifact import engine_manifest, tar_compression, tar_members
+from cog_triton.artifact.checksums import PIECE, Checksum, Readable, hashing
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.errors import BuildStepFailed, EngineCorrupt
+from cog_triton.system import atomic_write
+
+Members = Mapping[str, Path | bytes]
+"""What goes into a tar by its name there: files, and texts that are in no file."""
+Progress = Callable[[int], None]
+"""Gets how many more bytes are done, each time."""
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """An unpacked engine: its manifest, None for a tar made without one, and what to tell users."""
+
+    manifest: Manifest | None
+    warnings: tuple[str, ...]
+
+
+def pack(
+    members: Members,
+    tar_path: Path,
+    describe: Callable[[dict[str, FileEntry]], Manifest],
+    progress: Progress = lambda _: None,
+) -> Path:
+    """Write `members` and then their manifest to `tar_path`; equal ones give equal bytes.
+
+    Each file is read once: what is written is what its checksum is of. Names are sorted, times
+    zero, owners 0, modes 0644. The tar appears under its name when it is complete and on the disk.
+
+    Args:
+        tar_path: its suffix says how it is compressed, see `tar_forms.SUFFIXES`.
+        describe: makes the manifest from what was written; it becomes the last member.
+
+    Raises:
+        InvalidArgument: another suffix.
+        DiskFull: no room for it; what was under its name is as before, as after any error.
+        BuildStepFailed: a file changed meanwhile.
+    """
+    form = tar_compression.by_name(tar_path)
+    total = sum(map(size_of, members.values()))
+    entries: dict[str, FileEntry] = {}
+    with (
+        atomic_write.writing(tar_path, total, at_most=form != "tar") as file,
+        tar_compression.compressing(file, form) as stream,
+        hashing() as checksum,
+        tarfile.TarFile(
+            fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, copybufsize=PIECE
+        ) as tar,
+    ):
+        for name, source in sorted(members.items()):
+            entries[name] = _add(tar, name, source, checksum(), progress)
+        _add(tar, MANIFEST_NAME, describe(entries).to_json().encode(), checksum(), lambda _: None)
+    return tar_path
+
+
+def size_of(source: Path | bytes) -> int:
+    """Bytes of a member."""
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
+
+
+def _add(
+    tar: tarfile.TarFile,
+    name: str,
+    source: Path | bytes,
+    checksum: Checksum,
+    progress: Progress,
+) -> FileEntry:
+    header = tarfile.TarInfo(name)
+    header.mode = 0o644
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        header.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        tar.addfile(header, _Counted(file, name, checksum, progress))
+        if file.read(1):
+            raise BuildStepFailed(f"{name} grew while it was packed")
+    return checksum.entry()
+
+
+class _Counted:
+    """A file for tarfile to copy from, which is hashed on its way."""
+
+    def __init__(self, file: Readable, name: str, checksum: Checksum, progress: Progress) -> None:
+        self._file, self._name, self._checksum, self._progress = file, name, checksum, progress
+
+    def read(self, size: int = 0, /) -> bytes:
+        piece = self._checksum.read(self._file, size)
+        if len(piece) < size:
+            raise BuildStepFailed(f"{self._name} became shorter while it was packed")
+        self._progress(size)
+        return cast("bytes", piece)  # it is written before the next one is read
+
+
+def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
+    """Unpack a tar of any form to `target_dir`, checking every file against its manifest.
+
+    `target_dir` is replaced as a whole when everything was checked; on an error it is as before.
+
+    Raises:
+        EngineCorrupt: no readable tar, an unsafe member, or a file that is not as the manifest
+            says; names the member.
+        DiskFull: no room for it.
+    """
+    target_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tar_members.refusing(tar_path):
+        size, form = tar_path.stat().st_size, tar_compression.by_content(tar_path)
+    plain = form == "tar"
+    what = (
+        f"{tar_path}: needs {'' if plain else f'more than its {form} of '}{atomic_write.mb(size)}"
+    )
+    with atomic_write.room(target_dir.parent, what, size if plain else 0):
+        return _unpack(tar_path, target_dir)
+
+
+def _unpack(tar_path: Path, target_dir: Path) -> Unpacked:
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target_dir.name}.", dir=target_dir.parent))
+    try:
+        entries = _extract_all(tar_path, fresh)
+        manifest = engine_manifest.load(fresh)
+        if manifest is not None:
+            for difference in differences(manifest, entries):
+                raise EngineCorrupt(difference)
+        fresh.chmod(0o755)
+        _swap_in(fresh, target_dir)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    if manifest is not None:
+        return Unpacked(manifest, ())
+    text = f"{tar_path.name} has no {MANIFEST_NAME}: what it was built for cannot be checked"
+    return Unpacked(None, (text,))
+
+
+def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
+    entries = {}
+    with hashing() as checksum:
+        for member in tar_members.read(tar_path):
+            target = root / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if member.content is not None:
+                sums = checksum()
+                with target.open("xb") as file:
+                    while piece := sums.read(member.content):
+                        file.write(piece)
+                entries[member.name] = sums.entry()
+            elif member.link is not None:
+                target.symlink_to(member.link)
+            else:
+                target.mkdir(exist_ok=True)
+    return entries
+
+
+def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
+    """Each way in which the files of a tar are not what its manifest says, naming the file."""
+    extra = engine_manifest.unnamed(manifest, held)
+    found = [f"{name} is in the tar but not in its manifest" for name in extra]
+    return found + engine_manifest.differences(manifest, held)
+
+
+def _swap_in(fresh: Path, target: Path) -> None:
+    if not target.exists():
+        fresh.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    target.rename(old / "engine")
+    fresh.rename(target)
+    shutil.rmtree(old)

@@ -1,0 +1,168 @@
+"""The members of an engine.tar, read front to back once, none of them able to do harm."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from typing_extensions import Buffer, Self
+
+from cog_triton.artifact import tar_compression
+from cog_triton.artifact.tar_compression import Source
+from cog_triton.errors import EngineCorrupt
+
+MAX_MEMBERS = 1 << 16
+_MAX_HEADER = 1 << 20
+_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file, link or directory of a tar, by its relative POSIX name without ``./``.
+
+    `link` is a link's aim, below the tar's root; `content` is a file's bytes, to be read before the
+    next member is asked for.
+    """
+
+    name: str
+    size: int = 0
+    link: str | None = None
+    content: io.RawIOBase | None = None
+
+
+def read(tar_path: Path) -> Iterator[Member]:
+    """Every member of a tar of any form, in order; memory does not grow with their sizes.
+
+    Raises:
+        EngineCorrupt: no readable tar, cut short, without files, or an unsafe member: one that
+            leaves the directory, is there twice, or is no file, directory or link that points
+            down. Names the tar, or the member.
+    """
+    names = _Names()
+    with (
+        refusing(tar_path),
+        tar_path.open("rb") as file,
+        tar_compression.decompressing(file) as plain,
+        tarfile.open(fileobj=plain, mode="r:", tarinfo=_Header) as tar,
+    ):
+        for header in tar:
+            name = names.add(header)
+            if header.issym():
+                yield Member(name, link=_aim(header))
+            elif header.isreg():
+                yield Member(name, header.size, content=_Content(tar_path, plain, header))
+            elif name != ".":
+                yield Member(name)
+    if not names.files:
+        raise EngineCorrupt(f"{tar_path}: has no files in it")
+
+
+@contextmanager
+def refusing(tar_path: Path) -> Iterator[None]:
+    """Turns what reading the tar at `tar_path` raises into EngineCorrupt."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise EngineCorrupt(f"{tar_path}: not a whole, readable tar: {error}") from error
+    except OSError as error:
+        raise EngineCorrupt(f"{tar_path}: cannot be read: {error.strerror}") from error
+
+
+class _Header(tarfile.TarInfo):
+    """tarfile takes a broken header, or none, for the end of the tar; only zeros are."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"at byte {tarfile_.offset}: {error}") from error
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Long names and the like are held in memory by tarfile, whatever size they claim."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENDED and header.size > _MAX_HEADER:
+            raise tarfile.HeaderError(f"a header of {header.size} bytes, over {_MAX_HEADER}")
+        return header
+
+
+class _Names:
+    """What has been seen: two members may not share a name, nor one lie behind another."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.links: set[str] = set()
+        self.directories: set[str] = {"."}
+
+    def add(self, header: tarfile.TarInfo) -> str:
+        """The member's name, if it is of a kind and at a place that it may have."""
+        if header.issparse() or not (header.isreg() or header.isdir() or header.issym()):
+            raise EngineCorrupt(
+                f"member {header.name!r} is a hard link, device, pipe or sparse file"
+            )
+        path = PurePosixPath(header.name)
+        if path.is_absolute() or ".." in path.parts or "\0" in header.name:
+            raise EngineCorrupt(f"member {header.name!r} leaves the engine directory")
+        parents = {str(parent) for parent in path.parents}
+        if parents & self.files or parents & self.links:
+            raise EngineCorrupt(f"member {header.name!r} lies behind a link or a file")
+        name = str(path)
+        taken = name in self.files or name in self.links
+        if taken or (name in self.directories and not header.isdir()):
+            raise EngineCorrupt(f"member {header.name!r} is there twice, or is also a directory")
+        if len(self.files) + len(self.links) + len(self.directories) >= MAX_MEMBERS:
+            raise EngineCorrupt(f"member {header.name!r} is one too many: over {MAX_MEMBERS}")
+        self.directories |= parents
+        kind = self.directories if header.isdir() else self.links if header.issym() else self.files
+        kind.add(name)
+        return name
+
+
+def _aim(header: tarfile.TarInfo) -> str:
+    """Only links that point down: no chain of those can leave the directory."""
+    aim = PurePosixPath(header.linkname)
+    if aim.is_absolute() or ".." in aim.parts:
+        raise EngineCorrupt(f"member {header.name!r} links to {header.linkname!r}, outside")
+    return header.linkname
+
+
+class _Content(io.RawIOBase):
+    """A member's bytes, past tarfile, which copies them twice."""
+
+    def __init__(self, tar_path: Path, plain: Source, header: tarfile.TarInfo) -> None:
+        self._tar_path, self._plain, self._header = tar_path, plain, header
+        self._done = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        size = self._header.size
+        view = memoryview(buffer)[: size - self._done]
+        if not view:
+            return 0
+        with refusing(self._tar_path):
+            self._plain.seek(self._header.offset_data + self._done)
+            count = self._plain.readinto(view) or 0
+        if not count:
+            raise EngineCorrupt(
+                f"{self._tar_path}: member {self._header.name!r} ends after {self._done}"
+                f" of {size} bytes"
+            )
+        self._done += count
+        return count

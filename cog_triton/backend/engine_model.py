@@ -1,0 +1,226 @@
+"""The Triton Python-backend model that puts a `TokenEngine` behind the numeric contract.
+
+Decoupled: every engine step becomes one response. Runs inside Triton's stub process, so it
+imports little.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from cog_triton.backend import python_backend
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.base import EngineStats, TokenEngine
+from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.system import gc_tuning
+
+OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
+ParseRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
+_PUBLISH_S = 0.02
+
+
+class Stream:
+    """One request on its way out: turns the engine's events into Triton responses.
+
+    `emit` runs on the thread that brings the engine's events, and sends at once.
+    """
+
+    def __init__(
+        self, handle: int, request_id: str, request: EngineRequest, sender: Any, model: Any
+    ) -> None:
+        self.handle = handle
+        self.request_id = request_id
+        self._request = request
+        self._sender = sender
+        self._model = model
+        self._held: list[TokenEvent] = []
+        self._token_count = 0
+        self._log_prob = 0.0
+        self._next_check = 0.0
+
+    def emit(self, event: TokenEvent) -> None:
+        """Send an event; without streaming, keep it until the last one."""
+        ended = event.finish is not None or event.error is not None
+        if not self._request.streaming:
+            self._held.append(event)
+            if ended:
+                self._send(TokenEvent.joined(self._held), ended)
+        else:
+            self._send(event, ended)
+        if ended:
+            self._model.ended(self)
+            self._model.publish()
+        elif (now := time.monotonic()) >= self._next_check:
+            self._next_check = now + self._model.check_period
+            if self._sender.is_cancelled():
+                self._model.cancel(self)
+
+    def _send(self, event: TokenEvent, ended: bool) -> None:
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0
+        if event.error is not None:
+            self._sender.send(python_backend.failure(event.error), flags=flags)
+        elif event.token_ids or ended:
+            self._sender.send(self._response(event), flags=flags)
+
+    def _response(self, event: TokenEvent) -> Any:
+        request = self._request
+        ids = event.token_ids
+        self._token_count += len(ids)
+        self._log_prob += sum(event.log_probs)
+        if not (request.streaming or request.exclude_input_in_output):
+            ids = [*request.input_ids, *ids]
+        tensors = [
+            _tensor("output_ids", [[ids]], np.int32),
+            _tensor("sequence_length", [[len(ids)]], np.int32),
+        ]
+        if event.finish is not None:
+            tensors.append(_tensor(tensor_contract.FINISH_REASON, [[event.finish]], np.object_))
+        if request.return_log_probs:
+            tensors.append(_tensor("output_log_probs", [[event.log_probs]], np.float32))
+            tensors.append(_tensor("cum_log_probs", [[self._log_prob]], np.float32))
+        if request.return_num_input_tokens:
+            tensors.append(_tensor("num_input_tokens", [[len(request.input_ids)]], np.int32))
+        if request.return_num_output_tokens:
+            tensors.append(_tensor("num_output_tokens", [[self._token_count]], np.int32))
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+class TritonTokenModel:
+    """Base of the generated ``TritonPythonModel``; `triton_model` binds what families differ in."""
+
+    open_engine: OpenEngine
+    parse_request: ParseRequest
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the engine; an exception here ends tritonserver with its text in the log."""
+        config = json.loads(args["model_config"])
+        parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
+        self._input_names = [item["name"] for item in config["input"]]
+        self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
+        self._streams: dict[int, Stream] = {}
+        self._handles = itertools.count(1)
+        self._metrics = _Metrics(args["model_name"], args["model_version"])
+        self._engine = type(self).open_engine(parameters)
+        self._changed = threading.Event()
+        self._closing = False
+        self._publisher = threading.Thread(target=self._publish, name="metrics", daemon=True)
+        self._publisher.start()
+        self.publish()
+        gc_tuning.settle()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand requests to the engine; responses are sent by the sender thread."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except CogTritonError as error:
+                sender.send(
+                    python_backend.failure(error),
+                    flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+                )
+
+    def finalize(self) -> None:
+        """Cancel what still runs and stop all threads."""
+        self._engine.close()
+        self._closing = True
+        self._changed.set()
+        self._publisher.join()
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop a request whose client has gone."""
+        self._engine.cancel(stream.handle)
+
+    def ended(self, stream: Stream) -> None:
+        """Forget a request that has sent its last response."""
+        self._streams.pop(stream.handle, None)
+
+    def publish(self) -> None:
+        """Bring the metrics up to date, soon."""
+        self._changed.set()
+
+    def _publish(self) -> None:
+        """Off the way of requests and tokens: each value is a round trip to the server."""
+        while self._changed.wait() and not self._closing:
+            time.sleep(_PUBLISH_S)
+            self._changed.clear()
+            self._metrics.publish(self._engine.stats())
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        tensor_contract.refuse_unknown(
+            python_backend.request_parameters(request), self._input_names
+        )
+        tensors = python_backend.input_tensors(request)
+        request_id = request.request_id()
+        if "stop" in tensors and tensors["stop"].any():
+            self._stop(request_id, sender)
+            return
+        parsed = type(self).parse_request(tensors)
+        stream = Stream(next(self._handles), request_id, parsed, sender, self)
+        self._streams[stream.handle] = stream
+        self._engine.submit(stream.handle, parsed, stream.emit)
+        self.publish()
+
+    def _stop(self, request_id: str, sender: Any) -> None:
+        """TensorRT-LLM's second way to cancel: the same request id again with stop=true."""
+        if not request_id:
+            raise InvalidArgument(
+                "stop=True: Trying to stop a request but request ID is not provided"
+            )
+        for stream in self._streams.copy().values():
+            if stream.request_id == request_id:
+                self._engine.cancel(stream.handle)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def triton_model(
+    open_engine: OpenEngine, parse_request: ParseRequest = tensor_contract.from_tensors
+) -> type[TritonTokenModel]:
+    """The class a rendered ``model.py`` exposes as ``TritonPythonModel``.
+
+    `parse_request` reads input tensors, for an engine that has more of them than the contract.
+    """
+    members = {
+        "open_engine": staticmethod(open_engine),
+        "parse_request": staticmethod(parse_request),
+    }
+    return type("TritonPythonModel", (TritonTokenModel,), members)
+
+
+class _Metrics:
+    """The engine's request counts, on Triton's /metrics under TensorRT-LLM's own name."""
+
+    def __init__(self, model: str, version: str) -> None:
+        labels = {"model": model, "version": version}
+        self._requests = pb_utils.MetricFamily(
+            name="nv_trt_llm_request_metrics",
+            description="TRT LLM request metrics",
+            kind=pb_utils.MetricFamily.GAUGE,
+        )
+        self._gauges = {
+            name: self._requests.Metric(labels={**labels, "request_type": name})
+            for name in ("active", "waiting", "max")
+        }
+        self._published: dict[str, int] = {}
+
+    def publish(self, stats: EngineStats) -> None:
+        """Set the gauges that changed."""
+        values = {"active": stats.active, "waiting": stats.waiting, "max": stats.max_batch_size}
+        for name, value in values.items():
+            if self._published.get(name) != value:
+                self._published[name] = value
+                self._gauges[name].set(value)
+
+
+def _tensor(name: str, values: Any, dtype: Any) -> Any:
+    return pb_utils.Tensor(name, np.array(values, dtype=dtype))

@@ -1,0 +1,89 @@
+"""Triton model ``preprocessing``: prompts and word lists to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.backend import python_backend
+from cog_triton.backend.text_inputs import (
+    KNOWN_INPUTS,
+    encode_prompt,
+    padded,
+    refuse_bias,
+    strings,
+    word_lists,
+)
+from cog_triton.engines.tensor_contract import refuse_unknown
+from cog_triton.errors import CogTritonError
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+_PROMPTS = (
+    ("QUERY", "text_input", "INPUT_ID", "REQUEST_INPUT_LEN"),
+    ("DECODER_QUERY", "decoder_text_input", "DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN"),
+)
+_WORDS = (
+    ("BAD_WORDS_DICT", "bad_words", "BAD_WORDS_IDS"),
+    ("STOP_WORDS_DICT", "stop_words", "STOP_WORDS_IDS"),
+)
+
+
+class TritonPythonModel:
+    """One response for each request; an output is left out when its input is."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
+        parameters = python_backend.Parameters(args)
+        self._tokenizer = parameters.tokenizer()
+        self._add_special_tokens = parameters.flag("add_special_tokens")
+        self._defaults = {
+            "END_ID": parameters.token("end_id"),
+            "PAD_ID": parameters.token("pad_id"),
+        }
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Encode; a request that is refused gets its coded error."""
+        responses = []
+        for request in requests:
+            try:
+                # An ensemble hands its parameters down, so its misspelt inputs arrive here.
+                refuse_unknown(python_backend.request_parameters(request), KNOWN_INPUTS)
+                responses.append(
+                    python_backend.response(self._encode(python_backend.input_tensors(request)))
+                )
+            except CogTritonError as error:
+                responses.append(python_backend.failure(error))
+        return responses
+
+    def _encode(self, tensors: Tensors) -> Tensors:
+        refuse_bias(tensors.get("EMBEDDING_BIAS_WORDS"), tensors.get("EMBEDDING_BIAS_WEIGHTS"))
+        pad_id = self._defaults["PAD_ID"] or 0
+        if "PAD_ID" in tensors:
+            pad_id = int(tensors["PAD_ID"].flat[0])
+        encoded = {"REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"]}
+        for source, name, ids, length in _PROMPTS:
+            texts = ["".join(row) for row in strings(name, tensors.get(source))]
+            if source == "QUERY" or any(texts):
+                rows = [
+                    encode_prompt(
+                        self._tokenizer, name, text, add_special_tokens=self._add_special_tokens
+                    )
+                    for text in texts
+                ]
+                encoded[ids] = padded(rows, pad_id)
+                encoded[length] = np.array([[len(row)] for row in rows], dtype=np.int32)
+        for source, name, target in _WORDS:
+            words = word_lists(self._tokenizer, strings(name, tensors.get(source)))
+            if words is not None:
+                encoded[target] = words
+        batch = encoded["REQUEST_INPUT_LEN"].shape
+        for source, token in self._defaults.items():
+            if source in tensors:
+                encoded[f"OUT_{source}"] = tensors[source]
+            elif token is not None:
+                encoded[f"OUT_{source}"] = np.full(batch, token, dtype=np.int32)
+        return encoded

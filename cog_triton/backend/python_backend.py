@@ -1,0 +1,107 @@
+"""The few things every text model does with Triton's Python backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from cog_triton.errors import CogTritonError, FrameworkError, InvalidPredictorConfig
+from cog_triton.text.tokenizer import EngineTokenizer
+
+
+class Parameters:
+    """The parameters of a model's ``config.pbtxt``."""
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        self._model = args["model_name"]
+        self._values: dict[str, str] = {
+            name: item["string_value"] for name, item in config["parameters"].items()
+        }
+
+    def text(self, name: str) -> str:
+        """A parameter as it stands; raises E1202 if it is missing."""
+        if not self._values.get(name):
+            raise InvalidPredictorConfig(f"{self._model}.args.{name}: missing")
+        return self._values[name]
+
+    def flag(self, name: str) -> bool:
+        """A parameter that is true or false; raises E1202 for anything else."""
+        value = self.text(name).lower()
+        if value not in ("true", "false"):
+            raise InvalidPredictorConfig(
+                f"{self._model}.args.{name}={value!r}: must be true or false"
+            )
+        return value == "true"
+
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """A parameter that is one of `known`, in lower case; raises E1202 for anything else."""
+        value = self.text(name).lower()
+        if value not in known:
+            raise InvalidPredictorConfig(
+                f"{self._model}.args.{name}={value!r}: must be one of {', '.join(known)}"
+            )
+        return value
+
+    def whole(self, name: str) -> int:
+        """A parameter that is a positive whole number; raises E1202 for anything else."""
+        value = self.text(name)
+        if not value.isdecimal() or not int(value):
+            raise InvalidPredictorConfig(
+                f"{self._model}.args.{name}={value!r}: must be a whole number, at least 1"
+            )
+        return int(value)
+
+    def token(self, name: str) -> int | None:
+        """A parameter that is a token id, None if it is empty; raises E1202 for anything else."""
+        value = self._values.get(name, "")
+        if value and not value.isdecimal():
+            raise InvalidPredictorConfig(f"{self._model}.args.{name}={value!r}: must be a token id")
+        return int(value) if value else None
+
+    def names(self, name: str) -> dict[str, str]:
+        """A parameter that gives names for names, as ``ours:theirs,ours:theirs``; may be empty."""
+        pairs = self._values.get(name, "").split(",")
+        return dict(pair.split(":", 1) for pair in pairs if pair)
+
+    def tokenizer(self) -> EngineTokenizer:
+        """The tokenizer in `tokenizer_dir`; raises E2102."""
+        return EngineTokenizer.load(Path(self.text("tokenizer_dir")))
+
+
+def input_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
+    """The inputs that the request carries, by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def request_parameters(request: Any) -> list[str]:
+    """Names of the request's parameters: Triton takes misspelt inputs as such, without a word."""
+    return list(request_values(request))
+
+
+def request_values(request: Any) -> dict[str, Any]:
+    """The request's parameters with their values, which are text, numbers or truth values."""
+    values: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return values
+
+
+def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """A response that carries `tensors`."""
+    return pb_utils.InferenceResponse(
+        output_tensors=[pb_utils.Tensor(name, tensor) for name, tensor in tensors.items()]
+    )
+
+
+def failure(error: CogTritonError, prefix: str = "") -> Any:
+    """A response that tells the client the coded error, after `prefix`."""
+    code = (
+        pb_utils.TritonError.INTERNAL
+        if isinstance(error, FrameworkError)
+        else pb_utils.TritonError.INVALID_ARG
+    )
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{prefix}{error}", code))

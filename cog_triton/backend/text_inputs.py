@@ -1,0 +1,109 @@
+"""What the text models share: input names, word lists, and batches of unequal rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.engines.tensor_contract import flatten_words
+from cog_triton.errors import InvalidArgument, PromptRequired
+from cog_triton.text.tokenizer import EngineTokenizer
+
+# Inputs of the ensemble and of tensorrt_llm_bls that are the engine's own, and its names for them.
+ENGINE_NAMES = {
+    "min_tokens": "min_tokens",
+    "temperature": "temperature",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "guided_decoding_guide_type": "guided_decoding_guide_type",
+    "guided_decoding_guide": "guided_decoding_guide",
+    "num_return_sequences": "num_return_sequences",
+    "beam_width": "beam_width",
+    "stream": "streaming",
+    "exclude_input_in_output": "exclude_input_in_output",
+    "return_log_probs": "return_log_probs",
+    "return_context_logits": "return_context_logits",
+    "return_generation_logits": "return_generation_logits",
+    "return_perf_metrics": "return_perf_metrics",
+    "return_num_input_tokens": "return_num_input_tokens",
+    "return_num_output_tokens": "return_num_output_tokens",
+    "lora_task_id": "lora_task_id",
+    "lora_weights": "lora_weights",
+    "lora_config": "lora_config",
+}
+# Those that become something else on the way to the engine.
+TEXT_NAMES = (
+    "text_input",
+    "decoder_text_input",
+    "max_tokens",
+    "end_id",
+    "pad_id",
+    "stop_words",
+    "bad_words",
+    "embedding_bias_words",
+    "embedding_bias_weights",
+)
+KNOWN_INPUTS = [*TEXT_NAMES, *ENGINE_NAMES]
+
+
+def strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]]:
+    """A STRING tensor [batch, n] as text, ``""`` left out; raises E1005 for invalid UTF-8."""
+    if tensor is None:
+        return []
+    try:
+        rows = tensor.reshape(len(tensor), -1).tolist()
+        return [[item.decode() for item in row if item] for row in rows]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{name}: not UTF-8: {error.reason} at {error.start}") from error
+
+
+def refuse_bias(*tensors: npt.NDArray[Any] | None) -> None:
+    """Refuse embedding_bias_words and embedding_bias_weights, given in this order, unless empty."""
+    names = ("embedding_bias_words", "embedding_bias_weights")
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is not None and any(tensor.ravel().tolist()):
+            raise InvalidArgument(
+                f"{name}: not supported here; tensorrt_llm takes an embedding_bias, one weight"
+                " for each token id"
+            )
+
+
+def word_lists(tokenizer: EngineTokenizer, rows: list[list[str]]) -> npt.NDArray[np.int32] | None:
+    """Words as the engine's INT32 [batch, 2, n], encoded bare; None when there are none at all."""
+    lists = [
+        flatten_words(tokenizer.encode(word, add_special_tokens=False) for word in row)
+        for row in rows
+    ]
+    width = max((words.shape[1] for words in lists), default=0)
+    if not width:
+        return None
+    batch = np.full((len(lists), 2, width), -1, dtype=np.int32)
+    for row, words in zip(batch, lists, strict=True):
+        row[:, : words.shape[1]] = words
+    return batch
+
+
+def encode_prompt(
+    tokenizer: EngineTokenizer, name: str, text: str, *, add_special_tokens: bool
+) -> list[int]:
+    """The prompt's token ids; raises E1001 when there are none."""
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    if not text or not ids:
+        raise PromptRequired(f"{name} is empty")
+    return ids
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> npt.NDArray[np.int32]:
+    """Rows of token ids as INT32 [batch, longest], filled up with `pad`."""
+    batch = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int32)
+    for target, row in zip(batch, rows, strict=True):
+        target[: len(row)] = row
+    return batch

@@ -1,0 +1,138 @@
+"""vLLM's measurements on Triton's metrics port, under vllm_backend's names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from cog_triton.engines.vllm.host_messages import GAUGES, MetricsEvent, MetricsRequest
+from cog_triton.errors import TritonUnavailable
+
+_PERIOD_S = 0.25
+_FIRST = [
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+]
+_NEXT = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+_WHOLE = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+_FEW = [1, 2, 5, 10, 20]
+_COUNTERS = {
+    "vllm:prompt_tokens_total": "Number of prefill tokens processed.",
+    "vllm:generation_tokens_total": "Number of generation tokens processed.",
+}
+# vllm_backend has none of these; names and meanings are those of vLLM's own server.
+_GAUGES = dict(
+    zip(
+        GAUGES,
+        (
+            "Number of requests in model execution batches.",
+            "Number of requests waiting to be processed.",
+            "KV-cache usage. 1 means 100 percent usage.",
+        ),
+        strict=True,
+    )
+)
+# Buckets are those of vllm_backend (src/utils/metrics.py); None is 1-2-5 up to max_model_len.
+_HISTOGRAMS: Mapping[str, tuple[str, list[float] | list[int] | None]] = {
+    "vllm:time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _FIRST),
+    "vllm:time_per_output_token_seconds": ("Histogram of time per output token in seconds.", _NEXT),
+    "vllm:e2e_request_latency_seconds": (
+        "Histogram of end to end request latency in seconds.",
+        _WHOLE,
+    ),
+    "vllm:request_prompt_tokens": ("Number of prefill tokens processed.", None),
+    "vllm:request_generation_tokens": ("Number of generation tokens processed.", None),
+    "vllm:request_params_best_of": ("Histogram of the best_of request parameter.", _FEW),
+    "vllm:request_params_n": ("Histogram of the n request parameter.", _FEW),
+}
+Fetch = Callable[[MetricsRequest, Callable[[Any], None]], None]
+
+
+def publisher(
+    labels: Mapping[str, str], max_model_len: int, fetch: Fetch
+) -> MetricsPublisher | None:
+    """Publish from now on; None where Triton was started without metrics."""
+    try:
+        return MetricsPublisher(labels, max_model_len, fetch)
+    except pb_utils.TritonModelException as error:
+        if "metrics not supported" not in str(error):
+            raise
+        pb_utils.Logger.log_info("vllm_model: Triton reports no metrics, so vLLM's are not either")
+        return None
+
+
+class MetricsPublisher:
+    """Fetches what is new four times a second; each value costs a round trip to the server."""
+
+    def __init__(self, labels: Mapping[str, str], max_model_len: int, fetch: Fetch) -> None:
+        kinds = pb_utils.MetricFamily
+        self._families = []  # a metric lives as long as its family
+        self._add: dict[str, Callable[[float], None]] = {}
+        for name, description in _COUNTERS.items():
+            family = kinds(name=name, description=description, kind=kinds.COUNTER)
+            self._families.append(family)
+            self._add[name] = family.Metric(labels=dict(labels)).increment
+        for name, description in _GAUGES.items():
+            family = kinds(name=name, description=description, kind=kinds.GAUGE)
+            self._families.append(family)
+            self._add[name] = family.Metric(labels=dict(labels)).set
+        for name, (description, buckets) in _HISTOGRAMS.items():
+            family = kinds(name=name, description=description, kind=kinds.HISTOGRAM)
+            self._families.append(family)
+            limits = [float(limit) for limit in buckets or one_two_five(max_model_len)]
+            self._add[name] = family.Metric(labels=dict(labels), buckets=limits).observe
+        self._fetch = fetch
+        self._arrived = threading.Event()
+        self._event: Any = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop publishing."""
+        self._closing.set()
+        self._arrived.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_PERIOD_S):
+            self._arrived.clear()
+            try:
+                self._fetch(MetricsRequest(), self._receive)
+            except TritonUnavailable:
+                continue
+            self._arrived.wait()
+            if isinstance(self._event, MetricsEvent):
+                self._publish(self._event)
+
+    def _receive(self, event: Any) -> None:
+        self._event = event
+        self._arrived.set()
+
+    def _publish(self, event: MetricsEvent) -> None:
+        for name, values in event.values.items():
+            for value in values:
+                self._add[name](value)
+
+
+def one_two_five(highest: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, and so on up to `highest`."""
+    powers = (10**exponent for exponent in range(len(str(highest))))
+    return [step * power for power in powers for step in (1, 2, 5) if step * power <= highest]

@@ -1,0 +1,122 @@
+"""``vllm_model``'s tensors: a request read from them, an event written to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.engines.vllm import engine_sampling
+from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
+from cog_triton.errors import InvalidArgument, PromptRequired, nearest
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+_RETURNS = (
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+_INPUTS = ["text_input", "image", "embedding_request", "stream", "sampling_parameters"]
+_INPUTS += ["exclude_input_in_output", *_RETURNS]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """`request` is for the engine; `prefix` goes before each text, `wanted` are the outputs."""
+
+    request: TextRequest
+    prefix: str
+    wanted: frozenset[str]
+
+
+def parse(model: str, inputs: Tensors, parameters: Mapping[str, Any]) -> ParsedRequest:
+    """Read a request; raises E1001, E1005."""
+    if _given(inputs, "embedding_request"):
+        raise InvalidArgument(f"embedding_request: Model {model} does not support 'embed' request")
+    if _given(inputs, "image"):
+        raise InvalidArgument(f"image: {model} takes text only; send no image")
+    prompt = _text("text_input", inputs)
+    if not prompt:
+        raise PromptRequired("text_input is empty")
+    stream = _flag(inputs, "stream", False)
+    excluded = _flag(inputs, "exclude_input_in_output", stream)
+    if stream and not excluded:
+        raise InvalidArgument(
+            "exclude_input_in_output=False: When streaming, `exclude_input_in_output` = False is"
+            " not allowed."
+        )
+    wanted = frozenset(name for name in _RETURNS if _flag(inputs, name, False))
+    request = TextRequest(
+        prompt=prompt,
+        sampling=_sampling(inputs, parameters),
+        stream=stream,
+        return_logprobs="return_logprobs" in wanted,
+        return_cumulative_logprob="return_cumulative_logprob" in wanted,
+    )
+    return ParsedRequest(request, "" if excluded else prompt, wanted)
+
+
+def tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDArray[Any]]:
+    """The outputs that the client asked for."""
+    outputs = {"text_output": _strings(parsed.prefix + text for text in event.texts)}
+    if "return_finish_reason" in parsed.wanted:
+        outputs["finish_reason"] = _strings(map(str, event.finish_reasons))
+    if "return_cumulative_logprob" in parsed.wanted:
+        outputs["cumulative_logprob"] = np.array(event.cumulative_logprobs, dtype=np.float32)
+    if "return_logprobs" in parsed.wanted:
+        outputs["logprobs"] = _strings(event.logprobs)
+    if "return_num_input_tokens" in parsed.wanted:
+        outputs["num_input_tokens"] = np.array([event.input_token_count], dtype=np.uint32)
+    if "return_num_output_tokens" in parsed.wanted:
+        outputs["num_output_tokens"] = np.array(event.output_token_counts, dtype=np.uint32)
+    return outputs
+
+
+def _sampling(inputs: Tensors, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Both places where sampling parameters may be; vllm_backend's own client fills both."""
+    given: dict[str, Any] = {}
+    if "sampling_parameters" in inputs:
+        given = engine_sampling.read_json(_text("sampling_parameters", inputs))
+    for name, value in parameters.items():
+        if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
+            continue
+        if name not in engine_sampling.NAMES and name not in engine_sampling.REPLACED:
+            known = [*_INPUTS, *engine_sampling.NAMES]
+            raise InvalidArgument(
+                f"{name}: unknown input or sampling parameter{nearest(name, known)}"
+            )
+        if name in given and given[name] != value:
+            raise InvalidArgument(
+                f"{name}: {given[name]!r} in sampling_parameters, {value!r} as a parameter of the"
+                " request; give one"
+            )
+        given[name] = value
+    return engine_sampling.from_client(given)
+
+
+def _given(inputs: Tensors, name: str) -> bool:
+    return name in inputs and any(inputs[name].ravel().tolist())
+
+
+def _text(name: str, inputs: Tensors) -> str:
+    values = inputs[name].ravel().tolist()
+    if len(values) != 1:
+        raise InvalidArgument(f"{name}: {len(values)} values; must be one text")
+    try:
+        return str(values[0].decode())
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{name}: not UTF-8: {error.reason} at {error.start}") from error
+
+
+def _flag(inputs: Tensors, name: str, default: bool) -> bool:
+    return bool(inputs[name].flat[0]) if name in inputs else default
+
+
+def _strings(texts: Any) -> npt.NDArray[np.object_]:
+    return np.array([text.encode() for text in texts], dtype=np.object_)

@@ -1,0 +1,177 @@
+"""Sends requests when they are due, and keeps what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from cog_triton.bench import arrivals
+from cog_triton.bench.http_client import now
+from cog_triton.bench.options import Arrival, Options, Unit
+from cog_triton.bench.prompt_source import Prompts
+from cog_triton.bench.request_record import CUT, FAILED, Record
+from cog_triton.bench.targets.base import Target
+
+_REFUSED_S = 0.1
+"""What a user waits after a failure: one refused at once must not ask 10000 times a second."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it is; `tokens` are pieces of output."""
+
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return self.sent - self.done
+
+
+@dataclass(slots=True)
+class LoadGenerator:
+    """One process's part of the load: of `parts`, number `part`."""
+
+    options: Options
+    target: Target
+    prompts: Prompts
+    part: int = 0
+    parts: int = 1
+    progress: Progress = field(default_factory=Progress)
+    records: list[Record] = field(default_factory=list)
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _started: float = 0.0
+
+    def expected(self) -> int:
+        """How many prompts to have ready, as far as that can be known; at most 2000."""
+        options = self.options
+        if options.requests is not None:
+            return min(options.requests, 2000)
+        assert options.duration is not None
+        if options.unit is Unit.RPS:
+            return min(int(options.rate * options.duration * 1.2) + 1, 2000)
+        return min(int(options.rate) * 20, 2000)
+
+    def stop(self) -> None:
+        """End now: nothing more is sent, and what runs is hung up on."""
+        self._stopped.set()
+
+    async def run(self, started: float) -> None:
+        """Send everything, beginning at `started` of the monotonic clock; wait for the answers."""
+        self._started = started
+        drivers = {
+            Unit.RPS: self._open_loop,
+            Unit.BATCH: self._batches,
+            Unit.CONCURRENCY: self._closed_loops,
+        }
+        driver = asyncio.create_task(drivers[self.options.unit]())
+        stopping = asyncio.create_task(self._stopped.wait())
+        await asyncio.wait({driver, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        driver.cancel()
+        tasks = [driver, *self._tasks]
+        if self._stopped.is_set():
+            for task in tasks:
+                task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _open_loop(self) -> None:
+        """Due times stand beforehand: a server that is slow makes nobody come later."""
+        options = self.options
+        due = arrivals.offsets(
+            options.rate,
+            poisson=options.arrival is Arrival.POISSON,
+            seed=options.seed,
+            duration=options.duration,
+            requests=options.requests,
+        )
+        for index in range(self.part, len(due), self.parts):
+            at = self._started + due[index]
+            await _sleep_until(at)
+            self._spawn(self._one(index, at))
+        await self._finished()
+
+    async def _batches(self) -> None:
+        """`rate` requests at once, and again a pause after the last of them ended."""
+        index, size = 0, int(self.options.rate)
+        await _sleep_until(self._started)
+        while True:
+            count = min(size, self._left(index))
+            if count <= 0 or self._over(now()):
+                return
+            at = now()
+            for number in range(index, index + count):
+                self._spawn(self._one(number, at))
+            index += count
+            await self._finished()
+            if self._left(index) > 0:
+                refused = self.records[-1].status == FAILED
+                await asyncio.sleep(max(self.options.batch_pause, _REFUSED_S if refused else 0.0))
+
+    async def _closed_loops(self) -> None:
+        """As many users as `rate`, each of whom asks again once answered."""
+        await _sleep_until(self._started)
+        numbers = iter(range(self.part, 1 << 62, self.parts))
+        for _ in range(self.part, int(self.options.rate), self.parts):
+            self._spawn(self._user(numbers))
+        await self._finished()
+
+    async def _user(self, numbers: Any) -> None:
+        due = self._started
+        while not self._over(due):
+            index = next(numbers)
+            if self._left(index) <= 0:
+                return
+            if (await self._one(index, due)).status == FAILED:
+                await asyncio.sleep(_REFUSED_S)
+            due = now()
+
+    async def _one(self, index: int, due: float) -> Record:
+        record = Record(index=index, scheduled=due)
+        self.records.append(record)
+        self.progress.sent += 1
+        try:
+            await self.target.measure(self.prompts.get(index), record)
+        finally:
+            self.progress.done += 1
+            self.progress.failed += record.status == FAILED
+            self.progress.tokens += 0 if record.status == CUT else record.tokens or record.pieces
+        return record
+
+    def _left(self, index: int) -> int:
+        return (1 << 62 if self.options.requests is None else self.options.requests) - index
+
+    def _over(self, at: float) -> bool:
+        return self.options.duration is not None and at - self._started >= self.options.duration
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or task.exception() is None:
+            self._tasks.discard(task)
+
+    async def _finished(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+
+async def _sleep_until(at: float) -> None:
+    if (left := at - now()) > 0:
+        await asyncio.sleep(left)
+
+
+def lateness(records: list[Record]) -> array[float]:
+    """How long after they were due requests were sent, in seconds."""
+    return array("d", (record.sent - record.scheduled for record in records if record.sent))

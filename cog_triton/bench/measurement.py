@@ -1,0 +1,194 @@
+"""From records to the numbers of the report. docs/bench.md has every definition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cog_triton.bench import slo
+from cog_triton.bench.load_generator import lateness
+from cog_triton.bench.options import Options
+from cog_triton.bench.percentiles import Levels, Summary, levels, summarize
+from cog_triton.bench.request_record import CUT, FAILED, OK, Record
+from cog_triton.bench.self_monitor import Load
+from cog_triton.bench.worker_pool import Run
+
+BUSY_CPU, BUSY_LAG_S = 0.85, 0.010
+"""Beyond these the generator's own delays show in what it measures."""
+
+_PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
+    "ttft": lambda record: record.ttft,
+    "ttft_from_sending": lambda record: record.ttft_sent,
+    "tpot": lambda record: record.tpot,
+    "e2el": lambda record: record.latency,
+    "e2el_from_sending": lambda record: record.service,
+    "tps_per_user": lambda record: 1 / record.tpot if record.tpot else None,
+    "single_stream_tps": lambda record: record.single_stream_tps,
+    "input_tokens": lambda record: record.input_tokens,
+    "output_tokens": lambda record: record.tokens,
+}
+_EXPECTED = {
+    "tps": "expected_tokens_per_second",
+    "latency": "expected_duration",
+    "ttft": "expected_time_to_first_token",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the server tells of each request, and what it should be."""
+
+    expected: Summary | None
+    actual: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """The load generator's own state; times in seconds, `cpu` of one core, the busiest process."""
+
+    cpu: float
+    lag_p99: float
+    lag_max: float
+    late_p99: float
+    warning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything of one run; times in seconds, rates per second."""
+
+    seconds: float
+    made: int
+    started: int
+    completed: int
+    failed: int
+    cut: int
+    interrupted: bool
+    failures: Mapping[str, int]
+    examples: Mapping[str, str]
+    concurrency: Levels | None
+    metrics: Mapping[str, Summary]
+    rates: Mapping[str, float]
+    server: Mapping[str, Compared]
+    prometheus: Mapping[str, float]
+    generator: Generator
+    notes: Sequence[str] = field(default_factory=list)
+
+    @property
+    def failure_rate(self) -> float:
+        """Failures among what ended."""
+        return self.failed / max(1, self.completed + self.failed)
+
+
+def measured(options: Options, run: Run, prometheus: Mapping[str, float]) -> Measured:
+    """The numbers of `run`."""
+    by_status = Counter(record.status for record in run.records)
+    done = [record for record in run.records if record.status == OK]
+    failed = [record for record in run.records if record.status == FAILED]
+    # A record that was cut ended when it was hung up on, which is after the last answer.
+    spans = [(record.sent, record.ended or run.ended) for record in run.records if record.sent]
+    found = {name: summarize(map(of, done)) for name, of in _PER_REQUEST.items()}
+    found["itl"] = summarize(gap for record in done for gap in record.gaps())
+    notes = list(run.notes)
+    short = sum(1 for r in done if r.tokens and r.wanted_tokens and r.tokens < r.wanted_tokens)
+    if short:
+        notes.append(f"{short} of {len(done)} answers have fewer tokens than were asked for")
+    if done and any(record.tokens is None for record in done):
+        notes.append("The server does not tell all token counts: metrics of tokens lack those")
+    return Measured(
+        seconds=run.seconds,
+        made=len(run.records),
+        started=sum(1 for record in run.records if record.sent),
+        completed=len(done),
+        failed=len(failed),
+        cut=by_status[CUT],
+        interrupted=run.interrupted,
+        failures=dict(Counter(record.code for record in failed).most_common()),
+        examples={record.code: record.error for record in reversed(failed)},
+        concurrency=levels(spans, run.started, max(run.ended, run.started)),
+        metrics={name: summary for name, summary in found.items() if summary},
+        rates=_rates(options, done, run.seconds),
+        server=_server(options, done),
+        prometheus=prometheus,
+        generator=_generator(run.loads, run.records),
+        notes=notes,
+    )
+
+
+def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str, float]:
+    rates = {"requests": len(done) / seconds}
+    output = [record.tokens for record in done if record.tokens is not None]
+    prompt = [record.input_tokens for record in done if record.input_tokens is not None]
+    if output:
+        rates["output_tokens"] = sum(output) / seconds
+    if output and prompt:
+        rates["total_tokens"] = (sum(output) + sum(prompt)) / seconds
+    if options.slo:
+        good = sum(
+            slo.met(options.slo, {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.latency}) for r in done
+        )
+        rates["goodput"] = good / seconds
+        rates["good_share"] = good / max(1, len(done))
+    return rates
+
+
+def _server(options: Options, done: Sequence[Record]) -> dict[str, Compared]:
+    """TPS, latency and TTFT as told with the answers, beside what is expected of them.
+
+    A mock server tells that, too; else it follows from --tps.
+    """
+
+    def tps(record: Record) -> float | None:
+        if "tokens_per_second" in record.server:
+            return record.server["tokens_per_second"]
+        took = record.server.get("predict_time")
+        return record.tokens / took if record.tokens and took else None
+
+    told: dict[str, Callable[[Record], float | None]] = {
+        "tps": tps,
+        "latency": lambda record: record.server.get("predict_time"),
+        "ttft": lambda record: record.server.get("time_to_first_token"),
+        "queue_time": lambda record: record.server.get("queue_time"),
+    }
+    found = {}
+    for name, of in told.items():
+        if actual := summarize(map(of, done)):
+            wanted = summarize(_expected(name, options.tps, record) for record in done)
+            found[name] = Compared(wanted, actual)
+    return found
+
+
+def _expected(name: str, tps: float | None, record: Record) -> float | None:
+    own = _EXPECTED.get(name, "")
+    if own in record.server or not tps:
+        return record.server.get(own)
+    follows = {"tps": tps, "latency": (record.wanted_tokens or 0) / tps, "ttft": 1 / tps}
+    return follows.get(name)
+
+
+def _generator(loads: Sequence[Load], records: Sequence[Record]) -> Generator:
+    cpu = max((load.cpu / load.wall for load in loads if load.wall > 0), default=0.0)
+    lags = summarize(lag for load in loads for lag in load.lags)
+    late = summarize(lateness(list(records)))
+    reasons = []
+    if cpu > BUSY_CPU:
+        reasons.append(f"it used {cpu:.0%} of a core")
+    if lags and lags.p99 > BUSY_LAG_S:
+        reasons.append(f"its event loop ran {lags.p99 * 1000:.0f} ms late (p99)")
+    if late and late.p99 > BUSY_LAG_S:
+        reasons.append(f"it sent requests {late.p99 * 1000:.0f} ms after they were due (p99)")
+    warning = ""
+    if reasons:
+        whose = "" if cpu > BUSY_CPU / 2 else ", for others had this machine's cores"
+        warning = (
+            f"the load generator was a bottleneck: {' and '.join(reasons)}{whose}; its own delays"
+            " are in the numbers. Use --processes, a lower load or another machine"
+        )
+    return Generator(
+        cpu,
+        lags.p99 if lags else 0.0,
+        lags.max if lags else 0.0,
+        late.p99 if late else 0.0,
+        warning,
+    )

@@ -1,0 +1,48 @@
+"""How far a measurement is: one line that changes on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from cog_triton.bench.load_generator import Progress
+from cog_triton.bench.options import Options
+
+_PLAIN_S = 5.0
+
+
+@contextmanager
+def shown(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
+    """What `fleet.measure` calls; the line is gone at the end."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield lambda progress, seconds: live.update(
+                Text(line(options, progress, seconds)), refresh=True
+            )
+        return
+    due = _PLAIN_S
+
+    def plain(progress: Progress, seconds: float) -> None:
+        nonlocal due
+        if seconds >= due:
+            due += _PLAIN_S
+            console.print(line(options, progress, seconds), markup=False)
+
+    yield plain
+
+
+def line(options: Options, progress: Progress, seconds: float) -> str:
+    """Seconds, requests and tokens so far."""
+    of = f" of {options.duration:g}" if options.duration else ""
+    wanted = f" of {options.requests}" if options.requests else ""
+    failed = f", {progress.failed} failed" if progress.failed else ""
+    rate = progress.tokens / seconds if seconds > 0 else 0.0
+    level = f"{options.rate:g} {options.unit.value}: "
+    return (
+        f"{level}{seconds:.0f}{of} s: {progress.done}{wanted} done, {progress.running} running"
+        f"{failed}, {rate:.0f} output tokens/s"
+    )

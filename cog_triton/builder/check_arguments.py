@@ -1,0 +1,191 @@
+"""The arguments of a build config against the options of its scripts, before anything runs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from cog_triton.builder.command_line import ArgumentValue, command_line, shown
+from cog_triton.builder.example_families import Script
+from cog_triton.builder.options.option import Option, Options, Unreadable
+from cog_triton.builder.options.probe import LIMIT_S, reading
+from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.plan import Plan
+from cog_triton.errors import UnknownArgument, nearest
+
+_TYPES: dict[str, tuple[Callable[[str], object], str]] = {
+    "int": (int, "must be a whole number"),
+    "float": (float, "must be a number"),
+}
+# The fewest and the most values; whatever is not here takes any number.
+_COUNTS: dict[str | None, tuple[int, int | None]] = {
+    None: (1, 1),
+    "?": (0, 1),
+    "+": (1, None),
+    "A...": (1, None),
+}
+# What argparse takes for a value although it starts with a dash.
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def check_arguments(
+    plan: Plan,
+    echo: Callable[[str], None],
+    names: Collection[str] | None = None,
+    limit_s: float = LIMIT_S,
+) -> bool:
+    """Check the arguments of the steps of `plan`, or of those of them that are in `names`.
+
+    `echo` gets a line for each step, which says so if its arguments could not be checked.
+
+    Returns:
+        Whether all could be checked.
+
+    Raises:
+        UnknownArgument: one line for each mistake of each step: YAML path, value and rule.
+    """
+    lines: list[str] = []
+    everything = True
+    steps = [step for step in plan.steps if names is None or step.name in names]
+    with contextlib.ExitStack() as stack:
+        # All at once: most of the time goes into the scripts' imports.
+        waits = [stack.enter_context(_reading(step.script, limit_s)) for step in steps]
+        for step, wait in zip(steps, waits, strict=True):
+            found = wait()
+            label = PurePosixPath(step.script.name).name
+            if isinstance(found, Unreadable):
+                everything = False
+                echo(f"[check] {step.name}: ARGUMENTS NOT CHECKED: {label}: {found.reason}")
+                continue
+            mistakes = list(mistakes_of(step.args, found.options, label))
+            lines += [f"{step.name}.args{mistake}" for mistake in mistakes]
+            open_ones = [] if found.options.complete else _unlisted(step.args, found.options)
+            if open_ones:
+                everything = False
+                echo(
+                    f"[check] {step.name}: ARGUMENTS NOT CHECKED: {', '.join(open_ones)}: {label}"
+                    " also takes options that it does not list"
+                )
+            elif not mistakes:
+                echo(
+                    f"[check] {step.name}: OK: the arguments are what {label} accepts{found.source}"
+                )
+    if lines:
+        raise UnknownArgument("\n".join(lines))
+    return everything
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Options, and in brackets where they were read if it was not in the script itself."""
+
+    options: Options
+    source: str = ""
+
+
+@contextlib.contextmanager
+def _reading(script: Script, limit_s: float) -> Iterator[Callable[[], _Found | Unreadable]]:
+    """The options of `script` from itself, or as they are recorded; the result waits for them."""
+    if not script.here:
+        yield lambda: _recorded(script, Unreadable(script.problem or ""))
+    else:
+        with reading(script.python, script.path, limit_s) as wait:
+
+            def found() -> _Found | Unreadable:
+                options = wait()
+                if isinstance(options, Unreadable):
+                    return _recorded(script, options)
+                return _Found(options)
+
+            yield found
+
+
+def _recorded(script: Script, otherwise: Unreadable) -> _Found | Unreadable:
+    known = known_options(script.name)
+    if known is None:
+        return otherwise
+    return _Found(known.options, f" (as recorded from {known.source})")
+
+
+def _unlisted(args: Mapping[str, ArgumentValue], options: Options) -> list[str]:
+    return [key for key in args if not _named(key, options)]
+
+
+def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str) -> Iterator[str]:
+    """What is wrong with `args`, each to be read after the YAML path of the arguments."""
+    given: list[Option] = []
+    for key, value in args.items():
+        matches = _named(key, options)
+        if len(matches) == 1:
+            rule = _broken_rule(value, matches[0])
+            given += [] if value is False else matches
+        elif matches:
+            names = ", ".join(match.names[0] for match in matches)
+            rule = f"{script} cannot tell which one is meant: {names}"
+        elif options.complete:
+            known = [name for option in options.options for name in option.names]
+            rule = f"{script} has no --{key}{nearest(key, known)}"
+        else:
+            rule = None
+        if rule is not None:
+            yield f".{key}: {shown(value)}: {rule}"
+    for option in options.options:
+        if option.required and option not in given:
+            if option.names:
+                yield f".{option.names[0]} is missing: {script} requires it"
+            else:
+                yield f": {script} requires {option.label}, and a config can give --name only"
+    for option in options.positionals:
+        if option.required:
+            yield f": {script} requires {option.label} without a name, and a config has names only"
+
+
+def _named(key: str, options: Options) -> list[Option]:
+    """The option called `key`, or all those that it may be short for."""
+    exact = [option for option in options.options if key in option.names]
+    if exact or not options.abbreviations:
+        return exact
+    return [o for o in options.options if any(name.startswith(key) for name in o.names)]
+
+
+def _broken_rule(value: ArgumentValue, option: Option) -> str | None:
+    if value is False:
+        return None
+    words = command_line({"": value})[1:]
+    rule = _count_rule(len(words), option.nargs)
+    if rule is not None and option.choices:
+        return f"{rule}: one of {', '.join(option.choices)}"
+    if rule is None and option.nargs != "...":
+        for word in words:
+            rule = rule or _word_rule(word, option)
+    return rule
+
+
+def _count_rule(count: int, nargs: int | str | None) -> str | None:
+    if nargs == 0:
+        return "takes no value: leave it empty, or give true or false" if count else None
+    low, high = (nargs, nargs) if isinstance(nargs, int) else _COUNTS.get(nargs, (0, None))
+    if count < low or (high is not None and count > high):
+        wanted = "at least one value" if high is None else "one value" if high == 1 else None
+        return f"takes {wanted or f'{high} values'}, not {count or 'none'}"
+    return None
+
+
+def _word_rule(word: str, option: Option) -> str | None:
+    if word[:1] == "-" and len(word) > 1 and " " not in word and not _NEGATIVE.fullmatch(word):
+        return f"{word!r} would be taken for an option, as it starts with a dash"
+    if option.type not in (None, "str", *_TYPES):
+        return None
+    convert, rule = _TYPES.get(option.type or "str", (str, ""))
+    try:
+        converted = convert(word)
+        allowed = None if option.choices is None else [convert(text) for text in option.choices]
+    except ValueError:
+        return rule
+    if allowed is not None and converted not in allowed:
+        choices = list(option.choices or ())
+        return f"must be one of {', '.join(choices)}{nearest(word, choices)}"
+    return None

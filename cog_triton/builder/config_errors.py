@@ -1,0 +1,77 @@
+"""What is wrong with a build config, a line for each mistake."""
+
+from __future__ import annotations
+
+import ast
+import reprlib
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from cog_triton.download import redaction
+from cog_triton.errors import nearest
+
+_SHOWN_LENGTH = 120
+# A few lines of YAML can mean a list of a billion items: it is shown in part.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN_LENGTH
+_SHOWN.maxlevel = 3
+_MAPPINGS = {
+    "args": "must be empty, true, false, a number, a text, or a list of numbers and texts",
+    "env": "must be a text or a number",
+}
+
+
+def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
+    """One line per mistake: YAML path, value, rule, and the nearest of what it may be.
+
+    Args:
+        known: the keys that there are, at the top (``""``) and in a step (``"step"``).
+    """
+    lines: dict[str, str] = {}
+    for found in error.errors(include_url=False):
+        loc = [str(part) for part in found["loc"]]
+        kind, value = found["type"], _SHOWN.repr(found["input"])
+        rule = found["msg"].removeprefix("Value error, ")
+        if loc[-1:] == ["model_tar_url"]:
+            value = _address(found["input"])
+        mapping = next((name for name in loc[:2] if name in _MAPPINGS), None)
+        if mapping is not None and len(loc) > loc.index(mapping) + 1:
+            # One entry per type the union allows: to the user it is one mistake.
+            loc = loc[: loc.index(mapping) + 2]
+            rule = _MAPPINGS[mapping]
+            value = "" if loc[-1] == "[key]" else value
+        where = ".".join(loc)
+        if kind == "missing":
+            line = f"{where} is missing"
+        elif kind == "extra_forbidden":
+            keys = known["" if len(loc) == 1 else "step"]
+            line = f"{where}: unknown key{nearest(loc[-1], keys)}"
+        elif kind == "literal_error":
+            choices = _choices(found.get("ctx", {}).get("expected", ""))
+            near = nearest(str(found["input"]), choices) if isinstance(found["input"], str) else ""
+            line = f"{where}: {value[:_SHOWN_LENGTH]}: must be one of {', '.join(choices)}{near}"
+        elif loc[-1:] in (["hf_token"], ["env"], ["args"]):
+            line = f"{where}: {rule}"  # what may be secret is not shown
+        elif not where:
+            line = rule
+        elif isinstance(found["input"], Mapping) and kind == "value_error" and not mapping:
+            line = f"{where}.{rule}"  # the rule begins with the key of the step that breaks it
+        else:
+            line = f"{where}: {value[:_SHOWN_LENGTH]}: {rule}"
+        lines.setdefault(where, line)
+    return "\n".join(lines.values())
+
+
+def _address(value: object) -> str:
+    """`value`, which should be a URL, without what may be secret in it."""
+    try:
+        address = redaction.shown(value) if isinstance(value, str) else "***"
+    except ValueError:
+        address = "***"
+    return repr("***" if "@" in address else address)
+
+
+def _choices(expected: str) -> list[str]:
+    """pydantic's ``'a', 'b' or 'c'`` as a list."""
+    return [str(ast.literal_eval(text)) for text in expected.replace(" or ", ", ").split(", ")]

@@ -1,0 +1,174 @@
+"""Where the scripts of a build are: our own example family, and those of TensorRT-LLM."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import cog_triton
+from cog_triton.builder.config import StepConfig
+from cog_triton.builder.options.recorded import known_scripts
+from cog_triton.errors import InvalidArgument, UnknownExample, UnknownScript, nearest
+from cog_triton.settings import load_settings
+
+OWN = Path(cog_triton.__file__).parent / "examples"
+"""The example families that come with this package."""
+# TensorRT-LLM's layout from 0.18 on. Before, families lay in examples itself, as `gpt`.
+_GROUPS = ("models/core", "models/contrib")
+_SHARED = "quantization"
+# Families whose scripts are another one's.
+_ALIASES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "starcoder": "gpt",
+    "starcoder2": "gpt",
+    "gpt2": "gpt",
+    "chatglm": "glm-4-9b",
+    "phi3": "phi",
+    "qwen2": "qwen",
+    "qwen3": "qwen",
+    "gemma2": "gemma",
+}
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a step runs: `name` is its path below the examples, or a command's name.
+
+    `argv` begins the command line, `python` is what its code runs in, and `problem` says why it
+    cannot be run on this machine.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    path: Path
+    python: str
+    problem: str | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether it can be run, or read, on this machine."""
+        return self.problem is None
+
+
+class Families:
+    """The example families of this machine, and those of TensorRT-LLM even if it is not here."""
+
+    def __init__(self, own: Path = OWN, tensorrt_llm: Path | None = None) -> None:
+        """`tensorrt_llm` is what holds its ``examples``, by default TRTLLM_DIR.
+
+        Raises:
+            InvalidArgument: there are no examples in TRTLLM_DIR, or COG_TRITON_STEP_PYTHON cannot
+                be run.
+        """
+        settings = load_settings()
+        self._own = own
+        self._root = tensorrt_llm or settings.trtllm_dir
+        if self._root is not None and not (self._root / "examples").is_dir():
+            raise InvalidArgument(f"TRTLLM_DIR={str(self._root)!r}: has no directory examples")
+        self.python = str(settings.cog_triton_step_python or sys.executable)
+        if shutil.which(self.python) is None:
+            raise InvalidArgument(f"COG_TRITON_STEP_PYTHON={self.python!r}: is no program")
+
+    def find(self, name: str) -> str:
+        """The family that a config calls `name`, as its path below the examples.
+
+        Raises:
+            UnknownExample: lists what there is.
+        """
+        there = sorted({str(PurePosixPath(path).parent) for path in self._paths()} - {_SHARED})
+        short = _ALIASES.get(name, name)
+        for wanted in dict.fromkeys((name, short)):
+            for path in (wanted, f"models/{wanted}", *(f"{g}/{wanted}" for g in _GROUPS)):
+                if path in there:
+                    return path
+        short_names = {PurePosixPath(path).name: path for path in there}
+        aliases = [name for name, meant in _ALIASES.items() if meant in short_names]
+        known = [*short_names, *aliases, *there]
+        raise UnknownExample(
+            f"example_name {name!r}: there is {', '.join(sorted(short_names))}"
+            f"{nearest(name, known)}{self._hint()}"
+        )
+
+    def offers(self, family: str, script: str) -> bool:
+        """Whether `family` has `script`, on this machine or as recorded."""
+        return f"{family}/{script}" in self._paths()
+
+    def script(self, family: str, step: StepConfig, where: str) -> Script:
+        """What `step`, which the config calls `where`, runs; `family` as `find` has it.
+
+        Raises:
+            UnknownScript: lists the scripts of the family.
+        """
+        if step.script is None:
+            return self._command(step.executable)
+        there = set(self._paths())
+        own = (self._own / family).is_dir()
+        places = [family] if own else [family, _SHARED]
+        names = [f"{place}/{step.script}" for place in places] + ([] if own else [step.script])
+        name = next((name for name in names if name in there), None)
+        if name is None:
+            offered = sorted(
+                PurePosixPath(path).name
+                for path in there
+                if str(PurePosixPath(path).parent) in places
+            )
+            raise UnknownScript(
+                f"{where}.script {step.script!r}: {family} has {', '.join(offered)}"
+                f"{nearest(step.script, offered)}"
+            )
+        for root in self._roots():
+            if (root / name).is_file():
+                return Script(name, (self.python, str(root / name)), root / name, self.python)
+        absent = f"$TRTLLM_DIR/examples/{name}"
+        return Script(name, ("python", absent), Path(absent), self.python, _absent(name))
+
+    def _command(self, name: str) -> Script:
+        beside = Path(self.python).parent / name
+        found = str(beside) if beside.is_file() else shutil.which(name)
+        if found is not None:
+            return Script(name, (found,), Path(found), self.python)
+        return Script(name, (name,), Path(name), self.python, _absent(name))
+
+    def _hint(self) -> str:
+        where = "recorded, as TRTLLM_DIR is not set" if self._root is None else str(self._root)
+        return f" (TensorRT-LLM's families: {where})"
+
+    def _roots(self) -> Iterable[Path]:
+        return (self._own, *([self._root / "examples"] if self._root is not None else []))
+
+    def _paths(self) -> Iterator[str]:
+        """Every script there is, by its path below the examples."""
+        yield from _scripts_below(self._own, ["*"])
+        if self._root is not None:
+            places = ["*", *(f"{group}/*" for group in _GROUPS)]
+            yield from _scripts_below(self._root / "examples", places)
+        else:
+            yield from _recorded()
+
+
+def _recorded() -> Iterator[str]:
+    """TensorRT-LLM's scripts as they are recorded, without what an older layout had elsewhere."""
+    families = {name: str(PurePosixPath(name).parent) for name in known_scripts() if "/" in name}
+    for name, family in families.items():
+        if not any(f"{group}/{family}" in families.values() for group in _GROUPS):
+            yield name
+
+
+def _absent(name: str) -> str:
+    return (
+        f"{name} of TensorRT-LLM is not on this machine: build in the image cog-triton-builder, or"
+        " install TensorRT-LLM and set TRTLLM_DIR (its sources, which have the examples) and"
+        " COG_TRITON_STEP_PYTHON (the Python that has it)"
+    )
+
+
+def _scripts_below(root: Path, places: list[str]) -> Iterator[str]:
+    """Names with an underscore before them are a family's own helpers."""
+    for place in places:
+        for path in root.glob(f"{place}/*.py"):
+            if not path.name.startswith("_"):
+                yield path.relative_to(root).as_posix()

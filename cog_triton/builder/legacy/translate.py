@@ -1,0 +1,230 @@
+"""Configs of older builders, in the words of today's TensorRT-LLM.
+
+Until 0.8 it had ``hf_*_convert.py`` and ``build.py``; since then it has ``convert_checkpoint.py``
+and ``trtllm-build``, whose options changed, too. `old_options` has a rule for each old option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import yaml
+from pydantic import ValidationError
+
+from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.config_errors import describe
+from cog_triton.builder.legacy.draft import BUILD, CONVERT, Draft, Given, Role, Side
+from cog_triton.builder.legacy.image_paths import relative
+from cog_triton.builder.legacy.option_rules import DEFAULTS, NEW_DEFAULTS, PAGED, WORD, Moved
+from cog_triton.builder.legacy.option_table import (
+    BUILD_PY,
+    CONVERT_CHECKPOINT,
+    HF_CONVERT,
+    TRTLLM_BUILD,
+    Rules,
+)
+from cog_triton.errors import BuildConfigInvalid, UnknownArgument, nearest
+
+# TensorRT-LLM's examples since 0.18; a tree of before runs the configs of before.
+_TODAY = "models/"
+_OLD = {
+    "convert": re.compile(r"hf_\w+_convert\.py|convert_hf_\w+_to_ft\.py"),
+    "build": re.compile(r"build\.py"),
+}
+_FIRST = ("model_dir", "meta_ckpt_dir", "checkpoint_dir", "output_dir")
+# What build.py does only if it is told to, and trtllm-build unless it is told not to.
+_ON_TODAY = (
+    "gpt_attention_plugin",
+    "context_fmha",
+    "remove_input_padding",
+    "kv_cache_type",
+    "use_paged_context_fmha",
+)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The config to run, and a line for each thing that is not as the user wrote it."""
+
+    config: BuildConfig
+    notes: tuple[str, ...] = ()
+
+
+def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -> Translation:
+    """`config` for the scripts of today; itself if it is for them already.
+
+    Args:
+        family: the path of the example family, as ``models/core/gpt``.
+        offers: whether the family has a script on this machine, which is left alone then.
+
+    Raises:
+        UnknownArgument: names each argument that cannot be translated, its value and the reason.
+        BuildConfigInvalid: what comes out breaks a rule of configs, as world_size can.
+    """
+    notes: list[str] = []
+    if config.model_tar_url is not None and config.weight_format is not None:
+        notes.append(
+            f"weight_format: {config.weight_format!r}: left out: model_tar_url has what it has"
+        )
+        config = config.model_copy(update={"weight_format": None})
+    if not family.startswith(_TODAY):
+        return Translation(config, tuple(notes))
+    draft = Draft(config.model_id, family, _sides(config, offers), notes)
+    for side in draft.sides.values():
+        _apply(draft, side)
+    _complete(draft, config)
+    if draft.refusals:
+        raise UnknownArgument("\n".join(draft.refusals))
+    if not draft.notes:
+        return Translation(config)
+    return Translation(_translated(config, draft), tuple(draft.notes))
+
+
+def translation_lines(config: BuildConfig, notes: Sequence[str]) -> Iterator[str]:
+    """What was translated, and the steps as they are now, as YAML to be copied.
+
+    There is no line if there was nothing to translate.
+    """
+    if not notes:
+        return
+    yield from (f"[translate] {note}" for note in notes)
+    yield "[translate] the steps are now:"
+    steps = {
+        name: step.model_dump(mode="json", exclude_defaults=True) for name, step in config.steps()
+    }
+    yield from yaml.safe_dump(steps, sort_keys=False, width=1000).splitlines()
+
+
+def _sides(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, Side]:
+    def is_old(role: Role, step: StepConfig) -> bool:
+        script = PurePosixPath(step.script or "").name
+        return _OLD[role].fullmatch(script) is not None and not offers(step.script or "")
+
+    def side(role: Role, name: str, step: StepConfig) -> Side:
+        given = {
+            key.replace("-", "_"): Given(role, f"{name}.args.{key}", value)
+            for key, value in step.args.items()
+        }
+        return Side(role, name, step, is_old(role, step), step.output_dir, given)
+
+    sides: dict[Role, Side] = {}
+    for name, step in config.steps():
+        if name in ("convert", "convert_to_ft"):
+            sides["convert"] = side("convert", name, step)
+    build = side("build", "build", config.build)
+    if build.old and "convert" not in sides:
+        top = PurePosixPath(relative(build.output_dir)).parts[0]
+        output_dir = "converted" if top == "checkpoint" else "checkpoint"
+        sides["convert"] = Side("convert", "convert", None, False, output_dir, {})
+    return {**sides, "build": build}
+
+
+def _rules(side: Side) -> Rules:
+    if side.old:
+        return HF_CONVERT if side.role == "convert" else BUILD_PY
+    if side.step is not None and side.step.executable == BUILD:
+        return TRTLLM_BUILD
+    if side.step is not None and PurePosixPath(side.step.script or "").name == CONVERT:
+        return CONVERT_CHECKPOINT
+    return {}
+
+
+def _apply(draft: Draft, side: Side) -> None:
+    """Translate every argument of one step."""
+    if side.step is None:
+        draft.notes.append(f"{side.name}: {CONVERT} is a new step: build.py read the model itself")
+    elif side.old:
+        today = CONVERT if side.role == "convert" else BUILD
+        draft.notes.append(f"{side.name}: {side.step.script} -> {today}")
+    if side.step is not None and len(side.given) < len(side.step.args):
+        draft.refusals.append(f"{side.name}.args: an option is there with dashes and underscores")
+    rules = _rules(side)
+    for name, given in side.given.items():
+        rule = rules.get(name)
+        key = given.label.rsplit(".", 1)[-1]
+        if rule is None and side.old:
+            draft.refuse(given, f"there is no rule for it{nearest(name, list(rules))}")
+        elif rule is None:
+            draft.keep(given, key)
+        elif given.value is False and not (
+            isinstance(rule, Moved) and rule.change in (WORD, PAGED)
+        ):
+            draft.drop(given, "false left it out")
+        else:
+            rule.apply(draft, given)
+
+
+def _complete(draft: Draft, config: BuildConfig) -> None:
+    """Say and do what the old scripts did without being told."""
+    convert, build = draft.sides.get("convert"), draft.sides["build"]
+    if draft.refusals or convert is None:
+        return
+    if convert.step is None and config.quantize is not None:
+        draft.refusals.append(
+            "build.script: 'build.py': cannot be translated: it reads the model, and quantize.py"
+            " writes a checkpoint now, for trtllm-build"
+        )
+    if convert.old and "model_dir" not in convert.args:
+        draft.refusals.append(f"{convert.name}.args.in-file is missing")
+    elif build.old and not {"model_dir", "meta_ckpt_dir", "checkpoint_dir"} & {
+        *build.args,
+        *(convert.args if convert.step is None else ()),
+    }:
+        draft.refusals.append("build.args.model_dir is missing: the engine would have no weights")
+    if convert.old or convert.step is None:
+        draft.add("convert", "output_dir", convert.output_dir, "output_dir of the step")
+        script = PurePosixPath((convert.step or config.build).script or "").name
+        dtype = "float32" if script == "hf_gpt_convert.py" else "float16"
+        draft.add("convert", "dtype", dtype, f"the default of {script}")
+    if build.old:
+        draft.add("build", "checkpoint_dir", convert.output_dir, f"what {convert.name} writes")
+        draft.add("build", "output_dir", build.output_dir, "output_dir of the step")
+        draft.notes += _defaults(draft, build)
+
+
+def _defaults(draft: Draft, build: Side) -> Iterator[str]:
+    """What an argument that is not given means now, where it meant something else."""
+    batch, longest, output = DEFAULTS.get(PurePosixPath(draft.family).name, (None, None, None))
+    meant: list[tuple[str, int | None, str]] = [
+        ("max_batch_size", batch, str(NEW_DEFAULTS[0])),
+        ("max_input_len", longest, str(NEW_DEFAULTS[1])),
+    ]
+    for name, before, now in meant:
+        if name not in build.args and str(before) != now:
+            was = f"{before} in build.py" if before else "another in build.py"
+            yield f"build.args.{name}: not given: {now} now, {was}"
+    if "max_seq_len" not in build.args:
+        was = f"max_input_len + {output or 'max_output_len'} in build.py"
+        yield f"build.args.max_seq_len: not given: as the model has it now, {was}"
+    if on := [name for name in _ON_TODAY if name not in build.args]:
+        yield f"build.args: not given: on now, off in build.py: {', '.join(on)}"
+
+
+def _translated(config: BuildConfig, draft: Draft) -> BuildConfig:
+    steps = {side.name: _step(side, config) for side in draft.sides.values()}
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    try:
+        return BuildConfig(**{**given, **steps})
+    except ValidationError as error:
+        keys = {"": list(BuildConfig.model_fields), "step": list(StepConfig.model_fields)}
+        raise BuildConfigInvalid(f"the translated config: {describe(error, keys)}") from None
+
+
+def _step(side: Side, config: BuildConfig) -> StepConfig:
+    first = {name: side.args[name] for name in _FIRST if name in side.args}
+    if side.step is None:
+        old = config.build
+        return StepConfig(
+            script=CONVERT,
+            output_dir=side.output_dir,
+            args={**first, **side.args},
+            env=old.env,
+            timeout=old.timeout,
+        )
+    if not side.old:
+        return side.step.model_copy(update={"args": side.args})
+    today = {"script": CONVERT} if side.role == "convert" else {"executable": BUILD, "script": None}
+    return side.step.model_copy(update={**today, "args": {**first, **side.args}})

@@ -1,0 +1,1 @@
+"""Command-line options of TensorRT-LLM's scripts: probed, or recorded as data."""

@@ -1,0 +1,112 @@
+"""What an engine was built with and for, asked where the answer is: the driver, the Python of the
+build's steps, and the engine's own config.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from cog_triton import __version__
+from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
+from cog_triton.builder import script_environment
+from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.errors import BuildStepFailed
+from cog_triton.settings import load_settings
+from cog_triton.system.gpus import gpu_names, visible_gpus
+
+Echo = Callable[[str], None]
+
+# The distributions that an engine family is made with, each by the names it had, newest first.
+_DISTRIBUTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    TENSORRT_LLM: {
+        "tensorrt_llm": ("tensorrt-llm",),
+        "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+        "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
+    },
+    OpenVINOFamily.name: {"openvino": ("openvino",), "openvino_genai": ("openvino-genai",)},
+}
+# What NVIDIA's images say of what they hold beside any Python.
+_VARIABLES = {"tensorrt": "TRT_VERSION", "cuda": "CUDA_VERSION"}
+_ASK = """
+import json, sys
+from importlib import metadata
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print("\\n" + json.dumps(found))
+"""
+_TIMEOUT_S = 120
+
+
+def versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
+    """Versions of what the engine of `config` was built with, as far as they can be known.
+
+    TensorRT-LLM's is the engine's own, if that has it; `echo` is told if another one is installed.
+
+    Raises:
+        BuildStepFailed: the Python of the steps does not answer.
+    """
+    wanted = _DISTRIBUTIONS.get(config.engine, {})
+    installed = _installed([name for names in wanted.values() for name in names])
+    found = {"cog_triton": __version__}
+    for key, names in wanted.items():
+        said = [installed[name] for name in names if name in installed]
+        said += filter(None, [os.environ.get(_VARIABLES.get(key, ""))])
+        if said:
+            found[key] = said[0]
+    if config.engine == TENSORRT_LLM and config.version:
+        here = found.get(TENSORRT_LLM, config.version)
+        if here != config.version:
+            echo(
+                f"[package] warning: the engine is of TensorRT-LLM {config.version}, the Python of"
+                f" the steps has {here}"
+            )
+        found[TENSORRT_LLM] = config.version
+    return found
+
+
+def gpus(config: EngineConfig, echo: Echo) -> tuple[list[int], str | None]:
+    """Compute capabilities of the GPUs here, without repetition, and their names.
+
+    Those are what an engine is built for, unless its family needs none: ``[]``, None.
+
+    Raises:
+        EngineIncompatible: there is a driver that does not work.
+    """
+    if config.on_cpu:
+        return [], None
+    sms = sorted(set(visible_gpus()))
+    if not sms:
+        echo("[package] warning: no GPU here: the manifest cannot say which one the engine is for")
+    return sms, ", ".join(sorted(set(gpu_names()))) or None
+
+
+def _installed(names: list[str]) -> dict[str, str]:
+    """Those of `names` that the Python of the steps has, with their versions."""
+    python = str(load_settings().cog_triton_step_python or sys.executable)
+    with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
+        try:
+            done = subprocess.run(
+                [python, "-c", _ASK, *names],
+                env=script_environment.of_scripts(python, Path(scratch)),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=True,
+            )
+            found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", None) or ""
+            raise BuildStepFailed(
+                f"{python} does not tell its packages' versions: {error} {told}".rstrip()
+            ) from error
+    return {name: version for name, version in found.items() if version}

@@ -1,0 +1,79 @@
+"""engine.tar to where a prediction wants it: streamed from the disk, never whole in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+
+from cog_triton.download.redaction import shown
+from cog_triton.errors import BuildStepFailed, InvalidArgument
+
+# 600 s: some stores answer only after they have checked all that they got.
+_TIMEOUT = httpx.Timeout(60.0, read=600.0)
+_CHUNK = 1 << 20
+_RETRIED = (408, 429)
+_SHARE_TOLD = 0.1
+
+
+def check(url: str) -> None:
+    """Raise InvalidArgument unless `url` is one that `put` can use."""
+    try:
+        parsed = httpx.URL(url)
+        usable = parsed.scheme in ("http", "https") and bool(parsed.host)
+    except httpx.InvalidURL:
+        usable = False
+    if not usable:
+        raise InvalidArgument("upload_url: must be an http(s):// URL")
+
+
+def put(
+    path: Path, url: str, echo: Callable[[str], None], pauses_s: Sequence[float] = (1, 4, 16)
+) -> None:
+    """PUT the file at `path` to `url`, anew after each of `pauses_s` while the other side fails.
+
+    Raises:
+        InvalidArgument: the other side refuses it (a status that is neither 2xx nor 5xx).
+        BuildStepFailed: it still fails after the last pause.
+    """
+    for pause in (*pauses_s, None):
+        problem = _attempt(path, url, echo)
+        if problem is None:
+            return
+        if pause is None:
+            raise BuildStepFailed(
+                f"upload to {shown(url)} failed {len(pauses_s) + 1} times: {problem}"
+            )
+        echo(f"[upload] {problem}; again in {pause:g} s")
+        time.sleep(pause)
+
+
+def _attempt(path: Path, url: str, echo: Callable[[str], None]) -> str | None:
+    """None when it is there, else what went wrong and may go better."""
+    size = path.stat().st_size
+    headers = {"Content-Length": str(size), "Content-Type": "application/x-tar"}
+    try:
+        response = httpx.put(
+            url, content=_chunks(path, size, echo), headers=headers, timeout=_TIMEOUT
+        )
+    except httpx.TransportError as error:
+        return str(error) or type(error).__name__
+    if response.is_success:
+        return None
+    problem = f"HTTP {response.status_code} {response.reason_phrase}"
+    if response.is_server_error or response.status_code in _RETRIED:
+        return problem
+    raise InvalidArgument(f"upload_url={shown(url)!r}: {problem}")
+
+
+def _chunks(path: Path, size: int, echo: Callable[[str], None]) -> Iterator[bytes]:
+    sent, told = 0, 0.0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+            sent += len(chunk)
+            if sent == size or sent / size - told >= _SHARE_TOLD:
+                told = sent / size
+                echo(f"[upload] {told:.0%} of {size / 1e6:.0f} MB")

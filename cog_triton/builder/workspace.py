@@ -1,0 +1,110 @@
+"""Where builds work: a directory for each config, beside the models that they share.
+
+``<root>/builds/<fingerprint of the config>`` and ``<root>/models``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from cog_triton.builder.config import BuildConfig
+from cog_triton.errors import DiskFull, InvalidArgument
+
+
+class Workspace:
+    """The directories below `root`; none is made before it is needed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.realpath(root))  # which, unlike resolve, bears links in a loop
+        self.models = self.root / "models"
+
+    def of(self, config: BuildConfig) -> Path:
+        """The work directory of `config`; time limits make no difference."""
+        value = yaml.safe_load(config.to_yaml())
+        for part in (value, *(value[name] for name, _ in config.steps())):
+            part.pop("timeout", None)
+        digest = hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()
+        return self.root / "builds" / digest[:16]
+
+    @contextlib.contextmanager
+    def coded(self) -> Iterator[None]:
+        """What the file system says while a build works here, as coded errors.
+
+        Raises:
+            DiskFull: no space or quota is left.
+            InvalidArgument: something below the root cannot be read or written.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                free = shutil.disk_usage(self._existing()).free
+                raise DiskFull(f"{error}; {free / 1e6:.1f} MB free in {self.root}") from error
+            if str(error.filename or "").startswith(str(self.root)):
+                raise InvalidArgument(f"work_dir {self.root}: {error}") from error
+            raise
+
+    def _existing(self) -> Path:
+        return next(path for path in (self.root, *self.root.parents) if path.is_dir())
+
+    def others(self, own: Path) -> list[Path]:
+        """The work directories of other configs."""
+        return [path for path in sorted(own.parent.glob("*")) if path != own and path.is_dir()]
+
+    def remove_others(self, own: Path) -> None:
+        """Remove the work directories of other configs, unless one is in use."""
+        for other in self.others(own):
+            with contextlib.suppress(InvalidArgument), locked(other):
+                shutil.rmtree(other)
+
+    def clean(self, config: BuildConfig | None = None) -> int:
+        """Remove the work directory of `config`, or else of all configs, and all models.
+
+        Returns:
+            How many bytes that was.
+
+        Raises:
+            InvalidArgument: a build is running in one of them; nothing was removed.
+        """
+        builds = self.root / "builds"
+        places = [self.of(config)] if config is not None else sorted(builds.glob("*"))
+        freed = 0
+        with contextlib.ExitStack() as stack:
+            for place in places:
+                if place.is_dir():
+                    stack.enter_context(locked(place))
+            for place in [*places, *([] if config is not None else [self.models])]:
+                freed += _size(place)
+                shutil.rmtree(place, ignore_errors=True)
+        return freed
+
+
+@contextlib.contextmanager
+def locked(work_dir: Path) -> Iterator[None]:
+    """Hold `work_dir` for one build.
+
+    Raises:
+        InvalidArgument: another build holds it.
+    """
+    with (work_dir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidArgument(f"work_dir {work_dir}: another build is running in it") from None
+        yield
+
+
+def _size(root: Path) -> int:
+    """Bytes on disk of the files below `root`; links are not followed."""
+    paths = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    inodes = {(s.st_dev, s.st_ino): s.st_blocks * 512 for s in (path.stat() for path in paths)}
+    return sum(inodes.values())

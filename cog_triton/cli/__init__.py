@@ -1,0 +1,1 @@
+"""The ``cog-triton`` command: one module for each of its commands."""

@@ -1,0 +1,274 @@
+"""``cog-triton bench``: the options."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cog_triton.bench.options import API, Arrival, Options, OutputMethod, TargetName, Unit
+from cog_triton.errors import InvalidArgument
+from cog_triton.system.terminal import coded_errors, err
+
+_DEFAULT_DURATION_S = 30.0
+_LOAD, _REQUESTS, _OUTPUT = "Load", "Requests", "Output"
+
+
+def bench(
+    target: Annotated[
+        TargetName, typer.Option(help="What is measured: Cog, Triton, OpenAI's API, Replicate.")
+    ] = TargetName.COG,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", "-u", help="Base URL.", show_default="PORT, 8080, 8000 here"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Of triton: ensemble, or tensorrt_llm directly; of openai, replicate."),
+    ] = None,
+    unit: Annotated[
+        Unit,
+        typer.Option(
+            help="What --rate counts: requests a second, requests a batch, users at once.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = Unit.RPS,
+    rate: Annotated[
+        float | None, typer.Option(help="How many.", show_default="1", rich_help_panel=_LOAD)
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds to send for.",
+            show_default="30, without --requests",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests to send at most.", rich_help_panel=_LOAD)
+    ] = None,
+    arrival: Annotated[
+        Arrival, typer.Option(help="How --unit rps spreads them.", rich_help_panel=_LOAD)
+    ] = Arrival.POISSON,
+    batch_pause: Annotated[
+        float,
+        typer.Option(
+            "--batch-pause", "--batch_pause", help="Seconds between batches.", rich_help_panel=_LOAD
+        ),
+    ] = 1.0,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure --unit concurrency at each of these, as 1,2,4.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Requests before, not counted.", rich_help_panel=_LOAD)
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(help="Of arrivals, lengths and prompts.", rich_help_panel=_LOAD)
+    ] = 0,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Of the load generator.", rich_help_panel=_LOAD)
+    ] = 1,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for an answer.", rich_help_panel=_LOAD)
+    ] = 600.0,
+    n_input_tokens: Annotated[
+        str,
+        typer.Option(
+            "--n_input_tokens",
+            "--n-input-tokens",
+            help="100, uniform:50-200, normal:100,20 or lognormal:100,0.5 (median, sigma).",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = "100",
+    n_output_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--n_output_tokens",
+            "--n-output-tokens",
+            help="As --n_input_tokens.",
+            show_default="the prompt file's, else 128",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompt-file",
+            "--prompt_file",
+            help="JSON lines with prompt, messages, or ShareGPT's conversations.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory with tokenizer.json: exact input lengths, not words.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    output_method: Annotated[
+        OutputMethod | None,
+        typer.Option(
+            "--output_method",
+            "--output-method",
+            help="Streamed, whole at the end, or in pieces of --buffer_size (mock servers).",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    buffer_size: Annotated[
+        int | None,
+        typer.Option("--buffer_size", "--buffer-size", min=1, rich_help_panel=_REQUESTS),
+    ] = None,
+    tps: Annotated[
+        float | None,
+        typer.Option(
+            help="Tokens a second that a stream should have: sent to a mock server, and expected.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    api: Annotated[
+        API, typer.Option(help="Which endpoint of openai.", rich_help_panel=_REQUESTS)
+    ] = API.CHAT,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream/--no-stream", help="Ask for streams.", rich_help_panel=_REQUESTS),
+    ] = True,
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-eos/--no-ignore-eos",
+            help="Ask for all of --n_output_tokens.",
+            show_default="where the server can",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="NAME=VALUE to send with every request, as temperature=0; may be repeated.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    poll_interval: Annotated[
+        float,
+        typer.Option("--poll-interval", help="Seconds, of replicate.", rich_help_panel=_REQUESTS),
+    ] = 0.5,
+    slo: Annotated[
+        str,
+        typer.Option(
+            help="Goodput's limits in ms, as ttft:200,tpot:50,e2el:5000.", rich_help_panel=_OUTPUT
+        ),
+    ] = "",
+    metrics_url: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics-url",
+            help="The server's Prometheus metrics.",
+            show_default="/metrics of openai",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="All numbers; - is stdout.", rich_help_panel=_OUTPUT),
+    ] = None,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", help="A line for each request.", rich_help_panel=_OUTPUT),
+    ] = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option("--plot", help="A picture, PNG; needs matplotlib.", rich_help_panel=_OUTPUT),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            help="Two files of --json: print their ratios, and measure nothing.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Measure a served model: latency, throughput, and what the server says of itself.
+
+    With --unit rps requests come when they are due, whether or not others are answered, and
+    latency counts from then. Ctrl-C ends it early and reports what was done. Metrics are defined
+    in docs/bench.md. Exit code 1 if nothing succeeded, 130 after Ctrl-C.
+
+    Example: cog-triton bench --rate 8 --unit rps --duration 30 --n_input_tokens 100
+
+    Example: cog-triton bench --target openai --sweep 1,2,4,8 --duration 20 --plot sweep.png
+    """
+    from cog_triton.bench import command, length_distribution
+    from cog_triton.bench import compare as comparing
+    from cog_triton.bench import slo as objectives
+
+    with coded_errors():
+        if compare is not None:
+            console = Console(highlight=False, emoji=False)
+            console.print(comparing.table(*compare))
+            for line in comparing.differences(*compare):
+                console.print(f"differs: {line}", markup=False)
+            return
+        options = Options(
+            url=url or command.default_url(target),
+            target=target,
+            model=model,
+            unit=unit,
+            rate=1.0 if rate is None else rate,
+            duration=_DEFAULT_DURATION_S if duration is None and requests is None else duration,
+            requests=requests,
+            arrival=arrival,
+            batch_pause=batch_pause,
+            warmup=warmup,
+            seed=seed,
+            processes=processes,
+            timeout=timeout,
+            input_lengths=length_distribution.parse("--n_input_tokens", n_input_tokens),
+            output_lengths=(
+                n_output_tokens and length_distribution.parse("--n_output_tokens", n_output_tokens)
+            )
+            or None,
+            prompt_file=prompt_file,
+            tokenizer=tokenizer,
+            output_method=output_method,
+            buffer_size=buffer_size,
+            tps=tps,
+            api=api,
+            api_key=command.key_of(target),
+            stream=stream,
+            ignore_eos=ignore_eos,
+            inputs=command.parse_inputs(inputs or []),
+            poll_interval=poll_interval,
+            slo=objectives.parse(slo),
+        )
+        levels = [options]
+        if sweep is not None:
+            if rate is not None or unit is Unit.BATCH:
+                raise InvalidArgument("--sweep: sets --unit concurrency and --rate itself")
+            levels = [
+                # Prompts of their own: a cache of prefixes must not know those of the level before.
+                dataclasses.replace(
+                    options, unit=Unit.CONCURRENCY, rate=float(level), seed=seed + number
+                )
+                for number, level in enumerate(command.parse_sweep(sweep))
+            ]
+        outputs = command.Outputs(json_file, csv_file, plot_file)
+        on_stderr = str(json_file) == "-" or str(csv_file) == "-"
+        console = Console(stderr=on_stderr, highlight=False, emoji=False)
+        code = command.run(
+            levels,
+            outputs,
+            metrics_url,
+            lambda text: typer.echo(text, nl=False, err=on_stderr),
+            console,
+            err,
+        )
+        if code:
+            raise typer.Exit(code)

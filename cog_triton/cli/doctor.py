@@ -1,0 +1,37 @@
+"""``cog-triton doctor``: what this machine can run, and what to do where it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def doctor(
+    engine: Annotated[
+        Path | None,
+        typer.Argument(
+            help="engine.tar or directory to compare with this machine.",
+            show_default="COG_WEIGHTS or ENGINE_DIR",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Tell what this machine can run: a line for each thing, with what to do about it.
+
+    Ends with exit code 1 if something is missing that serving needs. Nothing is started,
+    changed or fetched; of an engine, only what describes it is read.
+
+    Example: cog-triton doctor engine.tar
+    """
+    from cog_triton.doctor import report, run_checks
+
+    checks = run_checks.run(engine)
+    if as_json:
+        typer.echo(report.as_json(checks))
+    else:
+        report.print_to(Console(highlight=False, emoji=False), checks)
+    if not run_checks.healthy(checks):
+        raise typer.Exit(1)

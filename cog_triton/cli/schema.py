@@ -1,0 +1,26 @@
+"""``cog-triton schema``: JSON schemas of the YAML files, for editors."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+
+class Schema(str, enum.Enum):
+    """Files that have a JSON schema."""
+
+    BUILD = "build"
+
+
+def schema(
+    what: Annotated[Schema, typer.Argument(help="Which file's schema.")],
+) -> None:
+    """Print a JSON schema, for editors to check and complete YAML files.
+
+    Example: cog-triton schema build > build.schema.json
+    """
+    from cog_triton.builder.config_schema import as_json
+
+    typer.echo(as_json())

@@ -1,0 +1,196 @@
+"""``cog-triton serve``: engine.tar behind Triton and Cog."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.system.ports import OPENAI_PORT
+from cog_triton.system.terminal import coded_errors, out
+
+_MOCK_PANEL = "The mock engine"
+
+
+def _say(line: str) -> None:
+    out.print(line, markup=False)
+
+
+def serve(
+    engine: Annotated[
+        str | None,
+        typer.Argument(
+            help="engine.tar (or .tar.gz, .tar.zst; path or URL) or engine directory; without it"
+            " ENGINE_DIR or COG_WEIGHTS of the environment."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar="COG_HOST", help="Address Cog and Triton bind.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="PORT", help="Cog's HTTP port.", min=1, max=65535)
+    ] = 5000,
+    triton_http_port: Annotated[
+        int | None, typer.Option(help="Triton's HTTP port (TRITON_HTTP_PORT, 8000).")
+    ] = None,
+    triton_grpc_port: Annotated[
+        int | None, typer.Option(help="Triton's gRPC port (TRITON_GRPC_PORT, 8001).")
+    ] = None,
+    triton_metrics_port: Annotated[
+        int | None, typer.Option(help="Triton's metrics port (TRITON_METRICS_PORT, 8002).")
+    ] = None,
+    openai_port: Annotated[
+        int,
+        typer.Option(
+            envvar="OPENAI_PORT",
+            help="Port of the OpenAI API and of /metrics; 0 for neither.",
+            min=0,
+            max=65535,
+        ),
+    ] = OPENAI_PORT,
+    config: Annotated[
+        Path | None, typer.Option(help="Serve config, YAML (COG_TRITON_CONFIG).")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            envvar="COG_MAX_CONCURRENCY",
+            min=1,
+            help="Predictions Cog accepts at once.",
+            show_default="256; twice the streams with --engine mock",
+        ),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size", "--world_size", min=1, help="Ranks, a GPU for each (WORLD_SIZE)."
+        ),
+    ] = None,
+    triton_only: Annotated[
+        bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
+    ] = False,
+    model_repo: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-repo", "--model_repo", help="With --triton-only: serve these models instead."
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
+    engine_name: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="In place of ENGINE, mock: no model, a fixed text at a set rate, to measure and"
+            " to break everything else (COG_TRITON_ENGINE).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    tps: Annotated[
+        float | None,
+        typer.Option(
+            help="Tokens per second of each stream; 0 for as many as Triton takes (MOCK_TPS, 44).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            help="How far a token may stray from its time, 0 to 1: as a part of the time between"
+            " two of them, half to either side (MOCK_JITTER, 0).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    prefill: Annotated[
+        float | None,
+        typer.Option(
+            help="Milliseconds for each input token, before output begins (MOCK_PREFILL_MS, 0).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    tokens_per_response: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that leave the engine together (MOCK_TOKENS_PER_RESPONSE, 1).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    join: Annotated[
+        bool | None,
+        typer.Option(
+            "--join/--no-join",
+            help="Whether tokens that are late leave as one response, as with our own engines, or"
+            " one by one, as with TensorRT-LLM's (MOCK_JOIN, true).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Streams at once; more of them wait (MOCK_MAX_BATCH_SIZE, 256).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
+) -> None:
+    """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
+
+    Answers POST /predictions (streamed with Accept: text/event-stream) on PORT, OpenAI's API on
+    OPENAI_PORT, and Triton's own API on its ports. Engines of several ranks are started
+    through mpirun.
+
+    Example: cog-triton serve engine.tar
+
+    Example: cog-triton serve --triton-only --world-size 4 --model-repo models
+
+    Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
+    """
+    from cog_triton.serving import standalone_triton
+    from cog_triton.serving.cog_process import CogServer, default_concurrency
+    from cog_triton.settings import load_settings
+
+    if model_repo is not None and (engine or engine_name or not triton_only):
+        raise typer.BadParameter(
+            "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
+        )
+    mock = {
+        "mock_tps": tps,
+        "mock_jitter": jitter,
+        "mock_prefill_ms": prefill,
+        "mock_tokens_per_response": tokens_per_response,
+        "mock_join": join,
+        "mock_max_batch_size": max_batch_size,
+    }
+    with coded_errors():
+        overrides = {
+            **mock,
+            "cog_triton_engine": engine_name,
+            "world_size": world_size,
+            "triton_http_port": triton_http_port,
+            "triton_grpc_port": triton_grpc_port,
+            "triton_metrics_port": triton_metrics_port,
+            "openai_port": openai_port,
+            "cog_host": host,
+            "cog_triton_config": config,
+            "cog_weights": engine,
+            "triton_host": None if "TRITON_HOST" in os.environ else host,
+        }
+        settings = load_settings(
+            **{name: value for name, value in overrides.items() if value is not None}
+        )
+        if engine and settings.cog_triton_engine:
+            raise InvalidArgument(
+                f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE {engine!r}"
+            )
+        given = [name for name, value in mock.items() if value is not None]
+        if given and not settings.cog_triton_engine:
+            raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
+        if triton_only:
+            asyncio.run(standalone_triton.serve(settings, model_repo, _say))
+            return
+        server = CogServer(
+            settings, host, port, max_concurrency or default_concurrency(settings), verbose=verbose
+        )
+        server.run(_say)

@@ -1,0 +1,86 @@
+"""What an engine needs of a machine, told without reading its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cog_triton.artifact import compatibility, engine_config, engine_manifest, tar_members
+from cog_triton.artifact.compatibility import Needs
+from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.doctor.check_result import Check, fail, ok, warn
+from cog_triton.engines.registry import FAMILIES, open_engine
+from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
+from cog_triton.inspection.engine_contents import no_engine
+from cog_triton.system.machine import Machine
+
+_MAX_TEXT = 16 << 20
+
+
+def needs_of(path: Path) -> Needs:
+    """What the engine in a directory or a tar needs; of its files, only the sizes are compared.
+
+    Raises:
+        ModelUnavailable: there is nothing at `path`.
+        EngineCorrupt: it is no engine, or a file is missing or of another size.
+        CogTritonError: whatever else its family finds wrong.
+    """
+    if path.is_dir():
+        family = open_engine(path)
+        return compatibility.needs_of(path, family.backend, family.world_size, family.versions)
+    if path.is_file():
+        return _of_tar(path)
+    raise ModelUnavailable(f"{path}: no such file or directory")
+
+
+def check(path: Path, here: Machine | None) -> tuple[Needs | None, Check]:
+    """The needs, None of what is no engine, and whether `here` meets them; None has no Triton."""
+    try:
+        needs = needs_of(path)
+    except CogTritonError as error:
+        return None, fail("engine", str(error), "name an engine that is whole: build or fetch it")
+    ranks = f", {needs.world_size} ranks" if needs.world_size > 1 else ""
+    found = f"{path}: {needs.backend} backend{ranks}"
+    if here is None:
+        return needs, warn("engine", f"{found}; not compared", "get a tritonserver first")
+    try:
+        remarks = compatibility.require_engine(needs, here)
+    except EngineIncompatible as error:
+        return needs, fail("engine", error.detail, "serve it on the machine that it is for")
+    if remarks:
+        return needs, warn("engine", f"{found}; {'; '.join(remarks)}", "build it with cog-triton")
+    return needs, ok("engine", f"{found}; it fits, and its files' sizes are right")
+
+
+def _of_tar(path: Path) -> Needs:
+    sizes, texts = {}, {}
+    for member in tar_members.read(path):
+        if member.content is not None:
+            sizes[member.name] = member.size
+            if member.name in (CONFIG_NAME, MANIFEST_NAME) and member.size <= _MAX_TEXT:
+                texts[member.name] = member.content.readall() or b""
+    if MANIFEST_NAME in texts:
+        manifest = engine_manifest.parse(texts[MANIFEST_NAME], f"{path}: {MANIFEST_NAME}")
+        for name, entry in manifest.files.items():
+            if name not in sizes:
+                raise EngineCorrupt(f"{path}: {name} is in the manifest but missing")
+            engine_manifest.check_entry(name, entry, sizes[name], None)
+        return _needs(path, manifest.engine, manifest.world_size, manifest.sm, manifest.versions)
+    if CONFIG_NAME not in texts:
+        raise EngineCorrupt(no_engine(path, sizes))
+    config = engine_config.parse(texts[CONFIG_NAME], f"{path}: {CONFIG_NAME}")
+    ranks = config.pretrained_config.mapping.ranks
+    return _needs(path, config.engine, ranks, [], {config.engine: config.version})
+
+
+def _needs(path: Path, name: str, ranks: int, sm: list[int], versions: dict[str, str]) -> Needs:
+    backends = {family.name: family.backend for family in FAMILIES}
+    if name not in backends:
+        raise EngineCorrupt(f"{path}: engine: {name!r}: must be one of {', '.join(backends)}")
+    return Needs(
+        engine=path,
+        backend=backends[name],
+        world_size=0 if name in CPU_FAMILIES else ranks,
+        sm=sm,
+        versions=versions,
+    )

@@ -1,0 +1,100 @@
+"""All checks, in the order in which things are needed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cog_triton.doctor import engine_needs as engines
+from cog_triton.doctor import hardware, software
+from cog_triton.doctor.check_result import Check, State, fail, ok
+from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
+from cog_triton.settings import Settings, load_settings
+from cog_triton.system.gpus import visible_gpus
+from cog_triton.system.machine import Machine, backends_in, library_versions
+from cog_triton.system.ports import OPENAI_PORT
+from cog_triton.triton import install
+from cog_triton.triton.install import Distribution
+from cog_triton.triton.serve_config import load_serve_config
+
+
+def run(engine: Path | None) -> list[Check]:
+    """Look at this machine, and at `engine`, else COG_WEIGHTS or ENGINE_DIR if they are here."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return list(_checks(engine, Path(scratch)))
+
+
+def healthy(checks: Sequence[Check]) -> bool:
+    """Whether nothing that is needed is missing."""
+    return all(check.state is not State.FAIL for check in checks)
+
+
+def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
+    yield software.python()
+    try:
+        own = {} if "OPENAI_PORT" in os.environ else {"openai_port": OPENAI_PORT}
+        settings = load_settings(**own)
+        if settings.cog_triton_config:
+            load_serve_config(settings.cog_triton_config)
+    except CogTritonError as error:
+        yield fail("settings", error.detail, "correct it in the environment or the file")
+        return
+    yield ok("settings", "valid")
+    triton, why_not = _triton(settings, scratch)
+    yield software.libpython(triton)
+    yield software.tritonserver(triton, why_not)
+    if triton is not None:
+        yield software.backends(triton)
+    gpus = _gpus()
+    yield hardware.gpu(settings.cog_triton_sm, gpus)
+    here = [] if isinstance(gpus, EngineIncompatible) else gpus
+    if here or settings.cog_triton_sm not in (None, "", "cpu"):
+        yield software.cuda_driver()
+    path = engine or _configured(settings)
+    needs, checked = None, None
+    if path is not None:
+        needs, checked = engines.check(path, _machine(triton, here))
+    ranks = settings.world_size or (needs.world_size if needs else 0)
+    yield software.mpirun(settings, ranks)
+    yield hardware.memory()
+    yield hardware.shared_memory(ranks)
+    yield hardware.http_queues()
+    packed = path.stat().st_size if path is not None and path.is_file() else 0
+    yield hardware.disk(settings.work_dir, packed)
+    cog = {"PORT": (settings.cog_host, settings.port)}
+    yield from hardware.free_ports({**cog, **settings.own_ports, **settings.triton_ports})
+    if checked is not None:
+        yield checked
+
+
+def _triton(
+    settings: Settings, scratch: Path
+) -> tuple[Distribution | None, TritonStartFailed | None]:
+    try:
+        return install.find(scratch, settings.tritonserver), None
+    except TritonStartFailed as error:
+        return None, error
+
+
+def _gpus() -> list[int] | EngineIncompatible:
+    try:
+        return visible_gpus()
+    except EngineIncompatible as error:
+        return error
+
+
+def _machine(triton: Distribution | None, sm: Sequence[int]) -> Machine | None:
+    if triton is None:
+        return None
+    backends = backends_in(triton.backend_directory)
+    return Machine(sm, triton.binary, backends, library_versions())
+
+
+def _configured(settings: Settings) -> Path | None:
+    """The engine of the environment, if it is on this machine already."""
+    weights = settings.cog_weights
+    if weights:
+        return None if "://" in weights else Path(weights)
+    return settings.engine_dir if settings.engine_dir.is_dir() else None

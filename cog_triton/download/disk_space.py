@@ -1,0 +1,101 @@
+"""The disk that a download goes to: is there room, is it whose turn, is it really written."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cog_triton.download.transfer_progress import Echo, size_text
+from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
+
+RESERVE = 64 << 20
+"""Bytes that stay free for everything else."""
+_POLL_S = 0.2
+
+
+def check(directory: Path, needed: int, name: str) -> None:
+    """Raise DiskFull unless `needed` bytes more fit into `directory`, there or yet to be made."""
+    free = _free(directory)
+    if needed and needed + RESERVE > free:
+        raise DiskFull(
+            f"{name}: needs {size_text(needed)} more and {size_text(RESERVE)} in reserve, "
+            f"{directory} has {size_text(free)} free"
+        )
+
+
+@contextmanager
+def writing(path: Path, name: str) -> Iterator[None]:
+    """Turns what the file system says, while `name` is written to `path`, into coded errors.
+
+    Raises:
+        DiskFull: no space or quota is left.
+        ModelUnavailable: `path` cannot be written for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"{name}: {path.parent} is full: it needs more than the "
+                f"{size_text(_free(path.parent))} that are left"
+            ) from error
+        raise ModelUnavailable(f"{name}: cannot be written to {path}: {error}") from error
+
+
+@contextmanager
+def locked(target: Path, echo: Echo, stop: threading.Event) -> Iterator[None]:
+    """Hold `target` for one writer of this machine at a time; says so when it has to wait.
+
+    Raises:
+        BuildCancelled: `stop` was set while waiting.
+    """
+    path = target.with_name(f"{target.name}.lock")
+    descriptor = _lock(path)
+    if descriptor is None:
+        echo(f"[download] {target.name}: another process is fetching it; waiting")
+    while descriptor is None:
+        if stop.wait(_POLL_S):
+            raise BuildCancelled(f"stopped while another process fetched {target.name}")
+        descriptor = _lock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds the lock, None if another one does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The one before us may have removed the file that we locked.
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _free(directory: Path) -> int:
+    place = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(place).free
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in `path` survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

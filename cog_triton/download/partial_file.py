@@ -1,0 +1,124 @@
+"""A file that is not whole yet, and the journal of which of its pieces are."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from cog_triton.download import disk_space
+from cog_triton.download.remote import Identity
+
+PIECE = 16 << 20
+
+
+class Partial:
+    """``<target>.partial`` and ``<target>.partial.journal``, beside `target`.
+
+    The journal's first line says of which file the pieces are; each line after it is the number
+    of a piece whose bytes are on the disk. A line that was cut short does not count.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._path = target.with_name(f"{target.name}.partial")
+        self._journal = target.with_name(f"{target.name}.partial.journal")
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._identity: Identity | None = None
+
+    def known(self) -> Identity | None:
+        """Of which file pieces are here, None if of none."""
+        return self._read()[0]
+
+    def resume(self, identity: Identity) -> set[int]:
+        """Open for writing; the finished pieces of `identity`, others are dropped."""
+        known, done = self._read()
+        if known == identity:
+            self._open(os.O_RDWR)
+        else:
+            self.restart()
+            os.truncate(self._path, identity.size)
+            done = set()
+        header = json.dumps({**asdict(identity), "piece": PIECE})
+        self._write_journal([header, *(str(number) for number in sorted(done))])
+        self._identity = identity
+        return done
+
+    def restart(self) -> None:
+        """Open for writing, empty and without a journal."""
+        self.discard()
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+    def pieces(self) -> dict[int, tuple[int, int]]:
+        """Where each piece starts and ends, by its number."""
+        size = self._identity.size if self._identity else 0
+        starts = range(0, size, PIECE)
+        return {number: (at, min(at + PIECE, size)) for number, at in enumerate(starts)}
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write `data` at byte `at`; nothing once it is closed."""
+        with self._lock:  # so that a thread that comes late never writes to another file
+            view = memoryview(data)
+            while view and self._descriptor is not None:
+                count = os.pwrite(self._descriptor, view, at)
+                view, at = view[count:], at + count
+
+    def finish(self, number: int) -> None:
+        """Note that a piece is whole, once it is on the disk."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.fdatasync(self._descriptor)
+                with self._journal.open("a", encoding="utf-8") as file:
+                    file.write(f"{number}\n")
+
+    def close(self) -> None:
+        """Keep what is here for the next time."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def discard(self) -> None:
+        """Remove what is here."""
+        self.close()
+        self._journal.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+
+    def complete(self) -> None:
+        """It is whole: give it its name."""
+        assert self._descriptor is not None
+        os.fsync(self._descriptor)
+        self.close()
+        self._path.replace(self._target)
+        disk_space.sync_directory(self._target.parent)
+        self._journal.unlink(missing_ok=True)
+
+    @property
+    def path(self) -> Path:
+        """Where the bytes are until then."""
+        return self._path
+
+    def _open(self, flags: int) -> None:
+        self.close()
+        self._descriptor = os.open(self._path, flags | os.O_CLOEXEC, 0o644)
+
+    def _write_journal(self, lines: list[str]) -> None:
+        fresh = self._journal.with_name(f"{self._journal.name}.new")
+        fresh.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        fresh.replace(self._journal)
+
+    def _read(self) -> tuple[Identity | None, set[int]]:
+        try:
+            first, *rest = self._journal.read_text("utf-8").split("\n")
+            header = json.loads(first)
+            piece = header.pop("piece")
+            identity = Identity(**header)
+            if piece == PIECE and self._path.stat().st_size == identity.size:
+                return identity, {int(line) for line in rest[:-1]}
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            pass  # none, or not one of ours
+        return None, set()

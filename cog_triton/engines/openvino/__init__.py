@@ -1,0 +1,1 @@
+"""OpenVINO family: CPU engines made by our own builder."""

@@ -1,0 +1,215 @@
+"""The CPU engine: OpenVINO GenAI's ContinuousBatchingPipeline behind `StepEngine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as og
+from typing_extensions import Self
+
+from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
+from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
+from cog_triton.engines.stop_words import StopWords, Tokens
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    Overloaded,
+    PromptTooLong,
+    TritonUnknownError,
+)
+
+# Without these OpenVINO quantizes activations to int8 and the KV cache to u8, which a
+# 135M-parameter model does not survive; with them greedy output equals float32's.
+_EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f16",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
+
+
+@dataclass(slots=True)
+class _Live:
+    handle: Any
+    request: EngineRequest
+    end_ids: frozenset[int]
+    output: StopWords
+
+
+class OpenVINOPipeline:
+    """Serves one engine directory; see `cog_triton.engines.base.StepEngine`."""
+
+    def __init__(self, directory: Path, options: OpenVINOOptions) -> None:
+        self._config = read_config(directory)
+        self.max_batch_size = options.max_batch_size or self._config.max_batch_size
+        scheduler = og.SchedulerConfig()
+        scheduler.max_num_seqs = self.max_batch_size
+        scheduler.max_num_batched_tokens = options.max_num_batched_tokens
+        scheduler.cache_size = options.kv_cache_gb
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = options.enable_kv_cache_reuse
+        properties: dict[str, Any] = dict(_EXACT)
+        if options.num_threads:
+            properties["INFERENCE_NUM_THREADS"] = options.num_threads
+        self._pipeline = og.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", properties)
+        self._live: dict[int, _Live] = {}
+        self._events: list[tuple[int, TokenEvent]] = []
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        """Open what a rendered model's parameters describe."""
+        options = {name: value for name, value in parameters.items() if name != "engine_dir"}
+        return cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
+
+    @property
+    def live(self) -> int:
+        """See `StepEngine.live`."""
+        return len(self._live)
+
+    def submit(self, handle: int, request: EngineRequest) -> None:
+        """See `StepEngine.submit`; the prompt and output together must fit max_seq_len."""
+        ids = np.asarray(request.input_ids, dtype=np.int64)
+        end_ids = self._end_ids(request)
+        self._check(ids, request)
+        config = _generation_config(request, end_ids)
+        try:
+            added = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
+        except RuntimeError as error:
+            raise TritonUnknownError(_reason(error)) from error
+        output = StopWords(request.stop_words, request.sampling.min_tokens)
+        self._live[handle] = _Live(added, request, end_ids, output)
+
+    def cancel(self, handle: int) -> None:
+        """See `StepEngine.cancel`."""
+        live = self._live.get(handle)
+        if live is not None:
+            live.handle.cancel()
+            self._finish(handle, live, "cancelled")
+
+    def step(self) -> list[tuple[int, TokenEvent]]:
+        """See `StepEngine.step`. Holds the GIL while it computes, as OpenVINO's binding does."""
+        try:
+            if self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+        except RuntimeError as error:
+            for handle, live in list(self._live.items()):
+                live.handle.cancel()
+                self._fail(handle, TritonUnknownError(_reason(error)))
+        for handle, live in list(self._live.items()):
+            self._drain(handle, live)
+        events, self._events = self._events, []
+        return events
+
+    def _end_ids(self, request: EngineRequest) -> frozenset[int]:
+        if request.end_id is None:
+            return frozenset(self._config.eos_ids)
+        return frozenset([request.end_id] if request.end_id >= 0 else [])
+
+    def _check(self, ids: np.ndarray[Any, np.dtype[np.int64]], request: EngineRequest) -> None:
+        config, sampling = self._config, request.sampling
+        if not ids.size:
+            raise InvalidArgument("input_ids: empty; at least one token is required")
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= config.vocab_size:
+            raise InvalidArgument(
+                f"input_ids: holds {low if low < 0 else high}; must be from 0 to"
+                f" {config.vocab_size - 1}, the model's vocabulary"
+            )
+        if ids.size > config.max_input_len:
+            raise PromptTooLong(
+                f"Prompt length ({ids.size}) exceeds maximum input length ({config.max_input_len})"
+            )
+        if ids.size + sampling.max_tokens > config.max_seq_len:
+            raise PromptTooLong(
+                f"Prompt length ({ids.size}) and request_output_len ({sampling.max_tokens})"
+                f" exceed maximum sequence length ({config.max_seq_len})"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(sampling, name)
+            if not -2 <= value <= 2:
+                raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
+        if request.bad_words:
+            raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
+        if sampling.length_penalty != 1:
+            raise InvalidArgument(
+                f"length_penalty={sampling.length_penalty}: must be 1 on this engine; it only has"
+                " meaning in beam search"
+            )
+
+    def _drain(self, handle: int, live: _Live) -> None:
+        output = live.output
+        while live.handle.can_read():
+            for read in live.handle.read().values():
+                for token, log_prob in zip(
+                    read.generated_ids, read.generated_log_probs, strict=True
+                ):
+                    if token not in live.end_ids and output.add(token, log_prob):
+                        live.handle.cancel()
+                        self._finish(handle, live, "stop")
+                        return
+        if live.handle.get_status() != og.GenerationStatus.RUNNING:
+            self._complete(handle, live)
+        elif ready := output.ready():
+            self._emit(handle, ready)
+
+    def _complete(self, handle: int, live: _Live) -> None:
+        if live.handle.get_status() == og.GenerationStatus.IGNORED:
+            self._fail(handle, Overloaded("the KV cache is exhausted; try again later"))
+        elif live.output.count >= live.request.sampling.max_tokens:
+            self._finish(handle, live, "length")
+        else:
+            self._finish(handle, live, "stop")
+
+    def _finish(self, handle: int, live: _Live, reason: FinishReason) -> None:
+        del self._live[handle]
+        self._emit(handle, live.output.rest(), reason)
+
+    def _fail(self, handle: int, error: CogTritonError) -> None:
+        del self._live[handle]
+        self._events.append((handle, TokenEvent([], [], error=error)))
+
+    def _emit(self, handle: int, tokens: Tokens, finish: FinishReason | None = None) -> None:
+        ids = [token for token, _ in tokens]
+        self._events.append((handle, TokenEvent(ids, [p for _, p in tokens], finish)))
+
+
+def _generation_config(request: EngineRequest, end_ids: frozenset[int]) -> Any:
+    sampling = request.sampling
+    config = og.GenerationConfig()
+    config.apply_chat_template = False
+    config.max_new_tokens = sampling.max_tokens
+    config.min_new_tokens = sampling.min_tokens
+    if end_ids:
+        config.eos_token_id = min(end_ids)
+        config.stop_token_ids = set(end_ids)
+    else:
+        config.ignore_eos = True
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    config.logprobs = int(request.return_log_probs)
+    config.do_sample = not sampling.greedy
+    if config.do_sample:
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p or 1.0
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+        config.rng_seed = sampling.seed
+    if request.guide is not None:
+        guide = og.StructuredOutputConfig()
+        guide.json_schema = request.guide
+        config.structured_output_config = guide
+    try:
+        config.validate()
+    except RuntimeError as error:
+        raise InvalidArgument(_reason(error)) from error
+    return config
+
+
+def _reason(error: RuntimeError) -> str:
+    """OpenVINO's messages hold a source position first and the reason last."""
+    return str(error).strip().splitlines()[-1]

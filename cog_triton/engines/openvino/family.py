@@ -1,0 +1,158 @@
+"""The CPU family: OpenVINO IR made by our own builder, served by a Python-backend model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, nearest
+
+_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.engine_model import triton_model
+
+TritonPythonModel = triton_model(
+    EngineProcess.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
+)
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVINOConfig:
+    """What config.json of an OpenVINO engine directory says; lengths in tokens."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    pad_id: int | None
+    max_input_len: int
+    max_seq_len: int
+    max_batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVINOOptions:
+    """Run-time options; `max_batch_size` 0 means the engine's own, `num_threads` 0 all cores.
+
+    `kv_cache_gb` is reserved at start; `max_num_batched_tokens` bounds the tokens of one
+    step, prompts being split over steps so that running requests are not held up.
+    """
+
+    max_batch_size: int = 0
+    kv_cache_gb: int = 1
+    max_num_batched_tokens: int = 512
+    enable_kv_cache_reuse: bool = False
+    num_threads: int = 0
+    cancellation_check_period_ms: int = 100
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+        """Options from a serve config's or a model's parameters; raises E1202."""
+        known = {field.name: field.type for field in fields(cls)}
+        known["triton_max_batch_size"] = known["max_batch_size"]
+        if {"triton_max_batch_size", "max_batch_size"} <= arguments.keys():
+            raise InvalidPredictorConfig(
+                "tensorrt_llm.args.triton_max_batch_size and max_batch_size are the same option"
+            )
+        values: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name not in known:
+                raise InvalidPredictorConfig(
+                    f"tensorrt_llm.args.{name}={value!r}: an OpenVINO engine has no such option"
+                    f"{nearest(name, list(known))}"
+                )
+            option = name.removeprefix("triton_")
+            values[option] = _convert(name, value, boolean=known[name] == "bool")
+        return cls(**values)
+
+
+def _convert(name: str, value: Any, *, boolean: bool) -> bool | int:
+    text = str(value).lower()
+    if boolean and text in ("true", "false"):
+        return text == "true"
+    if not boolean and text.isdecimal():
+        return int(text)
+    rule = "must be true or false" if boolean else "must be a whole number, not negative"
+    raise InvalidPredictorConfig(f"tensorrt_llm.args.{name}={value!r}: {rule}")
+
+
+def read_config(directory: Path) -> OpenVINOConfig:
+    """Parse ``config.json`` of an engine directory; raises E1306 naming what is wrong."""
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        model, build = raw["pretrained_config"], raw["build_config"]
+        return OpenVINOConfig(
+            vocab_size=_positive(model, "vocab_size"),
+            eos_ids=_token_ids(model, "eos_token_id"),
+            pad_id=next(iter(_token_ids(model, "pad_token_id")), None),
+            max_input_len=_positive(build, "max_input_len"),
+            max_seq_len=_positive(build, "max_seq_len"),
+            max_batch_size=_positive(build, "max_batch_size"),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineCorrupt(f"{path}: not an OpenVINO engine's config: {error!r}") from error
+
+
+def _positive(section: Mapping[str, Any], key: str) -> int:
+    value = section[key]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key}={value!r}: must be a whole number, at least 1")
+    return value
+
+
+def _token_ids(section: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = section.get(key)
+    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    if any(type(token) is not int for token in ids):
+        raise ValueError(f"{key}={value!r}: must be a token id, or a list of them")
+    return ids
+
+
+class OpenVINOFamily(EngineFamily):
+    """Recognised by ``openvino_model.xml``."""
+
+    name = "openvino"
+
+    @property
+    def guides(self) -> bool:
+        """See `EngineFamily.guides`."""
+        return True
+
+    @classmethod
+    def recognises(cls, directory: Path) -> bool:
+        return (directory / "openvino_model.xml").is_file()
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        config = read_config(directory)
+        if not (directory / "openvino_model.bin").is_file():
+            raise EngineCorrupt(f"{directory / 'openvino_model.bin'}: missing")
+        return cls(
+            directory,
+            EngineLimits(
+                max_input_len=config.max_input_len,
+                max_seq_len=config.max_seq_len,
+                max_batch_size=config.max_batch_size,
+                end_id=None,
+                pad_id=config.pad_id,
+            ),
+        )
+
+    def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
+        """See `EngineFamily.render`; arguments are the fields of `OpenVINOOptions`."""
+        options = OpenVINOOptions.parse(arguments)
+        config.backend = "python"
+        config.max_batch_size = options.max_batch_size or self.limits.max_batch_size
+        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
+        config.parameters.clear()
+        config.parameters["engine_dir"].string_value = str(self.directory)
+        for name, value in asdict(options).items():
+            config.parameters[name].string_value = str(value)
+        return _MODEL_PY

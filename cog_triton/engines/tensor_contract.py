@@ -1,0 +1,206 @@
+"""TensorRT-LLM's numeric contract: the tensors of the Triton model ``tensorrt_llm``.
+
+Names, types and shapes are those of ``triton_model_repo/tensorrt_llm/config.pbtxt``, which
+follows TensorRT-LLM 1.2 (triton_backend/all_models/inflight_batcher_llm). This module turns
+an `EngineRequest` into request values and back, so both ends agree by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.text.json_schema import OBJECT, parse_schema
+from cog_triton.text.sampling import SamplingParams
+
+_SAMPLING = {
+    "request_output_len": "max_tokens",
+    "min_tokens": "min_tokens",
+    "temperature": "temperature",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "len_penalty": "length_penalty",
+    "seed": "seed",
+}
+_SCALARS = (
+    "end_id",
+    "pad_id",
+    "streaming",
+    "exclude_input_in_output",
+    "return_log_probs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+# What an engine that lacks the feature may still be sent: the value that turns it off.
+_NEUTRAL: dict[str, float] = {
+    "beam_width": 1,
+    "num_return_sequences": 1,
+    "beam_search_diversity_rate": 0,
+    "early_stopping": 0,
+    "runtime_top_p_min": 0,
+    "runtime_top_p_decay": 1,
+    "return_context_logits": 0,
+    "return_generation_logits": 0,
+    "return_perf_metrics": 0,
+    "skip_cross_attn_blocks": 0,
+    "stop": 0,
+}
+FINISH_REASON = "finish_reason"
+"""Output of the last response of engines that are Python models, TensorRT-LLM's have none.
+
+Its absence tells that Triton lost the end of an answer.
+"""
+_GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+_WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
+HONOURED = frozenset(
+    {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths"}
+)
+
+
+def to_values(request: EngineRequest) -> dict[str, Any]:
+    """The request as JSON values for Triton's generate endpoints."""
+    values: dict[str, Any] = {
+        "input_ids": list(request.input_ids),
+        "input_lengths": len(request.input_ids),
+        "streaming": request.streaming,
+    }
+    values |= {name: getattr(request.sampling, attr) for name, attr in _SAMPLING.items()}
+    for name in _SCALARS:
+        value = getattr(request, name)
+        if value is not None and value is not False:
+            values[name] = value
+    for name, attr in _WORDS.items():
+        if words := getattr(request, attr):
+            values[name] = flatten_words(words).ravel().tolist()
+    if request.guide is not None:
+        values |= {_GUIDE_TYPE: "json_schema", _GUIDE: request.guide}
+    return values
+
+
+def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
+    """Read a request's input tensors; raises E1005 naming what is missing or not supported."""
+    for name, tensor in tensors.items():
+        if name not in HONOURED and not _is_neutral(name, tensor):
+            raise InvalidArgument(f"{name}={_show(tensor)}: this engine does not support {name}")
+    for name in ("input_ids", "input_lengths", "request_output_len"):
+        if name not in tensors:
+            raise InvalidArgument(f"{name}: missing; it is required")
+    input_ids = tensors["input_ids"].ravel().tolist()
+    length = _scalar("input_lengths", tensors["input_lengths"])
+    if length != len(input_ids):
+        raise InvalidArgument(f"input_lengths={length}: input_ids has {len(input_ids)} tokens")
+    return EngineRequest(
+        input_ids=input_ids,
+        sampling=SamplingParams(
+            **{
+                attr: _scalar(name, tensors[name])
+                for name, attr in _SAMPLING.items()
+                if name in tensors
+            }
+        ),
+        stop_words=_words("stop_words_list", tensors),
+        bad_words=_words("bad_words_list", tensors),
+        guide=_guide(tensors),
+        **{
+            "streaming": False,
+            **{name: _scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
+        },
+    )
+
+
+def refuse_unknown(parameters: Iterable[str], known: list[str]) -> None:
+    """Refuse request parameters: Triton takes misspelt inputs as such, without a word."""
+    for name in parameters:
+        if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
+            continue
+        raise InvalidArgument(f"{name}: unknown input{nearest(name, known)}")
+
+
+def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:
+    """Stop or bad words as INT32 [2, n]: ids end to end over their end offsets, -1 padded."""
+    ids: list[int] = []
+    ends: list[int] = []
+    for word in words:
+        ids.extend(word)
+        if len(ids) == (ends[-1] if ends else 0):
+            raise InvalidArgument("stop_words or bad_words: a word must not be empty")
+        ends.append(len(ids))
+    ends.extend([-1] * (len(ids) - len(ends)))
+    return np.array([ids, ends], dtype=np.int32)
+
+
+def unflatten_words(
+    tensor: npt.NDArray[Any], name: str = "stop_words_list"
+) -> tuple[tuple[int, ...], ...]:
+    """The inverse of `flatten_words`, for a tensor with or without its batch dimension."""
+    if not tensor.size:
+        return ()
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    if rows.shape[0] != 2:
+        raise InvalidArgument(f"{name}: shape {list(tensor.shape)}; must be [2, n]")
+    ids, ends = rows.tolist()
+    words: list[tuple[int, ...]] = []
+    start = 0
+    for end in ends:
+        if end < 0:
+            break
+        if not start < end <= len(ids):
+            raise InvalidArgument(f"{name}: end offset {end} is not in {start + 1}-{len(ids)}")
+        words.append(tuple(ids[start:end]))
+        start = end
+    return tuple(words)
+
+
+def _words(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[int, ...], ...]:
+    return unflatten_words(tensors[name], name) if name in tensors else ()
+
+
+def _guide(tensors: Mapping[str, npt.NDArray[Any]]) -> str | None:
+    """The JSON Schema to follow; of TensorRT-LLM's kinds of guides, those that are one."""
+    if not _is_given(_GUIDE_TYPE, tensors):
+        if _is_given(_GUIDE, tensors):
+            raise InvalidArgument(f"{_GUIDE}: needs {_GUIDE_TYPE}")
+        return None
+    kind = _text(_GUIDE_TYPE, tensors)
+    if kind == "json":
+        return OBJECT
+    if kind != "json_schema":
+        raise InvalidArgument(f"{_GUIDE_TYPE}={kind[:80]!r}: must be json or json_schema")
+    guide = _text(_GUIDE, tensors)
+    parse_schema(guide, _GUIDE)
+    return guide
+
+
+def _is_given(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> bool:
+    return name in tensors and tensors[name].size > 0
+
+
+def _text(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    if not _is_given(name, tensors):
+        raise InvalidArgument(f"{name}: missing; it is required")
+    value = _scalar(name, tensors[name])
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _scalar(name: str, tensor: npt.NDArray[Any]) -> Any:
+    if tensor.size != 1:
+        raise InvalidArgument(f"{name}: shape {list(tensor.shape)}; must hold one value")
+    return tensor.item()
+
+
+def _is_neutral(name: str, tensor: npt.NDArray[Any]) -> bool:
+    return tensor.size == 0 or (
+        name in _NEUTRAL and tensor.size == 1 and tensor.item() == _NEUTRAL[name]
+    )
+
+
+def _show(tensor: npt.NDArray[Any]) -> str:
+    return str(tensor.item()) if tensor.size == 1 else f"<{tensor.size} values>"

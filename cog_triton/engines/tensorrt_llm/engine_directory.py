@@ -1,0 +1,121 @@
+"""A TensorRT-LLM engine directory, as its config.json and tokenizer describe it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cog_triton.artifact import engine_config, engine_manifest
+from cog_triton.artifact.engine_config import EngineConfig
+from cog_triton.engines.tensorrt_llm.releases import Contract
+from cog_triton.errors import EngineCorrupt, TritonTokenizerError
+from cog_triton.text.tokenizer import EngineTokenizer
+
+NAME = "tensorrt_llm"
+CONFIG = "config.json"
+_RANK = re.compile(r"rank\d+\.engine")
+_SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`end_ids` end a sequence, the first of them as the engine's own end_id; it may be empty."""
+
+    directory: Path
+    config: EngineConfig
+    contract: Contract
+    end_ids: tuple[int, ...]
+    pad_id: int | None
+
+    @property
+    def ranks(self) -> int:
+        """Processes, of one GPU each."""
+        return self.config.pretrained_config.mapping.ranks
+
+    @property
+    def paged_context(self) -> bool:
+        """Whether prefill can begin at blocks that are in the KV cache already."""
+        limits = self.config.build_config
+        return limits.paged_kv_cache and bool(limits.plugin_config.use_paged_context_fmha)
+
+    @property
+    def decoding_mode(self) -> str | None:
+        """The only decoding mode of an engine that speculates by itself; None for others."""
+        return _SPECULATIVE.get(self.config.build_config.speculative_decoding_mode or 0)
+
+    def max_input_len(self, *, chunked: bool) -> int:
+        """Tokens of a prompt at most (TrtGptModel of TensorRT-LLM, since 0.12)."""
+        limits = self.config.build_config
+        plugins = limits.plugin_config
+        if self.contract.release < (0, 12):
+            return limits.max_input_len
+        if chunked:
+            return limits.seq_len - 1
+        if plugins.context_fmha and plugins.remove_input_padding and limits.max_num_tokens:
+            return min(limits.seq_len - 1, limits.max_num_tokens)
+        return limits.max_input_len
+
+
+def recognises(directory: Path) -> bool:
+    """Whether the manifest says so or, without one, config.json and rank*.engine do."""
+    manifest = engine_manifest.load(directory)
+    if manifest is not None:
+        return manifest.engine == NAME
+    return (directory / CONFIG).is_file() and bool(_rank_files(directory))
+
+
+def read(directory: Path) -> Engine:
+    """Read an engine directory.
+
+    Raises:
+        EngineCorrupt: a file is missing or broken; names it.
+        EngineIncompatible: TensorRT-LLM older than 0.9 built it.
+        TritonTokenizerError: there is no usable tokenizer.
+    """
+    path = directory / CONFIG
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+    config = engine_config.parse(text, str(path))
+    ranks = config.pretrained_config.mapping.ranks
+    held = _rank_files(directory)
+    for rank in range(ranks):
+        if f"rank{rank}.engine" not in held:
+            raise EngineCorrupt(
+                f"{directory}: rank{rank}.engine is missing: config.json says {ranks} ranks"
+            )
+    if len(held) > ranks:
+        raise EngineCorrupt(f"{directory}: {len(held)} rank*.engine, config.json says {ranks}")
+    end_ids, pad_id = _special_ids(directory)
+    return Engine(directory, config, Contract.of(config.version), end_ids, pad_id)
+
+
+def _rank_files(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob("rank*.engine") if _RANK.fullmatch(path.name)}
+
+
+def _special_ids(directory: Path) -> tuple[tuple[int, ...], int | None]:
+    """The tokenizer's end of sequence before those of generation_config.json, and the padding.
+
+    Chat models name the end of a turn in the first place, and others that end a text in the second.
+    """
+    tokenizer = EngineTokenizer.load(directory)
+    own = None if tokenizer.eos_token is None else tokenizer.token_id(tokenizer.eos_token)
+    path = directory / "generation_config.json"
+    try:
+        found: Any = json.loads(path.read_text("utf-8"))
+        eos, pad = found.get("eos_token_id"), found.get("pad_token_id")
+    except FileNotFoundError:
+        eos = pad = None
+    except (OSError, ValueError, AttributeError) as error:
+        raise TritonTokenizerError(f"{path}: cannot be read: {error}") from error
+    ids = [own, *(eos if isinstance(eos, list) else [eos])]
+    for token in (*ids, pad):
+        if token is not None and type(token) is not int:
+            raise TritonTokenizerError(f"{path}: {token!r} is not a token id")
+    ends = tuple(dict.fromkeys(token for token in ids if token is not None))
+    return ends, pad if pad is not None else next(iter(ends), None)

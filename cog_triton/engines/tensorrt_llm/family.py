@@ -1,0 +1,111 @@
+"""TensorRT-LLM engines, served by NVIDIA's C++ backend of Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from cog_triton import errors
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.tensorrt_llm import (
+    backend_errors,
+    engine_directory,
+    render_config,
+    setting_rules,
+)
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+
+
+class TensorRTLLMFamily(EngineFamily):
+    """Recognised by its manifest, or by config.json and rank*.engine."""
+
+    name = engine_directory.NAME
+    backend = "tensorrtllm"
+
+    def __init__(self, described: engine_directory.Engine) -> None:
+        limits = described.config.build_config
+        super().__init__(
+            described.directory,
+            EngineLimits(
+                max_input_len=described.max_input_len(chunked=False),
+                max_seq_len=limits.seq_len,
+                max_batch_size=limits.max_batch_size,
+                end_id=next(iter(described.end_ids), None),
+                pad_id=described.pad_id,
+            ),
+        )
+        self.engine = described
+        self._parameters = render_config.resolve(Parameters(), described)
+
+    @classmethod
+    def recognises(cls, directory: Path) -> bool:
+        return engine_directory.recognises(directory)
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        return cls(engine_directory.read(directory))
+
+    @property
+    def world_size(self) -> int:
+        return self.engine.ranks
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return {"tensorrt_llm": self.engine.config.version}
+
+    def render(self, config: Any, arguments: Mapping[str, Any]) -> None:
+        """See `EngineFamily.render`; arguments are the fields of `Parameters`."""
+        parameters = render_config.resolve(Parameters.parse(arguments), self.engine)
+        setting_rules.check(parameters, self.engine)
+        render_config.fill(config, parameters, self.engine)
+        self._parameters = parameters
+        chunked = parameters.enable_chunked_context
+        self.limits = replace(self.limits, max_input_len=self.engine.max_input_len(chunked=chunked))
+
+    @property
+    def guides(self) -> bool:
+        """Set by ``guided_decoding_backend``."""
+        return self._parameters.guided_decoding_backend is not None
+
+    def adapt(self, config: Any) -> None:
+        render_config.adapt(config, self._parameters, self.engine)
+
+    def values(self, request: EngineRequest) -> dict[str, Any]:
+        """See `EngineFamily.values`; in the names of the engine's release.
+
+        Greedy decoding is asked for as top_k 1, and the backend's defaults are left out: releases
+        differ in which zeros they take. Further end ids are stop words, which the engine does not
+        cut off; they are special tokens, without text.
+        """
+        if request.end_id is not None and request.end_id == self.limits.end_id:
+            ends = tuple((token,) for token in self.engine.end_ids[1:])
+            request = replace(request, stop_words=request.stop_words + ends)
+        if request.sampling.temperature == 0:
+            sampling = replace(request.sampling, temperature=1.0, top_k=1, top_p=0.0)
+            request = replace(request, sampling=sampling)
+        values = tensor_contract.to_values(request)
+        if values["runtime_top_p"] == 0:
+            del values["runtime_top_p"]
+        release = self.engine.contract
+        for name in values:
+            if not release.has_input(name):
+                raise errors.InvalidArgument(
+                    f"{name}={values[name]!r}: TensorRT-LLM {release.version} does not have it"
+                )
+        return {release.renamed.get(name, name): value for name, value in values.items()}
+
+    def error(self, text: str) -> errors.CogTritonError:
+        return (
+            errors.from_text(text)
+            or backend_errors.of_request(text)
+            or errors.TritonUnknownError(text)
+        )
+
+    def start_error(self, log: str) -> errors.CogTritonError | None:
+        return backend_errors.of_start(log)

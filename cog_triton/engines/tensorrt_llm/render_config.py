@@ -1,0 +1,172 @@
+"""From settings to the config of the Triton models, in the contract of the engine's release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2
+
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm.engine_directory import Engine
+from cog_triton.engines.tensorrt_llm.releases import Contract
+from cog_triton.engines.tensorrt_llm.setting_rules import DATA_TYPES
+from cog_triton.engines.tensorrt_llm.setting_types import notation
+
+BACKENDS = Path("/opt/tritonserver/backends/tensorrtllm")
+_KEYS = {
+    "batching_strategy": "gpt_model_type",
+    "engine_dir": "gpt_model_path",
+    "encoder_engine_dir": "encoder_model_path",
+}
+# Settings that are fields of the config itself.
+_FIELDS = frozenset(
+    {
+        "triton_backend",
+        "triton_max_batch_size",
+        "decoupled_mode",
+        "max_queue_delay_microseconds",
+        "max_queue_size",
+        "logits_datatype",
+        "prompt_embedding_table_data_type",
+        "encoder_input_features_data_type",
+    }
+)
+# The backend reads these three without a default: they must be there, if empty.
+_GUIDED = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
+_LOGITS = ("context_logits", "generation_logits", "draft_logits")
+
+
+def resolve(parameters: Parameters, engine: Engine) -> Parameters:
+    """The settings with those that were left to the engine filled in."""
+    model, contract = engine.config.pretrained_config, engine.contract
+    mode = engine.decoding_mode
+    derived: dict[str, Any] = {
+        "triton_max_batch_size": engine.config.build_config.max_batch_size,
+        "enable_kv_cache_reuse": contract.reuses_kv_cache and engine.paged_context,
+        "executor_worker_path": BACKENDS / contract.worker,
+        "decoding_mode": mode if mode and contract.has_decoding_mode(mode) else None,
+        "logits_datatype": DATA_TYPES.get(model.logits_dtype, "TYPE_FP32"),
+        "prompt_embedding_table_data_type": DATA_TYPES.get(model.dtype, "TYPE_FP16"),
+    }
+    values = dict(parameters)
+    values |= {name: value for name, value in derived.items() if values[name] is None}
+    return Parameters.model_construct(_fields_set=parameters.model_fields_set, **values)
+
+
+def fill(config: Any, parameters: Parameters, engine: Engine) -> None:
+    """Make `config`, the defaults of ``tensorrt_llm``, that of an engine; settings are resolved."""
+    config.backend = parameters.triton_backend
+    config.max_batch_size = parameters.triton_max_batch_size
+    config.model_transaction_policy.decoupled = parameters.decoupled_mode
+    batching = config.dynamic_batching
+    batching.preferred_batch_size[:] = [parameters.triton_max_batch_size]
+    batching.max_queue_delay_microseconds = parameters.max_queue_delay_microseconds
+    batching.default_queue_policy.max_queue_size = parameters.max_queue_size
+    config.instance_group[0].count = len(parameters.gpu_device_ids or (0,))
+    _tensors(config, parameters, engine.contract)
+    config.parameters.clear()
+    for key, value in _parameters(parameters, engine).items():
+        config.parameters[key].string_value = value
+
+
+def _parameters(parameters: Parameters, engine: Engine) -> dict[str, str]:
+    contract = engine.contract
+    values = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+    if contract.reads_guided_decoding:
+        values |= dict.fromkeys(_GUIDED, "")
+    settings = dict(parameters) | {"engine_dir": engine.directory}
+    if parameters.xgrammar_tokenizer_info_path is not None:
+        settings["xgrammar_tokenizer_info_path"] = (
+            engine.directory / parameters.xgrammar_tokenizer_info_path
+        )
+    keys = _KEYS | {"executor_worker_path": contract.worker_parameter}
+    for name, value in settings.items():
+        if value is not None and name not in _FIELDS and contract.release >= Parameters.since(name):
+            values[keys.get(name, name)] = notation(name, value)
+    return values
+
+
+def _tensors(config: Any, parameters: Parameters, contract: Contract) -> None:
+    _keep(config.input, contract.has_input)
+    _keep(config.output, contract.has_output)
+    types: dict[str, Any] = dict.fromkeys(_LOGITS, parameters.logits_datatype)
+    types["prompt_embedding_table"] = parameters.prompt_embedding_table_data_type
+    types["encoder_input_features"] = parameters.encoder_input_features_data_type
+    for tensor in (*config.input, *config.output):
+        if tensor.name in types:
+            tensor.data_type = model_config_pb2.DataType.Value(types[tensor.name])
+    for tensor in config.input:
+        if contract.scalars_have_a_dimension and tensor.name in (
+            "request_output_len",
+            "streaming",
+            "stop",
+        ):
+            tensor.ClearField("reshape")
+        if tensor.name == "input_ids" and contract.release < (0, 15):
+            tensor.optional = False
+        tensor.name = contract.renamed.get(tensor.name, tensor.name)
+
+
+def _keep(tensors: Any, wanted: Any) -> None:
+    """Delete from a repeated field the tensors whose names are not `wanted`."""
+    for place in reversed(range(len(tensors))):
+        if not wanted(tensors[place].name):
+            del tensors[place]
+
+
+def adapt(config: Any, parameters: Parameters, engine: Engine) -> None:
+    """Fit a text model's config, by its name, to what ``tensorrt_llm`` takes and sends."""
+    if config.name == "ensemble":
+        _connect(config, engine.contract)
+    elif config.name == "tensorrt_llm_bls":
+        _keep(config.input, lambda name: _leads_on(name, engine.contract))
+        _keep(config.output, engine.contract.has_output)
+        renamed = engine.contract.renamed
+        config.parameters["engine_input_names"].string_value = ",".join(
+            f"{name}:{theirs}" for name, theirs in renamed.items()
+        )
+    for tensor in config.output:
+        if tensor.name in _LOGITS:
+            tensor.data_type = model_config_pb2.DataType.Value(parameters.logits_datatype)
+    for key, token in (("end_id", next(iter(engine.end_ids), None)), ("pad_id", engine.pad_id)):
+        if key in config.parameters and token is not None:
+            config.parameters[key].string_value = str(token)
+
+
+# Inputs of the text models by the input of tensorrt_llm that they become.
+_BECOMES: Mapping[str, str] = {"decoder_text_input": "decoder_input_ids"}
+
+
+def _leads_on(name: str, contract: Contract) -> bool:
+    return contract.has_input(_BECOMES.get(name, name))
+
+
+def _connect(config: Any, contract: Contract) -> None:
+    """Take out of the ensemble what its engine step no longer has, and what fed that alone."""
+    steps = config.ensemble_scheduling.step
+    (engine,) = (step for step in steps if step.model_name == "tensorrt_llm")
+    for name in list(engine.input_map):
+        tensor = engine.input_map[name]
+        if not contract.has_input(name):
+            del engine.input_map[name]
+        elif name in contract.renamed:
+            del engine.input_map[name]
+            engine.input_map[contract.renamed[name]] = tensor
+    for name in list(engine.output_map):
+        if not contract.has_output(name):
+            del engine.output_map[name]
+    _keep(config.input, lambda name: _leads_on(name, contract))
+    _keep(config.output, contract.has_output)
+    fed = {tensor.name for tensor in config.input}
+    used = {tensor for step in steps for tensor in step.input_map.values()}
+    used |= {tensor.name for tensor in config.output}
+    for step in steps:
+        for name in list(step.output_map):
+            if step.output_map[name] not in used:
+                del step.output_map[name]
+        made = {tensor for other in steps for tensor in other.output_map.values()}
+        for name in list(step.input_map):
+            if step.input_map[name] not in fed | made:
+                del step.input_map[name]

@@ -1,0 +1,149 @@
+"""All that we call of vLLM, and the one module that imports it; written against 0.26.
+
+Imports are late: serving processes and Triton's stubs do without vLLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cog_triton.engines.vllm.model_arguments import refuse_unknown
+from cog_triton.errors import CogTritonError, InvalidPredictorConfig
+
+# vLLM's fork would leave our connections open in its processes, and a dead host unnoticed.
+_ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
+
+Record = Callable[[Mapping[str, Sequence[float]]], None]
+
+
+def open_engine(arguments: Mapping[str, Any], record: Record) -> Any:
+    """AsyncLLM, loaded; `record` gets its measurements unless ``disable_log_stats``.
+
+    Raises E1201 for arguments that this vLLM does not have, E1202 for values it does not take.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    refuse_unknown(arguments, known, vllm.__version__)
+    context = UsageContext.OPENAI_API_SERVER  # whose defaults are those of a server
+    try:
+        engine_args = AsyncEngineArgs(**arguments)
+        config = engine_args.create_engine_config(usage_context=context)
+    except CogTritonError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InvalidPredictorConfig(f"model.json: vLLM refuses it: {error}") from error
+    return AsyncLLM.from_vllm_config(
+        vllm_config=config,
+        usage_context=context,
+        stat_loggers=None if engine_args.disable_log_stats else [_stat_logger(record)],
+        enable_log_requests=engine_args.enable_log_requests,
+        aggregate_engine_logging=engine_args.aggregate_engine_logging,
+        disable_log_stats=engine_args.disable_log_stats,
+    )
+
+
+def sampling_params(
+    values: Mapping[str, Any], *, stream: bool, bad_words: Sequence[Sequence[int]] = ()
+) -> Any:
+    """SamplingParams that bring new tokens as they come, or everything at the end.
+
+    Raises ValueError or TypeError where vLLM refuses a value.
+    """
+    from vllm.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+
+    made = dict(values)
+    if made.get("structured_outputs") is not None:
+        made["structured_outputs"] = StructuredOutputsParams(**made["structured_outputs"])
+    if made.get("repetition_detection") is not None:
+        made["repetition_detection"] = RepetitionDetectionParams(**made["repetition_detection"])
+    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    params = SamplingParams(**made, output_kind=kind)
+    if bad_words:  # vLLM makes these of words in text, and keeps them where there are none
+        params._bad_words_token_ids = [list(word) for word in bad_words]
+    return params
+
+
+def lora_request(name: str, number: int, path: str) -> Any:
+    """A request to run with one adapter."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether an error means that the engine is gone for good."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    return isinstance(error, EngineDeadError)
+
+
+def max_num_seqs(engine: Any) -> int:
+    """How many requests the loaded engine runs at once."""
+    return int(engine.vllm_config.scheduler_config.max_num_seqs)
+
+
+def _stat_logger(record: Record) -> Any:
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            if iteration_stats is not None:
+                record(_measurements(iteration_stats))
+            if scheduler_stats is not None:
+                record(_levels(scheduler_stats))
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StatLogger
+
+
+def _levels(stats: Any) -> dict[str, Sequence[float]]:
+    """What a SchedulerStats tells of now, under the names of vLLM's own metrics."""
+    return {
+        "vllm:num_requests_running": [stats.num_running_reqs],
+        "vllm:num_requests_waiting": [stats.num_waiting_reqs],
+        "vllm:kv_cache_usage_perc": [stats.kv_cache_usage],
+    }
+
+
+def _measurements(stats: Any) -> dict[str, Sequence[float]]:
+    """An IterationStats under the names that vllm_backend gives its parts.
+
+    vLLM has no best_of any more; before, it was n wherever a client did not set it.
+    """
+    finished = stats.finished_requests
+    return {
+        "vllm:prompt_tokens_total": [stats.num_prompt_tokens],
+        "vllm:generation_tokens_total": [stats.num_generation_tokens],
+        "vllm:time_to_first_token_seconds": stats.time_to_first_tokens_iter,
+        "vllm:time_per_output_token_seconds": stats.inter_token_latencies_iter,
+        "vllm:e2e_request_latency_seconds": [request.e2e_latency for request in finished],
+        "vllm:request_prompt_tokens": [request.num_prompt_tokens for request in finished],
+        "vllm:request_generation_tokens": [request.num_generation_tokens for request in finished],
+        "vllm:request_params_best_of": stats.n_params_iter,
+        "vllm:request_params_n": stats.n_params_iter,
+    }

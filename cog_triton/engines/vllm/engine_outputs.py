@@ -1,0 +1,128 @@
+"""vLLM's outputs of one request as our events: token ids for one contract, text for the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
+from cog_triton.engines.stop_words import StopWords
+from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
+from cog_triton.errors import CogTritonError, VLLMUnknownError
+
+_FINISH: Mapping[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "repetition": "stop",
+    "abort": "cancelled",
+}
+
+
+class TokenReply:
+    """A request in token ids: one output, end ids and stop words cut from it."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._output = StopWords(request.stop_words, request.sampling.min_tokens)
+
+    def feed(self, output: Any) -> TokenEvent | None:
+        """What there is to send after `output`, a RequestOutput; its last event ends a request."""
+        if not output.outputs:
+            return None
+        completion = output.outputs[0]
+        reason = completion.finish_reason
+        tokens = list(completion.token_ids)
+        log_probs = _log_probs(completion)
+        if reason == "stop" and tokens:  # the token that ended it, which vLLM leaves in
+            del tokens[-1]
+        for place, token in enumerate(tokens):
+            if self._output.add(token, log_probs[place] if log_probs else 0.0):
+                return _event(self._output.rest(), "stop")
+        if reason is None:
+            ready = self._output.ready()
+            return _event(ready) if ready else None
+        if reason not in _FINISH:
+            return failed(_unfinished(reason))
+        return _event(self._output.rest(), _FINISH[reason])
+
+
+class TextReply:
+    """A request in text: what is new of each of its `n` outputs."""
+
+    def __init__(self, request: TextRequest) -> None:
+        self._request = request
+        self._count = int(request.sampling.get("n", 1))
+
+    def feed(self, output: Any) -> TextEvent | TokenEvent | None:
+        """What there is to send after `output`, a RequestOutput; its last event ends a request."""
+        request, count = self._request, self._count
+        event = TextEvent(
+            texts=[""] * count,
+            finish_reasons=[None] * count,
+            cumulative_logprobs=[float("nan")] * count,
+            logprobs=["null"] * count,
+            output_token_counts=[0] * count,
+            input_token_count=len(output.prompt_token_ids or ()),
+            finish=_finish(output),
+        )
+        for completion in output.outputs:
+            index, reason = completion.index, completion.finish_reason
+            if reason is not None and reason not in _FINISH:
+                return failed(_unfinished(reason))
+            event.texts[index] = completion.text
+            event.finish_reasons[index] = reason
+            event.output_token_counts[index] = len(completion.token_ids)
+            if completion.cumulative_logprob is not None:
+                event.cumulative_logprobs[index] = completion.cumulative_logprob
+            if request.return_logprobs and "logprobs" in request.sampling:
+                event.logprobs[index] = _logprobs_json(completion.logprobs)
+        return event
+
+
+def failed(error: CogTritonError) -> TokenEvent:
+    """The last event of a request that failed, in either contract."""
+    return TokenEvent([], [], error=error)
+
+
+def cancelled() -> TokenEvent:
+    """The last event of a request that was cancelled, in either contract."""
+    return TokenEvent([], [], "cancelled")
+
+
+def _event(tokens: list[tuple[int, float]], finish: FinishReason | None = None) -> TokenEvent:
+    return TokenEvent([token for token, _ in tokens], [p for _, p in tokens], finish)
+
+
+def _finish(output: Any) -> str | None:
+    if not output.finished:
+        return None
+    reasons = {completion.finish_reason for completion in output.outputs}
+    return "cancelled" if "abort" in reasons else "stop"
+
+
+def _unfinished(reason: str) -> CogTritonError:
+    return VLLMUnknownError(f"vLLM ended the request with {reason!r}; its log says why")
+
+
+def _log_probs(completion: Any) -> list[float]:
+    """Each token's own log probability; vLLM gives it beside those of likelier ones."""
+    tokens, found = completion.token_ids, completion.logprobs or ()
+    return [float(place[token].logprob) for token, place in zip(tokens, found, strict=False)]
+
+
+def _logprobs_json(logprobs: Any) -> str:
+    if logprobs is None:
+        return "null"
+    return json.dumps(
+        [
+            {
+                token: {
+                    "logprob": item.logprob,
+                    "rank": item.rank,
+                    "decoded_token": item.decoded_token,
+                }
+                for token, item in place.items()
+            }
+            for place in logprobs
+        ]
+    )

@@ -1,0 +1,121 @@
+"""Sampling values on their way to vLLM's SamplingParams, from both of Triton's contracts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
+from cog_triton.errors import InvalidArgument, nearest
+
+LORA_NAME = "lora_name"
+_KINDS: dict[str, Any] = RECORD["sampling_params"]
+_MAX_SEED = 2**63 - 1
+# Fields that are not the client's to set: how outputs arrive, and what vLLM fills in itself.
+_OURS = ("output_kind", "skip_clone", "output_text_buffer_length")
+NAMES = [LORA_NAME, *(name for name in _KINDS if name not in _OURS)]
+REPLACED = {
+    "guided_decoding": "use structured_outputs",
+    "best_of": "use n",
+    "use_beam_search": "there is no beam search",
+    "length_penalty": "there is no beam search",
+    "early_stopping": "there is no beam search",
+    "truncate_prompt_tokens": "shorten the prompt",
+}
+
+
+def from_contract(request: EngineRequest) -> dict[str, Any]:
+    """A request of the numeric contract as SamplingParams' arguments; raises E1005.
+
+    Stop words are left out: vLLM knows them as text only. Bad words are given as token ids
+    besides; see `cog_triton.engines.vllm.engine_api.sampling_params`.
+    """
+    sampling = request.sampling
+    if sampling.length_penalty != 1:
+        raise InvalidArgument(
+            f"length_penalty={sampling.length_penalty}: must be 1 on this engine; it only has"
+            " meaning in beam search"
+        )
+    values: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "temperature": 0.0 if sampling.greedy else sampling.temperature,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "detokenize": False,
+    }
+    if not sampling.greedy:
+        values["top_k"] = sampling.top_k
+        values["top_p"] = sampling.top_p or 1.0
+        values["seed"] = sampling.seed & _MAX_SEED  # vLLM keeps seeds in an int64
+    if request.guide is not None:
+        values["structured_outputs"] = {"json": request.guide}
+    if request.return_log_probs:
+        values["logprobs"] = 0  # the chosen token's only
+    if request.end_id is not None:
+        values["ignore_eos"] = True
+        if request.end_id >= 0:
+            values["stop_token_ids"] = [request.end_id]
+    return values
+
+
+def from_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's sampling_parameters, each of the type that vLLM wants; raises E1005.
+
+    Values may be text, as vllm_backend's sample client sends them. ``lora_name`` stays in.
+    """
+    values = {}
+    for name, value in parameters.items():
+        if name not in NAMES:
+            replaced = REPLACED.get(name)
+            hint = f"; {replaced}" if replaced else nearest(name, NAMES)
+            raise InvalidArgument(
+                f"sampling_parameters: {name}: vLLM {VERSION} has no such parameter{hint}"
+            )
+        try:
+            values[name] = convert(value, _KINDS.get(name, ["str"]))
+        except ValueError as error:
+            raise InvalidArgument(f"sampling_parameters: {name}={value!r}: {error}") from error
+    if isinstance(structured := values.get("structured_outputs"), dict):
+        values["structured_outputs"] = _structured(structured)
+    if isinstance(bias := values.get("logit_bias"), dict):
+        values["logit_bias"] = _by_token(bias)
+    return values
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """The object in the input ``sampling_parameters``; raises E1005."""
+    try:
+        parameters = json.loads(text or "{}")
+    except ValueError as error:
+        raise InvalidArgument(f"sampling_parameters: not JSON: {error}") from error
+    if not isinstance(parameters, dict):
+        raise InvalidArgument(f"sampling_parameters: must be a JSON object, is {text[:80]!r}")
+    return parameters
+
+
+def _structured(fields: Mapping[str, Any]) -> dict[str, Any]:
+    known = RECORD["structured_outputs"]
+    values = {}
+    for name, value in fields.items():
+        at = f"sampling_parameters: structured_outputs.{name}"
+        if name not in known:
+            raise InvalidArgument(f"{at}: no such constraint{nearest(name, list(known))}")
+        try:
+            values[name] = convert(value, known[name])
+        except ValueError as error:
+            raise InvalidArgument(f"{at}={value!r}: {error}") from error
+    return values
+
+
+def _by_token(bias: Mapping[str, Any]) -> dict[int, float]:
+    """JSON's keys are text, vLLM's are token ids."""
+    try:
+        return {int(token): float(value) for token, value in bias.items()}
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            f"sampling_parameters: logit_bias={bias!r}: must give a number for each token id"
+        ) from error

@@ -1,0 +1,104 @@
+"""``model.json``: vLLM's engine arguments, as Triton's vllm_backend takes them, and checked."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, UnexpectedEngineArg, nearest
+
+MODEL_FILE = "model.json"
+LORA_FILE = "multi_lora.json"
+
+# Arguments of older versions, and what to write today; none of them is in 0.26.
+REPLACED = {
+    "disable_log_requests": 'leave it out: requests are logged only with "enable_log_requests"',
+    "swap_space": "leave it out: a preempted request is computed again",
+    "preemption_mode": "leave it out: a preempted request is computed again",
+    "use_v2_block_manager": "leave it out: there is only one block manager",
+    "num_scheduler_steps": 'leave it out; "async_scheduling" does what it was for',
+    "multi_step_stream_outputs": "leave it out",
+    "max_seq_len_to_capture": 'use "max_cudagraph_capture_size"',
+    "cuda_graph_sizes": 'use "cudagraph_capture_sizes"',
+    "worker_use_ray": 'use "distributed_executor_backend": "ray"',
+    "engine_use_ray": "leave it out: the engine always has processes of its own",
+    "disable_frontend_multiprocessing": "leave it out",
+    "guided_decoding_backend": 'use "structured_outputs_config": {"backend": ...}',
+    "speculative_model": 'use "speculative_config": {"model": ...}',
+    "num_speculative_tokens": 'use "speculative_config": {"num_speculative_tokens": ...}',
+    "rope_scaling": 'use "hf_overrides": {"rope_scaling": ...}',
+    "rope_theta": 'use "hf_overrides": {"rope_theta": ...}',
+    "task": 'use "runner" and "convert"',
+    "device": "leave it out: the installed vLLM knows its platform",
+}
+
+
+def read_arguments(directory: Path) -> dict[str, Any]:
+    """The engine arguments in ``model.json``, each of the type that vLLM wants.
+
+    Raises E1201 for a name that vLLM does not have, saying what to use instead, E1202 for a
+    value of the wrong type, E1306 for a file that is missing or no JSON object.
+    """
+    path = directory / MODEL_FILE
+    known = RECORD["engine_args"]
+    arguments = {}
+    for name, value in _read_object(path).items():
+        if name in known:
+            try:
+                arguments[name] = convert(value, known[name])
+            except ValueError as error:
+                raise InvalidPredictorConfig(f"{path}: {name}={value!r}: {error}") from error
+        elif name in REPLACED:
+            raise UnexpectedEngineArg(
+                f"{path}: {name}: vLLM {VERSION} has no such engine argument; {REPLACED[name]}"
+            )
+        elif _installed() in (None, VERSION):
+            raise UnexpectedEngineArg(
+                f"{path}: {name}: vLLM {VERSION} has no such engine argument"
+                f"{nearest(name, list(known))}"
+            )
+        else:  # of another version, which checks its arguments when it is loaded
+            arguments[name] = value
+    return arguments
+
+
+def read_loras(directory: Path) -> dict[str, str]:
+    """``multi_lora.json``: the path of each LoRA adapter by name; raises E1306."""
+    path = directory / LORA_FILE
+    loras = _read_object(path)
+    for name, place in loras.items():
+        if not isinstance(place, str) or not place:
+            raise EngineCorrupt(f"{path}: {name}={place!r}: must be the path of an adapter")
+        loras[name] = str(directory / place) if (directory / place).exists() else place
+    return loras
+
+
+def refuse_unknown(arguments: Mapping[str, Any], known: list[str], version: str) -> None:
+    """Refuse arguments that the installed vLLM does not have; raises E1201."""
+    for name in arguments:
+        if name not in known:
+            raise UnexpectedEngineArg(
+                f"{MODEL_FILE}: {name}: vLLM {version} has no such engine argument"
+                f"{nearest(name, known)}"
+            )
+
+
+def _installed() -> str | None:
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineCorrupt(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise EngineCorrupt(f"{path}: must be a JSON object")
+    return content

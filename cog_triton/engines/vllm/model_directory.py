@@ -1,0 +1,157 @@
+"""A vLLM engine directory, resolved: where its model is, and how long its sequences may be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments, read_loras
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, ModelUnavailable
+
+# vLLM's own default for a GPU of less than 70 GB; the running engine says what it really is.
+DEFAULT_MAX_NUM_SEQS = 256
+# vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26.
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+_DEFAULT_LENGTH = 2048
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SMALL_FILES = ["*config*.json", "tokenizer*", "*.jinja", "chat_template.json"]
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMModel:
+    """`arguments` are complete: what AsyncEngineArgs gets. Lengths are in tokens."""
+
+    arguments: Mapping[str, Any]
+    loras: Mapping[str, str]
+    tokenizer_dir: Path
+    max_model_len: int
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many requests run at once, unless vLLM finds that its GPU takes more."""
+        return self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS
+
+
+def read_model(directory: Path) -> VLLMModel:
+    """Read ``model.json`` and the configuration of the model that it names.
+
+    ``model`` may be left out beside a ``config.json``; else it is a path, absolute or from
+    `directory`, or a hub id, of which the small files are fetched. Raises E1201, E1202, E1304,
+    E1306.
+    """
+    arguments = read_arguments(directory)
+    where = directory / MODEL_FILE
+    named = arguments.get("model") or ("." if (directory / "config.json").is_file() else None)
+    if named is None:
+        raise InvalidPredictorConfig(
+            f"{where}: model: missing, and there is no config.json beside; name a directory of"
+            " Hugging Face weights or a hub id"
+        )
+    model = _local(directory, named)
+    if model:
+        _check_weights(model, arguments)
+    files = model or _from_hub(where, "model", named, arguments)
+    arguments["model"] = str(model or named)
+    tokenizer_dir = files
+    if tokenizer := arguments.get("tokenizer"):
+        local = _local(directory, tokenizer)
+        tokenizer_dir = local or _from_hub(where, "tokenizer", tokenizer, arguments)
+        arguments["tokenizer"] = str(local or tokenizer)
+    length = arguments.get("max_model_len")
+    if length is None:
+        length = _derived_length(files)
+        arguments["max_model_len"] = length  # so that vLLM agrees, whatever it would derive
+    if length < 1:
+        raise InvalidPredictorConfig(
+            f"{where}: max_model_len={length}: must be at least 1; vLLM would fit it to the GPU's"
+            " memory, but requests are checked before the engine has loaded"
+        )
+    loras = read_loras(directory) if arguments.get("enable_lora") else {}
+    return VLLMModel(arguments, loras, tokenizer_dir, length)
+
+
+def _local(directory: Path, name: str) -> Path | None:
+    path = (directory / Path(name).expanduser()).resolve()
+    if path.is_dir():
+        return path
+    if not _HUB_ID.fullmatch(name):
+        raise ModelUnavailable(f"{directory / MODEL_FILE}: {name!r}: no such directory, no hub id")
+    return None
+
+
+def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:
+    if not (model / "config.json").is_file():
+        raise EngineCorrupt(f"{model / 'config.json'}: missing")
+    if arguments.get("load_format") == "dummy":
+        return
+    if not any(found for pattern in _WEIGHTS for found in model.glob(pattern)):
+        raise EngineCorrupt(f"{model}: no weights ({', '.join(_WEIGHTS)})")
+
+
+def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any]) -> Path:
+    """A directory with the hub's small files of `name`; the weights are left to vLLM."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    revision = arguments.get("revision" if argument == "model" else "tokenizer_revision")
+    try:
+        found = snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=arguments.get("download_dir"),
+            token=arguments.get("hf_token"),
+            allow_patterns=_SMALL_FILES,
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelUnavailable(
+            f"{where}: {argument}={name!r}: is no directory here, and the hub does not give it:"
+            f" {reason}"
+        ) from error
+    return Path(found)
+
+
+def _derived_length(model: Path) -> int:
+    """The longest sequence that the model was made for, without RoPE scaling."""
+    config = _read(model / "config.json")
+    for section in ("text_config", "llm_config", "language_config"):
+        if isinstance(config.get(section), dict):
+            config = {**config, **config[section]}
+    lengths = [config[key] for key in _LENGTH_KEYS if type(config.get(key)) is int]
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+        lengths += [
+            source["original_max_position_embeddings"]
+            for source in (config, rope)
+            if type(source.get("original_max_position_embeddings")) is int
+        ]
+    tokenizer_config = model / "tokenizer_config.json"
+    if lengths and tokenizer_config.is_file():
+        stated = _read(tokenizer_config).get("model_max_length")
+        lengths += [int(stated)] if isinstance(stated, int | float) and stated >= 1 else []
+    return min(lengths, default=_DEFAULT_LENGTH)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineCorrupt(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise EngineCorrupt(f"{path}: must be a JSON object")
+    return content

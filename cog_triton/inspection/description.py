@@ -1,0 +1,143 @@
+"""From an engine's files to what it is, every claim held against the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cog_triton.artifact import engine_config, engine_manifest, engine_tar
+from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORRT_LLM, EngineConfig
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.errors import EngineCorrupt
+from cog_triton.inspection import required_files
+from cog_triton.inspection.engine_contents import Contents, no_engine
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """An engine that is whole; lengths in tokens. None, and no `sm`, means not recorded.
+
+    `manifest` and `config` are what it was read from; the first is None for a tar that the
+    seed's builder made, the second for an engine of a family without one of its own.
+    """
+
+    contents: Contents
+    manifest: Manifest | None
+    config: EngineConfig | None
+    engine: str
+    versions: dict[str, str]
+    world_size: int
+    max_input_len: int
+    max_seq_len: int
+    max_batch_size: int
+
+    @property
+    def sm(self) -> list[int]:
+        """Compute capabilities that it was built for, 90 for 9.0."""
+        return self.manifest.sm if self.manifest else []
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it needs no GPU."""
+        return self.engine in CPU_FAMILIES
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.contents.files.values())
+
+    def verified(self, name: str) -> bool:
+        """Whether the manifest vouches for this file."""
+        return self.manifest is not None and name in self.manifest.files
+
+
+def describe(contents: Contents) -> Description:
+    """What the engine in `contents` is.
+
+    Raises:
+        EngineCorrupt: a file is missing, or differs from the manifest, or the manifest and
+            config.json disagree; names the file and the rule.
+    """
+    path = contents.path
+    manifest = config = None
+    if MANIFEST_NAME in contents.texts:
+        manifest = engine_manifest.parse(contents.texts[MANIFEST_NAME], f"{path}: {MANIFEST_NAME}")
+        _compare(contents, manifest)
+    elif CONFIG_NAME not in contents.texts:
+        raise EngineCorrupt(no_engine(path, contents.files))
+    if manifest is None or manifest.engine in (TENSORRT_LLM, *CPU_FAMILIES):
+        config = _config(contents)
+        _check_files(contents, config)
+    if manifest is not None:
+        if config is not None:
+            _check_agreement(contents, manifest, config)
+        return Description(
+            contents=contents,
+            manifest=manifest,
+            config=config,
+            engine=manifest.engine,
+            versions=manifest.versions,
+            world_size=manifest.world_size,
+            max_input_len=manifest.max_input_len,
+            max_seq_len=manifest.max_seq_len,
+            max_batch_size=manifest.max_batch_size,
+        )
+    assert config is not None
+    writer = TENSORRT_LLM if config.engine == TENSORRT_LLM else "cog_triton"
+    return Description(
+        contents=contents,
+        manifest=None,
+        config=config,
+        engine=config.engine,
+        versions={writer: config.version} if config.version else {},
+        world_size=config.pretrained_config.mapping.ranks,
+        max_input_len=config.build_config.max_input_len,
+        max_seq_len=config.build_config.seq_len,
+        max_batch_size=config.build_config.max_batch_size,
+    )
+
+
+def _config(contents: Contents) -> EngineConfig:
+    if CONFIG_NAME not in contents.texts:
+        raise EngineCorrupt(f"{contents.path}: {CONFIG_NAME} is missing: every engine has one")
+    config = engine_config.parse(contents.texts[CONFIG_NAME], f"{contents.path}: {CONFIG_NAME}")
+    known = (TENSORRT_LLM, *CPU_FAMILIES)
+    if config.engine not in known:
+        raise EngineCorrupt(
+            f"{contents.path}: {CONFIG_NAME}: engine: {config.engine!r}:"
+            f" must be one of {', '.join(known)}"
+        )
+    return config
+
+
+def _compare(contents: Contents, manifest: Manifest) -> None:
+    """A tar holds what its manifest names and no more; a directory may keep caches beside it."""
+    compare = engine_tar if contents.kind == "tar" else engine_manifest
+    problems = compare.differences(manifest, contents.files)
+    if problems:
+        more = len(problems) - _SHOWN
+        tail = f"; and {more} more" if more > 0 else ""
+        raise EngineCorrupt(f"{contents.path}: {'; '.join(problems[:_SHOWN])}{tail}")
+
+
+def _check_files(contents: Contents, config: EngineConfig) -> None:
+    sizes = {name: entry.size for name, entry in contents.files.items()}
+    problem = required_files.problem(config, sizes)
+    if problem:
+        raise EngineCorrupt(f"{contents.path}: {problem}")
+
+
+def _check_agreement(contents: Contents, manifest: Manifest, config: EngineConfig) -> None:
+    limits = config.build_config
+    for key, said, found in (
+        ("engine", manifest.engine, config.engine),
+        ("world_size", manifest.world_size, config.pretrained_config.mapping.ranks),
+        ("max_input_len", manifest.max_input_len, limits.max_input_len),
+        ("max_seq_len", manifest.max_seq_len, limits.seq_len),
+        ("max_batch_size", manifest.max_batch_size, limits.max_batch_size),
+    ):
+        if said != found:
+            raise EngineCorrupt(
+                f"{contents.path}: {key}: {MANIFEST_NAME} says {said!r}, {CONFIG_NAME} {found!r}"
+            )

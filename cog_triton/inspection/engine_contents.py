@@ -1,0 +1,98 @@
+"""The files of an engine, hashed where they lie; only the two that describe it are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cog_triton.artifact import engine_manifest, tar_compression, tar_members
+from cog_triton.artifact.checksums import Readable, hashing
+from cog_triton.artifact.engine_config import CONFIG_NAME
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry
+from cog_triton.errors import EngineCorrupt, ModelUnavailable
+
+_MAX_TEXT = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Every file by name with size (bytes) and SHA-256, and the bytes of those that describe."""
+
+    path: Path
+    kind: Literal["tar", "directory"]
+    compression: Literal["gzip", "zstd"] | None
+    files: dict[str, FileEntry]
+    texts: dict[str, bytes]
+
+
+def read(path: Path) -> Contents:
+    """Read a tar or an engine directory once, front to back; nothing is written.
+
+    Raises:
+        ModelUnavailable: there is nothing at `path`.
+        EngineCorrupt: it is neither a readable, safe tar nor a directory with an engine.
+    """
+    if path.is_dir():
+        return Contents(path, "directory", None, *_collect(path, _directory_files(path)))
+    if path.is_file():
+        with tar_members.refusing(path):
+            form = tar_compression.by_content(path)
+        held = _collect(path, _tar_files(path))
+        return Contents(path, "tar", None if form == "tar" else form, *held)
+    if path.exists():
+        raise EngineCorrupt(f"{path}: must be a tar or a directory, is neither")
+    raise ModelUnavailable(f"{path}: no such file or directory")
+
+
+def _tar_files(path: Path) -> Iterator[tuple[str, Readable]]:
+    for member in tar_members.read(path):
+        if member.content is not None:
+            yield member.name, member.content
+
+
+def _directory_files(path: Path) -> Iterator[tuple[str, Readable]]:
+    """Only below an engine's directory: nobody wants all of a home directory hashed."""
+    try:
+        held = sorted(child.name for child in path.iterdir())
+        if not {CONFIG_NAME, MANIFEST_NAME} & set(held):
+            raise EngineCorrupt(no_engine(path, held))
+        for name, file in engine_manifest.files_of(path).items():
+            with file.open("rb") as opened:
+                yield name, opened
+    except OSError as error:
+        raise EngineCorrupt(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def no_engine(path: Path, held: Iterable[str]) -> str:
+    """Says that `path` has nothing that describes an engine, and what it has."""
+    names = list(held)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"{path}: not an engine: neither {MANIFEST_NAME} nor {CONFIG_NAME} at its top;"
+        f" it holds {shown or 'nothing'}"
+    )
+
+
+def _collect(
+    path: Path, found: Iterable[tuple[str, Readable]]
+) -> tuple[dict[str, FileEntry], dict[str, bytes]]:
+    files: dict[str, FileEntry] = {}
+    texts: dict[str, bytes] = {}
+    with hashing() as checksum:
+        for name, content in found:
+            sums = checksum()
+            kept = bytearray() if name in (CONFIG_NAME, MANIFEST_NAME) else None
+            try:
+                while piece := sums.read(content):
+                    if kept is not None:
+                        kept += piece
+                        if len(kept) > _MAX_TEXT:
+                            raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
+            except OSError as error:
+                raise EngineCorrupt(f"{path}: {name}: cannot be read: {error.strerror}") from error
+            files[name] = sums.entry()
+            if kept is not None:
+                texts[name] = bytes(kept)
+    return dict(sorted(files.items())), texts

@@ -1,0 +1,1 @@
+"""Every use of Cog's internals, each with what to delete when upstream has it."""

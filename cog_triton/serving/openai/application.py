@@ -1,0 +1,116 @@
+"""Our own HTTP application beside Cog's: the OpenAI API, /health and /metrics."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized
+from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.error_responses import json_response
+
+GUARDED = "/v1/"
+
+
+def create_app(
+    routes: Sequence[BaseRoute],
+    *,
+    require_ready: Callable[[], None],
+    api_key: str | None = None,
+    on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
+) -> Starlette:
+    """The application; every error it answers has OpenAI's shape and our code.
+
+    `require_ready` raises why requests are not served now. Paths below /v1/ need `api_key`, if
+    there is one. `on_refused` is told the endpoint and error of every request that is turned away
+    before anything is generated.
+    """
+
+    async def health(request: Request) -> Response:
+        try:
+            require_ready()
+        except CogTritonError as error:
+            return error_responses.response(error, 503)
+        return json_response({"status": "ready"})
+
+    def refused(request: Request, error: Exception) -> Response:
+        found = error_responses.coded(error)
+        on_refused(endpoint_of(request.scope), found)
+        return error_responses.response(found)
+
+    def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        found = _of_status(error, request)
+        on_refused(endpoint_of(request.scope), found)
+        response = error_responses.response(found, error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+
+    return Starlette(
+        routes=[*routes, Route("/health", health, methods=["GET"])],
+        middleware=[Middleware(_Guard, api_key=api_key, on_refused=on_refused)],
+        exception_handlers={CogTritonError: refused, HTTPException: http_error},
+    )
+
+
+class _Guard:
+    """Asks for the API key, and answers what nobody foresaw."""
+
+    def __init__(
+        self, app: ASGIApp, api_key: str | None, on_refused: Callable[[str, CogTritonError], None]
+    ) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode() if api_key else None
+        self._on_refused = on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._may_pass(scope):
+            error = Unauthorized("send the server's API key, as Authorization: Bearer KEY")
+            self._on_refused(endpoint_of(scope), error)
+            await error_responses.response(error)(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun:
+                raise
+            found = error_responses.coded(error)
+            self._on_refused(endpoint_of(scope), found)
+            await error_responses.response(found)(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if self._expected is None or not scope["path"].startswith(GUARDED):
+            return True
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(sent, self._expected)
+
+
+def endpoint_of(scope: Scope) -> str:
+    """What a request was for, out of few names: nobody fills the log or the metrics with more."""
+    names = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+    return names.get(scope["path"], "other")
+
+
+def _of_status(error: HTTPException, request: Request) -> CogTritonError:
+    """Our error behind one of Starlette's."""
+    path = repr(request.url.path)[:80]
+    if error.status_code == 404:
+        return NotFound(f"{path}: no such path")
+    if error.status_code == 405:
+        return NotFound(f"{request.method[:20]} {path}: no such method here")
+    return InvalidArgument(error.detail)

@@ -1,0 +1,131 @@
+"""The ports of our own HTTP applications: taken before anything is loaded, served from then on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.errors import TritonUnavailable
+from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.application import create_app
+from cog_triton.serving.openai.routes import OpenAI
+from cog_triton.serving.openai.schema import openapi
+from cog_triton.serving.openai.uvicorn_server import HTTPServer, bind
+from cog_triton.serving.runtime import Runtime
+from cog_triton.serving.telemetry.observers import Telemetry
+from cog_triton.settings import Settings, reachable
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_SCRAPE_S = 5.0
+_UNNAMED = "cog-triton"
+
+
+class Frontend:
+    """OPENAI_PORT and METRICS_PORT, as far as they are set.
+
+    Until `open`, every path answers 503; requests are never refused by the kernel.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        """Raises E1005 when a port is taken."""
+        self._settings = settings
+        self._telemetry = telemetry
+        self._metrics = telemetry.metrics
+        self._apps: dict[str, _Changing] = {}
+        self._servers = []
+        for name, (host, port) in settings.own_ports.items():
+            app = self._apps[name] = _Changing(starting_app)
+            self._servers.append(HTTPServer(app, bind(name, host, port)))
+        for server in self._servers:
+            server.start()
+
+    def open(self, runtime: Runtime) -> None:
+        """Serve `runtime` from now on."""
+        self._watch(runtime)
+        for name, app in self._apps.items():
+            routes = [
+                Route("/metrics", self._own_metrics, methods=["GET"]),
+                Route("/metrics/triton", self._triton_metrics, methods=["GET"]),
+            ]
+            if name == "OPENAI_PORT":
+                api = OpenAI(
+                    self._settings,
+                    runtime.tokenizer,
+                    runtime.generator,
+                    model_name(runtime),
+                    guides=runtime.family.guides,
+                )
+                routes += [*api.routes(), Route("/openapi.json", _schema, methods=["GET"])]
+            key = self._settings.openai_api_key
+            app.current = create_app(
+                routes,
+                require_ready=runtime.require_ready,
+                api_key=key.get_secret_value() if key else None,
+                on_refused=self._telemetry.refused,
+            )
+
+    def stop(self) -> None:
+        """Serve no more."""
+        for server in self._servers:
+            server.stop()
+
+    def _watch(self, runtime: Runtime) -> None:
+        door, supervisor, metrics = runtime.admission, runtime.supervisor, self._metrics
+        metrics.watch("requests_running", "Requests the engine has", lambda: door.running)
+        metrics.watch("requests_waiting", "Requests that wait for their turn", lambda: door.waiting)
+        metrics.watch("ready", "1 while requests are served", lambda: _is_ready(runtime))
+        metrics.watch_total(
+            "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts
+        )
+
+    async def _own_metrics(self, request: Request) -> Response:
+        text = await asyncio.to_thread(self._metrics.text)
+        return Response(text, headers={"Content-Type": _TEXT})
+
+    async def _triton_metrics(self, request: Request) -> Response:
+        """Triton's own, from its port, which may be one that only this machine reaches."""
+        host, port = reachable(self._settings.triton_host), self._settings.triton_metrics_port
+        try:
+            async with httpx.AsyncClient(timeout=_SCRAPE_S, trust_env=False) as client:
+                answer = await client.get(f"http://{host}:{port}/metrics")
+        except httpx.HTTPError as error:
+            raise TritonUnavailable(f"Triton's metrics: {type(error).__name__}") from error
+        return Response(answer.content, answer.status_code, {"Content-Type": _TEXT})
+
+
+class _Changing:
+    """An application that becomes another one while it is served."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.current = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.current(scope, receive, send)
+
+
+def model_name(runtime: Runtime) -> str:
+    """SERVED_MODEL_NAME, else what the engine's manifest calls the model."""
+    if runtime.settings.served_model_name:
+        return runtime.settings.served_model_name
+    manifest = engine_manifest.load(runtime.family.directory)
+    return manifest.model_id if manifest else _UNNAMED
+
+
+async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers 503 to everything."""
+    error = TritonUnavailable("the server is starting; try again")
+    await error_responses.response(error)(scope, receive, send)
+
+
+def _is_ready(runtime: Runtime) -> float:
+    return float(runtime.supervisor.error is None)
+
+
+async def _schema(request: Request) -> Response:
+    return error_responses.json_response(openapi())

@@ -1,0 +1,290 @@
+"""The bodies of /v1/chat/completions and /v1/completions, parsed once into typed requests.
+
+Clients send many fields that mean nothing here. One that would change the answer is taken only
+with the value that changes nothing; everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.text import json_schema
+from cog_triton.text.sampling import MAX_TOKENS, SamplingParams
+
+Count = Field(default=None, ge=0)
+_MAX_STOPS = 16
+_EMPTY: tuple[Any, ...] = (None, [], {}, "")
+
+# Field -> values that leave the answer as it is; the reason is told for all others.
+_NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "audio": (_EMPTY, "this server answers text alone"),
+    "best_of": ((None, 1), "one answer is made for each request"),
+    "echo": ((None, False), "the prompt is not sent back"),
+    "function_call": ((None, "none", "auto"), "tools are not supported"),
+    "functions": (_EMPTY, "tools are not supported"),
+    "length_penalty": ((None, 1), "it only has meaning in beam search"),
+    "logit_bias": (_EMPTY, "the engines take no bias for each request"),
+    "metadata": (_EMPTY, "answers are not stored"),
+    "min_p": ((None, 0), "use top_p or top_k"),
+    "modalities": ((None, ["text"]), "this server answers text alone"),
+    "n": ((None, 1), "one answer is made for each request"),
+    "prediction": (_EMPTY, "predicted outputs are not supported"),
+    "reasoning_effort": ((None,), "the model decides"),
+    "service_tier": ((None, "auto", "default"), "there is one tier"),
+    "skip_special_tokens": ((None, True), "special tokens are never part of the text"),
+    "stop_token_ids": (_EMPTY, "use stop"),
+    "store": ((None, False), "answers are not stored"),
+    "suffix": (_EMPTY, "text is not inserted"),
+    "tool_choice": ((None, "none", "auto"), "tools are not supported"),
+    "tools": (_EMPTY, "tools are not supported"),
+    "use_beam_search": ((None, False), "beam search is not supported"),
+    "verbosity": ((None, "medium"), "the model decides"),
+    "web_search_options": ((None,), "tools are not supported"),
+}
+# They tell of the caller or are hints to a cache: no answer depends on them.
+_NO_EFFECT = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+
+
+class StreamOptions(BaseModel):
+    """How a stream is told; without `include_usage` it has no token counts.
+
+    `continuous_usage_stats` is vLLM's: the counts so far in every piece, not only at the end.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class JSONSchema(BaseModel):
+    """The schema that the answer is to follow."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = "response"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the answer is made of."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+
+class Request(BaseModel, ABC):
+    """What both endpoints take."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    min_tokens: int | None = Count
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def limit(self) -> int:
+        """The most tokens to generate; the engine's own limit goes first."""
+        return self.max_tokens or MAX_TOKENS
+
+    @property
+    @abstractmethod
+    def log_probs(self) -> bool:
+        """Whether the chosen tokens' log probabilities are wanted."""
+
+    def guide(self) -> str | None:
+        """The JSON Schema that the answer must follow."""
+        return None
+
+    def sampling(self) -> SamplingParams:
+        """OpenAI's defaults where nothing was said; raises E1005."""
+        return SamplingParams(
+            max_tokens=self.limit,
+            min_tokens=self.min_tokens or 0,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(self.top_k or 0, 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
+        )
+
+    def stops(self) -> list[str] | None:
+        """The strings that end the answer; None for the server's own."""
+        if self.stop is None:
+            return None
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(stops) > _MAX_STOPS:
+            raise InvalidArgument(f"stop: has {len(stops)} strings; {_MAX_STOPS} at most")
+        if "" in stops:
+            raise InvalidArgument("stop: a stop string must not be empty")
+        return stops
+
+
+class ChatRequest(Request):
+    """POST /v1/chat/completions; `messages` are checked by `cog_triton.text.chat`."""
+
+    messages: Any
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+
+    @property
+    def limit(self) -> int:
+        """See `Request.limit`; `max_completion_tokens` is the newer name."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if None not in (old, new) and old != new:
+            raise InvalidArgument(
+                f"max_tokens={old} and max_completion_tokens={new}: set one of them"
+            )
+        return new or old or MAX_TOKENS
+
+    @property
+    def log_probs(self) -> bool:
+        """See `Request.log_probs`."""
+        return bool(self.logprobs)
+
+    def guide(self) -> str | None:
+        """The JSON Schema of the answer, None for free text; raises E1005."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        if form.json_schema is None:
+            return json_schema.OBJECT
+        text = json.dumps(form.json_schema.schema_)
+        json_schema.parse_schema(text, "response_format.json_schema.schema")
+        return text
+
+
+class CompletionRequest(Request):
+    """POST /v1/completions; the prompt is one text, or the token ids of one."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+
+    @property
+    def log_probs(self) -> bool:
+        """See `Request.log_probs`."""
+        return self.logprobs is not None
+
+    def one_prompt(self) -> str | list[int]:
+        """The prompt, out of a list of one; raises E1005 for more than one."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return prompt
+        if prompt and isinstance(prompt[0], int):
+            return [item for item in prompt if isinstance(item, int)]
+        if len(prompt) != 1:
+            raise InvalidArgument(f"prompt: has {len(prompt)} prompts; send one for each request")
+        (only,) = prompt
+        return only if isinstance(only, str | list) else [only]
+
+
+R = TypeVar("R", bound=Request)
+
+
+def parse(kind: type[R], body: Any) -> R:
+    """A request from its JSON value; raises E1005, or E1006 where there are no messages."""
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    if kind is ChatRequest and "messages" not in body:
+        raise BadMessages("messages: missing; it is required")
+    fields = dict(body)
+    for name in body.keys() - {field.alias or key for key, field in kind.model_fields.items()}:
+        _refuse(name, fields.pop(name), kind)
+    try:
+        request = kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidArgument(_told(error)) from None
+    _check(request)
+    return request
+
+
+def _refuse(name: str, value: Any, kind: type[Request]) -> None:
+    """Raise unless a field that no model has is one that changes nothing."""
+    if name in _NO_EFFECT:
+        return
+    if name in _NEUTRAL:
+        allowed, reason = _NEUTRAL[name]
+        if any(type(value) is type(item) and value == item for item in allowed):
+            return
+        if isinstance(value, float) and value in [x for x in allowed if type(x) is int]:
+            return
+        raise InvalidArgument(f"{name}={_shown(value)}: not supported: {reason}")
+    known = [*kind.model_fields, *_NEUTRAL, *_NO_EFFECT]
+    shown = name if name.isidentifier() else _shown(name)
+    raise InvalidArgument(f"{shown}: unknown field{nearest(name, known)}")
+
+
+def _check(request: Request) -> None:
+    """The rules that hold between fields."""
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidArgument("stream_options: only allowed when stream is true")
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise InvalidArgument(
+            "stream_options.continuous_usage_stats: only allowed when include_usage is true"
+        )
+    if isinstance(request, ChatRequest):
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidArgument("top_logprobs: only allowed when logprobs is true")
+        if request.top_logprobs:
+            raise InvalidArgument(
+                f"top_logprobs={request.top_logprobs}: not supported: the engines tell the"
+                " probability of the chosen token alone; use 0"
+            )
+        form = request.response_format
+        if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
+            raise InvalidArgument("response_format: json_schema goes with type 'json_schema'")
+    if isinstance(request, CompletionRequest) and request.logprobs:
+        raise InvalidArgument(
+            f"logprobs={request.logprobs}: not supported: the engines tell the probability of the"
+            " chosen token alone; use 0"
+        )
+
+
+def _told(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if _is_place(part))
+    if first["type"] == "missing":
+        return f"{where}: missing; it is required"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown field"
+    return f"{where}={_shown(first['input'])}: {first['msg'].lower()}"
+
+
+def _is_place(part: object) -> bool:
+    """Pydantic puts the member of a union it tried, such as `list[int]`, into the path, too."""
+    return isinstance(part, int) or (
+        isinstance(part, str) and part.isidentifier() and part != "str"
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,191 @@
+"""OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions over a `TextGenerator`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cog_triton import errors
+from cog_triton.errors import InvalidArgument, NotFound, RequestTooLarge
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest, parse
+from cog_triton.serving.openai.requests import Request as AnyRequest
+from cog_triton.serving.openai.responses import Answer, ChatAnswer, CompletionAnswer, Object
+from cog_triton.serving.openai.streaming import Exchange
+from cog_triton.settings import Settings
+from cog_triton.text import chat
+from cog_triton.text.detokenize import TokenText
+from cog_triton.text.stop_strings import parse_stop_sequences
+from cog_triton.text.tokenizer import EngineTokenizer
+
+R = TypeVar("R", bound=AnyRequest)
+
+
+class OpenAI:
+    """The endpoints; `model` is the one name that requests may give."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: EngineTokenizer,
+        generator: TextGenerator,
+        model: str,
+        *,
+        guides: bool,
+    ) -> None:
+        """`guides` says whether the engine can hold its output to a JSON Schema."""
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._generator = generator
+        self._model = model
+        self._guides = guides
+        self._token_text = TokenText(tokenizer)
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """What to serve."""
+        return [
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self._one_model, methods=["GET"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [self._description()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._require_model(request.path_params["model"])
+        return json_response(self._description())
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answer(request, ChatRequest, self._chat_prompt, ChatAnswer)
+
+    async def _complete(self, request: Request) -> Response:
+        return await self._answer(request, CompletionRequest, self._plain_prompt, CompletionAnswer)
+
+    async def _answer(
+        self,
+        request: Request,
+        kind: type[R],
+        to_ids: Callable[[R], list[int]],
+        answer_kind: type[Answer],
+    ) -> Response:
+        raw = await _body(request, self._settings.max_request_bytes)
+        # A long prompt takes its time to parse and to encode, which is not the others' time.
+        return await asyncio.to_thread(self._prepare, raw, kind, to_ids, answer_kind)
+
+    def _prepare(
+        self, raw: bytes, kind: type[R], to_ids: Callable[[R], list[int]], answer_kind: type[Answer]
+    ) -> Exchange:
+        request = parse(kind, _json(raw))
+        self._require_model(request.model)
+        stops = request.stops()
+        if stops is None:
+            stops = parse_stop_sequences(self._settings.stop_sequences)
+        ids = to_ids(request)
+        if not ids:
+            raise errors.PromptRequired("the prompt is blank")
+        generation = self._generator.plan(ids, request.sampling(), stops)
+        generation.ignore_eos = bool(request.ignore_eos)
+        generation.return_log_probs = request.log_probs
+        generation.guide = self._guide(request)
+        answer = answer_kind(self._model, self._token_text)
+        generation.id, generation.endpoint = answer.id, answer.endpoint
+        options = request.stream_options
+        return Exchange(
+            self._generator,
+            generation,
+            answer,
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            usage_so_far=bool(options and options.continuous_usage_stats),
+        )
+
+    def _guide(self, request: AnyRequest) -> str | None:
+        guide = request.guide()
+        if guide is not None and not self._guides:
+            raise InvalidArgument(
+                "response_format: only type 'text' is supported: this engine has no guided decoding"
+            )
+        return guide
+
+    def _chat_prompt(self, request: ChatRequest) -> list[int]:
+        rendered = chat.render_messages(
+            chat.parse_messages(request.messages), self._settings.system_prompt, self._tokenizer
+        )
+        return self._tokenizer.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
+
+    def _plain_prompt(self, request: CompletionRequest) -> list[int]:
+        prompt = request.one_prompt()
+        if isinstance(prompt, str):
+            if not prompt:
+                raise errors.PromptRequired("the prompt is blank")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"prompt: not Unicode text: {error.reason}") from None
+            return self._tokenizer.encode(prompt)
+        for token in prompt:
+            if not 0 <= token < self._tokenizer.vocab_size:
+                raise InvalidArgument(
+                    f"prompt: holds {token}; must be from 0 to {self._tokenizer.vocab_size - 1},"
+                    " the model's vocabulary"
+                )
+        return prompt
+
+    def _require_model(self, model: str) -> None:
+        if model != self._model:
+            raise NotFound(f"model={model[:80]!r}: not served here; the model is {self._model!r}")
+
+    def _description(self) -> Object:
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "cog-triton",
+            "max_model_len": self._generator.max_seq_len,
+        }
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The body; raises E1008 as soon as it is known to be too long, E1005 when it is not JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(
+            415,
+            f"Content-Type: {kind[:80]!r}; must be application/json, as of curl -H"
+            " 'Content-Type: application/json'",
+        )
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limit:
+        raise RequestTooLarge(f"{told} bytes; at most {limit} are taken (MAX_REQUEST_BYTES)")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise RequestTooLarge(f"more than {limit} bytes (MAX_REQUEST_BYTES)")
+    except ClientDisconnect:
+        raise InvalidArgument("the body ended early") from None
+    return bytes(body)
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
+        raise InvalidArgument(f"the body is not JSON: {str(error)[:200]}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,109 @@
+"""The OpenAPI document of our own HTTP server, from the models that requests are parsed with."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from cog_triton import __version__
+from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
+from cog_triton.text import chat
+
+_REF = "#/components/schemas/{model}"
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string", "pattern": "^E[12][0-9]{3}$"},
+            },
+        }
+    },
+}
+_MESSAGES: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "enum": list(chat.ROLES)},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["type", "text"],
+                            "properties": {
+                                "type": {"type": "string", "const": "text"},
+                                "text": {"type": "string"},
+                            },
+                        },
+                    },
+                ]
+            },
+        },
+    },
+}
+
+
+@lru_cache(maxsize=1)
+def openapi() -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    schemas: dict[str, Any] = {"Error": _ERROR}
+    for model in (ChatRequest, CompletionRequest):
+        schema = model.model_json_schema(ref_template=_REF)
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
+    schemas["ChatRequest"]["properties"]["messages"] = _MESSAGES
+    name = {"in": "path", "name": "model", "required": True, "schema": {"type": "string"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "cog-triton", "version": __version__},
+        "paths": {
+            "/v1/models": {"get": _operation("The model that is served", "401")},
+            "/v1/models/{model}": {
+                "get": {**_operation("The model", "401", "404"), "parameters": [name]}
+            },
+            "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
+            "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
+            "/health": {"get": _operation("Whether requests are served", "503")},
+        },
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _operation(summary: str, *errors: str) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": _json({"type": "object"}), **_errors(errors)}}
+
+
+def _post(summary: str, model: str) -> dict[str, Any]:
+    codes = ("400", "401", "404", "413", "415", "429", "500", "503", "504")
+    answer = _json({"type": "object"})
+    answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    schema = {"$ref": _REF.format(model=model)}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": answer, **_errors(codes)},
+    }
+
+
+def _errors(codes: tuple[str, ...]) -> dict[str, Any]:
+    return {code: _json({"$ref": _REF.format(model="Error")}) for code in codes}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": "", "content": {"application/json": {"schema": schema}}}

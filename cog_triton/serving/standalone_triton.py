@@ -1,0 +1,131 @@
+"""``cog-triton serve --triton-only``: Triton on a model repository, without Cog in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from cog_triton.artifact.compatibility import require_gpu
+from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
+from cog_triton.serving.prepare import fresh_run_dir, prepare
+from cog_triton.settings import Settings, reachable
+from cog_triton.system import ports
+from cog_triton.triton import launch
+from cog_triton.triton.client import TritonClient
+from cog_triton.triton.server import TritonServer
+
+_LOOK_S = 0.1
+
+
+async def serve(settings: Settings, repository: Path | None, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; the second one stops at once.
+
+    `repository` is used as it is; without it, the engine's is rendered. Triton is not started again
+    when it dies: that is for whoever started this.
+
+    Raises:
+        TritonUnavailable: a process of Triton died.
+        CogTritonError: what made the start fail.
+    """
+    rank = settings.cog_triton_rank
+    if not rank:
+        ports.require_free(settings.triton_ports)
+    repository, world_size, run_dir = await _repository(settings, repository)
+    server = TritonServer(settings, repository, run_dir, world_size)
+    stops = _Stops()
+    began = time.monotonic()
+    starting = asyncio.ensure_future(_start(settings, server, leads=not rank))
+    try:
+        await asyncio.wait({starting, stops.first}, return_when=asyncio.FIRST_COMPLETED)
+        if not stops.first.done():
+            starting.result()
+            say(_ready_line(settings, world_size, server.log, time.monotonic() - began))
+            await _until_dead(server, stops.first)
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        stopping = asyncio.ensure_future(server.stop())
+        await asyncio.wait({stopping, stops.second}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        server.kill()
+        stops.close()
+
+
+class _Stops:
+    """The first and the second request to stop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[None] = self._loop.create_future()
+        self.second: asyncio.Future[None] = self._loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        for future in (self.first, self.second):
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def close(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+
+async def _repository(settings: Settings, repository: Path | None) -> tuple[Path, int, Path]:
+    """The model repository to serve, how many ranks serve it, and where its files go."""
+    if repository is not None:
+        if not any(repository.glob("*/config.pbtxt")):
+            raise InvalidArgument(
+                f"--model-repo={str(repository)!r}: must be a directory of Triton models, each with"
+                " its config.pbtxt"
+            )
+        require_gpu(settings.cog_triton_sm)
+        run_dir = fresh_run_dir(settings.work_dir)
+        return repository.resolve(), launch.world_size(settings, None), run_dir
+    prepared = await prepare(settings)
+    return prepared.repository, prepared.world_size, prepared.run_dir
+
+
+async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> None:
+    """Start; of a rank other than 0 nothing can be asked, so it is taken as started."""
+
+    async def nothing() -> None:
+        pass
+
+    async def at_once() -> bool:
+        return True
+
+    if not leads:
+        await server.start(at_once, nothing)
+        return
+    async with TritonClient(settings.triton_url, settings.triton_timeout, TritonUnknownError) as it:
+        await server.start(it.is_ready, nothing)
+
+
+async def _until_dead(server: TritonServer, stop: asyncio.Future[None]) -> None:
+    while server.alive:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(stop), _LOOK_S)
+            return
+    if not stop.done():
+        raise TritonUnavailable(
+            f"Triton has died; its last lines (of {server.log}):\n{server.tail()}"
+        )
+
+
+def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) -> str:
+    if settings.cog_triton_rank:
+        return f"Rank {settings.cog_triton_rank} of {world_size} started (log: {log})"
+    host = reachable(settings.triton_host)
+    of_ranks = "" if world_size == 1 else f" on {world_size} ranks"
+    return (
+        f"Triton ready in {seconds:.1f} s{of_ranks} (log: {log}):"
+        f"\n  HTTP     http://{host}:{settings.triton_http_port}/v2"
+        f"\n  gRPC     {host}:{settings.triton_grpc_port}"
+        f"\n  metrics  http://{host}:{settings.triton_metrics_port}/metrics"
+    )

@@ -1,0 +1,1 @@
+"""Metrics, request log and traces of the serving process."""

@@ -1,0 +1,146 @@
+"""What /metrics tells, in the terms of the field: times to first and between tokens, and so on.
+
+A generation costs nothing but two time stamps while it runs; all is counted once it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cog_triton.errors import CogTritonError, TritonUnknownError
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.telemetry.histogram import Distribution
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LONG = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class Metrics:
+    """An `Observer` of generations, with a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._first = self._histogram(
+            "time_to_first_token_seconds",
+            "From the arrival of a request to its first token, queue included",
+            _FIRST,
+        )
+        self._between = Distribution(
+            "cog_triton_inter_token_latency_seconds",
+            "Between two tokens of a stream; of tokens that came together, their share",
+            _SHORT,
+        )
+        self.registry.register(self._between)
+        self._duration = self._histogram(
+            "request_duration_seconds",
+            "From the arrival of a request to its end, however it ended",
+            _LONG,
+        )
+        self._queue = self._histogram(
+            "queue_time_seconds", "From the arrival of a request to its turn in the engine", _FIRST
+        )
+        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt lengths", _TOKENS)
+        self._output_length = self._histogram(
+            "request_generation_tokens", "Output lengths", _TOKENS
+        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts")
+        self._tokens = self._counter("generation_tokens", "Tokens generated")
+        self._requests = self._counter(
+            "requests",
+            "Generations that ended, by endpoint and by how: stop, length, cancelled or error",
+            "endpoint",
+            "outcome",
+        )
+        self._errors = self._counter("errors", "Requests that got an error, by its code", "code")
+        self._cancelled = self._counter(
+            "requests_cancelled", "Requests whose client left or cancelled"
+        )
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def text(self) -> bytes:
+        """The exposition, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        """Ask `value` for a gauge whenever the metrics are read."""
+        Gauge(f"cog_triton_{name}", help_text, registry=self.registry).set_function(value)
+
+    def watch_total(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        """Ask `value` for a counter whenever the metrics are read."""
+        self.registry.register(_Total(f"cog_triton_{name}", help_text, value))
+
+    def refused(self, endpoint: str, error: CogTritonError) -> None:
+        """See `Observer.refused`."""
+        self._errors.labels(error.code).inc()
+
+    def started(self, generation: Generation) -> None:
+        """See `Observer.started`."""
+
+    def ended(self, generation: Generation, error: BaseException | None) -> None:
+        """See `Observer.ended`."""
+        outcome = outcome_of(generation, error)
+        self._requests.labels(generation.endpoint, outcome).inc()
+        self._duration.observe(generation.duration)
+        self._prompt_tokens.inc(len(generation.input_ids))
+        self._prompt_length.observe(len(generation.input_ids))
+        self._tokens.inc(generation.output_token_count)
+        self._output_length.observe(generation.output_token_count)
+        if generation.queue_time is not None:
+            self._queue.observe(generation.queue_time)
+        if generation.time_to_first_token is not None:
+            self._first.observe(generation.time_to_first_token)
+        self._between.add(gaps(generation.arrivals))
+        if outcome == "cancelled":
+            self._cancelled.inc()
+        elif error is not None:
+            self._errors.labels(code_of(error)).inc()
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"cog_triton_{name}", help_text, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"cog_triton_{name}", help_text, labels, registry=self.registry)
+
+
+def outcome_of(generation: Generation, error: BaseException | None) -> str:
+    """``stop``, ``length``, ``cancelled`` or ``error``."""
+    if generation.ticket.cancelled or isinstance(error, GeneratorExit):
+        return "cancelled"
+    return "error" if error is not None else str(generation.finish_reason)
+
+
+def code_of(error: BaseException) -> str:
+    """The code that the caller sees."""
+    return error.code if isinstance(error, CogTritonError) else TritonUnknownError.code
+
+
+def gaps(arrivals: Iterable[tuple[float, int]]) -> Iterable[tuple[float, int]]:
+    """Seconds from token to token, and for how many; of one read, all share the time before it."""
+    before: float | None = None
+    for when, count in arrivals:
+        if before is not None:
+            yield (when - before) / count, count
+        before = when
+
+
+class _Total(Collector):
+    def __init__(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        self._name, self._help, self._value = name, help_text, value
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._help, value=self._value())

@@ -1,0 +1,84 @@
+"""One line for each request in the server's log: what became of it, and never what it said."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cog_triton.errors import CogTritonError, UserError
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.telemetry.metrics import code_of, outcome_of
+
+_STDERR = 2
+
+
+class RequestLog:
+    """An observer that writes JSON (LOG_FORMAT=json, as Cog's own log) or words (console)."""
+
+    def __init__(self, log_format: str, descriptor: int | None = None) -> None:
+        self._json = log_format == "json"
+        self._descriptor = servers_stderr() if descriptor is None else descriptor
+
+    def started(self, generation: Generation) -> None:
+        """Nothing is written yet."""
+
+    def ended(self, generation: Generation, error: BaseException | None) -> None:
+        """See `Observer.ended`."""
+        outcome = outcome_of(generation, error)
+        values: dict[str, Any] = {
+            "id": generation.id,
+            "endpoint": generation.endpoint,
+            "outcome": outcome,
+            "prompt_tokens": len(generation.input_ids),
+            "output_tokens": generation.output_token_count,
+            "queue_s": _rounded(generation.queue_time),
+            "ttft_s": _rounded(generation.time_to_first_token),
+            "duration_s": _rounded(generation.duration),
+        }
+        if outcome == "error" and error is not None:
+            values["code"] = code_of(error)
+        level = "ERROR" if values.get("code", "").startswith("E2") else "INFO"
+        self._write(level, "request", values)
+
+    def refused(self, endpoint: str, error: CogTritonError) -> None:
+        """See `Observer.refused`; the text may quote the request, so the code must do."""
+        level = "INFO" if isinstance(error, UserError) else "ERROR"
+        self._write(level, "refused", {"endpoint": endpoint, "code": error.code})
+
+    def _write(self, level: str, event: str, values: dict[str, Any]) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        told = {key: value for key, value in values.items() if value not in (None, "")}
+        if self._json:
+            line = json.dumps(
+                {"timestamp": now, "level": level, "target": "cog_triton", "event": event, **told}
+            )
+        else:
+            words = " ".join(f"{key}={value}" for key, value in told.items())
+            line = f"{now} {level:>5} cog_triton: {event} {words}"
+        with suppress(OSError):  # a log that is gone must not end a request
+            os.write(self._descriptor, f"{line}\n".encode())
+
+
+def servers_stderr() -> int:
+    """A descriptor of the stderr that Cog's server was started with.
+
+    coglet 0.23.1 has put a pipe of its own in the worker's place for stderr, and wraps every
+    line that it reads there; but it keeps the inherited one open under another number, which is
+    told by its file being the one of our parent's.
+    """
+    with suppress(OSError):
+        wanted = Path(f"/proc/{os.getppid()}/fd/{_STDERR}").stat()
+        for name in sorted(Path("/proc/self/fd").iterdir(), key=lambda path: int(path.name)):
+            descriptor = int(name.name)
+            with suppress(OSError):
+                if descriptor > _STDERR and os.path.samestat(os.fstat(descriptor), wanted):
+                    return descriptor
+    return _STDERR
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

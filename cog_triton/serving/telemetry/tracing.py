@@ -1,0 +1,81 @@
+"""One OpenTelemetry span for each request, where OTEL_EXPORTER_OTLP_ENDPOINT is set.
+
+The packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http`` are not among
+our own: install them beside. Their other settings are the variables that OpenTelemetry defines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import Any
+
+from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.telemetry.metrics import code_of, outcome_of
+
+_SWITCHES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_NS = 1_000_000_000
+
+
+def wanted() -> bool:
+    """Whether the environment asks for spans."""
+    return any(os.environ.get(name) for name in _SWITCHES)
+
+
+class Tracing:
+    """An observer that makes a span once its request has ended, and never in between."""
+
+    def __init__(self) -> None:
+        """Raises E1005 when the packages are not installed."""
+        try:
+            resources = importlib.import_module("opentelemetry.sdk.resources")
+            sdk = importlib.import_module("opentelemetry.sdk.trace")
+            export = importlib.import_module("opentelemetry.sdk.trace.export")
+            otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+            self._trace: Any = importlib.import_module("opentelemetry.trace")
+        except ImportError as error:
+            raise InvalidArgument(
+                f"{_SWITCHES[0]}: is set, but {error.name} is not installed: install"
+                " opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http, or unset it"
+            ) from error
+        name = os.environ.get("OTEL_SERVICE_NAME", "cog-triton")
+        provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": name}))
+        provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+        self._provider = provider
+        self._tracer = provider.get_tracer("cog_triton")
+
+    def close(self) -> None:
+        """Send what is still here."""
+        self._provider.shutdown()
+
+    def started(self, generation: Generation) -> None:
+        """Nothing to do yet."""
+
+    def ended(self, generation: Generation, error: BaseException | None) -> None:
+        """See `Observer.ended`. Attributes follow OpenTelemetry's conventions for generative AI."""
+        outcome = outcome_of(generation, error)
+        values: dict[str, Any] = {
+            "gen_ai.response.id": generation.id,
+            "gen_ai.operation.name": generation.endpoint,
+            "gen_ai.usage.input_tokens": len(generation.input_ids),
+            "gen_ai.usage.output_tokens": generation.output_token_count,
+            "gen_ai.response.finish_reasons": [outcome],
+            "cog_triton.time_to_first_token": generation.time_to_first_token,
+            "cog_triton.queue_time": generation.queue_time,
+        }
+        end = time.time_ns()
+        span = self._tracer.start_span(
+            "generate",
+            start_time=end - int(generation.duration * _NS),
+            kind=self._trace.SpanKind.SERVER,
+            attributes={key: value for key, value in values.items() if value is not None},
+        )
+        if outcome == "error" and error is not None:
+            span.set_attribute("error.type", code_of(error))
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, code_of(error)))
+        span.end(end_time=end)
+
+    def refused(self, endpoint: str, error: CogTritonError) -> None:
+        """What was never generated has no span."""

@@ -1,0 +1,1 @@
+"""The operating system: processes, ports, GPUs, files, terminal, interpreter tuning."""

@@ -1,0 +1,70 @@
+"""GPUs of this machine, asked of NVIDIA's driver: compute capability and name of each."""
+
+from __future__ import annotations
+
+import ctypes
+
+from cog_triton.errors import EngineIncompatible
+
+_CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR of cuda.h
+_CAPABILITY_MINOR = 76
+_CUDA_SUCCESS = 0
+_CUDA_ERROR_NO_DEVICE = 100
+_MAX_NAME = 256
+
+
+def visible_gpus() -> list[int]:
+    """SM of each GPU in CUDA's order, by the driver's own library; empty if there is none.
+
+    Raises:
+        EngineIncompatible: there is a driver, and it does not work; carries CUDA's error number.
+    """
+    return [_capability(cuda, index) for cuda, index in _devices()]
+
+
+def gpu_names() -> list[str]:
+    """What the driver calls each GPU of `visible_gpus`, as ``NVIDIA H200``; raises as that does."""
+    return [_name(cuda, index) for cuda, index in _devices()]
+
+
+def _devices() -> list[tuple[ctypes.CDLL, int]]:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    try:
+        _call(cuda, "cuInit", 0)
+        count = ctypes.c_int()
+        _call(cuda, "cuDeviceGetCount", ctypes.byref(count))
+    except _NoDevice:
+        return []
+    return [(cuda, index) for index in range(count.value)]
+
+
+class _NoDevice(Exception):
+    """The driver is there and has no GPU to show."""
+
+
+def _capability(cuda: ctypes.CDLL, index: int) -> int:
+    value, numbers = ctypes.c_int(), []
+    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+        _call(cuda, "cuDeviceGetAttribute", ctypes.byref(value), attribute, index)
+        numbers.append(value.value)
+    return 10 * numbers[0] + numbers[1]
+
+
+def _name(cuda: ctypes.CDLL, index: int) -> str:
+    text = ctypes.create_string_buffer(_MAX_NAME)
+    _call(cuda, "cuDeviceGetName", text, _MAX_NAME, index)
+    return text.value.decode("utf-8", "replace")
+
+
+def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
+    code = cuda[name](*arguments)
+    if code == _CUDA_ERROR_NO_DEVICE:
+        raise _NoDevice
+    if code != _CUDA_SUCCESS:
+        raise EngineIncompatible(
+            f"NVIDIA's driver answers {name} with CUDA error {code}: it may be too old for this"
+            " image's CUDA, whose driver floor is in the label cog-triton.driver"
+        )

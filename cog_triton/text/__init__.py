@@ -1,0 +1,1 @@
+"""Text processing: tokenizer, detokenizer, stop strings, chat and prompt templates, sampling."""

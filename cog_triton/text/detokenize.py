@@ -1,0 +1,178 @@
+"""Token ids in, text out, one chunk at a time.
+
+`Detokenizer` gives exactly the text that decoding all ids at once would give, without ever
+decoding them again. What makes that hard are characters that span tokens, and each kind of
+tokenizer spreads them in its own way:
+
+- byte-level BPE (GPT-2, Llama 3, Qwen): a token is any run of bytes, so the bytes go through an
+  incremental UTF-8 decoder;
+- byte fallback (Llama 2, Mistral, Gemma): only tokens named `<0xE2>` are bytes, and one bad byte
+  spoils its whole run, so a run is held back until it ends.
+
+No text is inspected for U+FFFD to guess whether a character is complete, so a U+FFFD that the
+model meant comes out at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer, decoders
+
+from cog_triton.text.tokenizer import EngineTokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Detokenizer:
+    """The text of one stream of token ids; special tokens are left out.
+
+    ``"".join(feed(ids) ...) + flush()`` equals ``tokenizer.decode(all_ids,
+    skip_special_tokens=True)`` however the ids are cut into chunks. The cost of a token does not
+    depend on how many came before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream: _Stream
+        if isinstance(tokenizer.decoder, decoders.ByteLevel):
+            self._stream = _ByteLevelStream(tokenizer)
+        else:
+            self._stream = _WindowStream(tokenizer)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that these ids made final; ``""`` while a character is incomplete."""
+        return self._stream.feed(ids)
+
+    def flush(self) -> str:
+        """The text still held back; call it once, after the last id."""
+        return self._stream.flush()
+
+
+class _Stream(Protocol):
+    def feed(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _ByteLevelStream:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._vocabulary = _Vocabulary(tokenizer)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes: dict[int, bytes] = {}
+
+    def feed(self, ids: Sequence[int]) -> str:
+        known = self._bytes
+        for token_id in ids:
+            if token_id not in known:
+                known[token_id] = self._token_bytes(token_id)
+        return self._decoder.decode(b"".join([known[token_id] for token_id in ids]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        token = self._vocabulary.visible(token_id)
+        return b"" if token is None else _spelled(token)
+
+
+class _WindowStream:
+    """Decodes the ids that are pending, after the one visible id before them for context."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._vocabulary = _Vocabulary(tokenizer)
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def feed(self, ids: Sequence[int]) -> str:
+        settled = 0
+        for token_id in ids:
+            token = self._vocabulary.visible(token_id)
+            if token is not None:
+                self._pending.append(token_id)
+                if not _BYTE_TOKEN.fullmatch(token):
+                    settled = len(self._pending)
+        return self._release(settled)
+
+    def flush(self) -> str:
+        return self._release(len(self._pending))
+
+    def _release(self, count: int) -> str:
+        if not count:
+            return ""
+        window = self._context + self._pending[:count]
+        skip = len(self._decode(self._context)) if self._context else 0
+        self._context, self._pending = window[-1:], self._pending[count:]
+        text: str = self._decode(window)
+        return text[skip:]
+
+
+class _Vocabulary:
+    """The tokens as the vocabulary spells them, less those that decoding leaves out."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token_id for token_id, token in added.items() if token.special}
+        self._id_to_token = tokenizer.id_to_token
+
+    def visible(self, token_id: int) -> str | None:
+        """The token; None when it is special, or when there is no such id."""
+        token: str | None = self._id_to_token(token_id)
+        return None if token_id in self._special else token
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """What a token stands for inside a text, which need not be whole characters.
+
+    A leading space is part of it. Of a special token it is the name, of an unknown id nothing.
+    """
+    token: str | None = tokenizer.id_to_token(token_id)
+    if token is None:
+        return b""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return _spelled(token)
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    once: str = tokenizer.decode([token_id])
+    twice: str = tokenizer.decode([token_id, token_id])  # decoders strip the first space only
+    return (twice[len(once) :] or token).encode()
+
+
+def _spelled(token: str) -> bytes:
+    """The bytes that a token of byte-level BPE spells."""
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:  # an added token is plain text, not spelled in the byte alphabet
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level BPE spells bytes (GPT-2): printable Latin-1 as itself, the rest from U+0100.
+
+    The 188 printable ones are `!`..`~`, U+00A1..U+00AC and U+00AE..U+00FF; the other 68 bytes, in
+    order, are the code points from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class TokenText:
+    """Bytes of single tokens, cached; a token need not be whole characters."""
+
+    def __init__(self, tokenizer: EngineTokenizer) -> None:
+        self._tokenizer = tokenizer.tokenizer
+        self._known: dict[int, bytes] = {}
+
+    def raw(self, token_id: int) -> bytes:
+        """See `token_bytes`."""
+        if token_id not in self._known:
+            self._known[token_id] = token_bytes(self._tokenizer, token_id)
+        return self._known[token_id]

@@ -1,0 +1,97 @@
+"""From a prompt and a system prompt to the one text that is tokenized.
+
+The first of these that is set makes the text: the request's ``prompt_template``, the default
+one (``PROMPT_TEMPLATE``), the tokenizer's chat template, ``{prompt}``. The first two are Python
+format strings with nothing but ``{prompt}`` and ``{system_prompt}`` in them; what the user
+writes is data and never interpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from string import Formatter
+
+from cog_triton.errors import BadPromptTemplate, PromptRequired, PromptTemplateError, nearest
+from cog_triton.text.chat_template import render_chat
+from cog_triton.text.tokenizer import EngineTokenizer
+
+_FIELDS = ["prompt", "system_prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """What to tokenize, and whether the tokenizer is to add its special tokens to it.
+
+    `warnings` says what was given but not used, without quoting it.
+    """
+
+    text: str
+    add_special_tokens: bool
+    warnings: tuple[str, ...] = ()
+
+
+def render(
+    prompt: str,
+    system_prompt: str | None,
+    *,
+    request_template: str | None,
+    default_template: str | None,
+    tokenizer: EngineTokenizer,
+) -> RenderedPrompt:
+    """The text for one prompt; a template that is None, or a blank default, counts as not set.
+
+    Raises PromptRequired (E1001) when the text, or the prompt of a chat, is blank;
+    BadPromptTemplate (E1003) when the template has no ``{prompt}`` for the prompt that was given;
+    PromptTemplateError (E1004) when it is not a valid template; BadMessages (E1006) when the
+    chat template refuses the messages.
+    """
+    system_prompt = system_prompt or ""
+    if request_template is not None:
+        return _format("prompt_template", request_template, prompt, system_prompt)
+    if default_template:
+        return _format("PROMPT_TEMPLATE", default_template, prompt, system_prompt)
+    if tokenizer.chat_template is None:
+        return _format("no prompt template", "{prompt}", prompt, system_prompt)
+    if not prompt.strip():
+        raise PromptRequired("the prompt is blank; a chat needs something to answer")
+    messages = [{"role": "user", "content": prompt}]
+    if system_prompt:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    text = render_chat(messages, tokenizer)
+    warnings: tuple[str, ...] = ()
+    if system_prompt.strip() not in text:
+        warnings = ("system_prompt is not used: the model's chat template leaves it out",)
+    return RenderedPrompt(text, add_special_tokens=False, warnings=warnings)
+
+
+def _format(origin: str, template: str, prompt: str, system_prompt: str) -> RenderedPrompt:
+    values = {"prompt": prompt, "system_prompt": system_prompt}
+    pieces = list(_parse(origin, template))
+    used = {name for _, name in pieces}
+    if prompt.strip() and "prompt" not in used:
+        raise BadPromptTemplate(f"{origin} has no {{prompt}}, so the prompt would not be used")
+    text = "".join(literal + (values[name] if name else "") for literal, name in pieces)
+    if not text.strip():
+        raise PromptRequired("the prompt is blank")
+    warnings: tuple[str, ...] = ()
+    if system_prompt and "system_prompt" not in used:
+        warnings = (f"system_prompt is not used: {origin} has no place for it",)
+    return RenderedPrompt(text, add_special_tokens=True, warnings=warnings)
+
+
+def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None]]:
+    """Pairs of literal text and the name of the field after it, if any."""
+    hint = "a brace that is meant as text must be doubled, as in {{ and }}"
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise PromptTemplateError(f"{origin}: {error}; {hint}") from error
+    for literal, name, spec, conversion in pieces:
+        if name is not None and (name not in _FIELDS or spec or conversion):
+            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise PromptTemplateError(
+                f"{origin}: {{{written}}}: only {{prompt}} and {{system_prompt}} are allowed"
+                f"{nearest(name, _FIELDS) if name not in _FIELDS else ''}; {hint}"
+            )
+        yield literal, name

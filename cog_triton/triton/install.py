@@ -1,0 +1,96 @@
+"""Where the tritonserver binary is, and what it needs around it to run Python models."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.errors import TritonStartFailed
+from cog_triton.system import isolated_python
+
+_IMAGE_BINARY = Path("/opt/tritonserver/bin/tritonserver")
+_STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A tritonserver that can be started: `environment` is complete, not an addition."""
+
+    binary: Path
+    backend_directory: Path
+    environment: Mapping[str, str]
+
+
+def find(work_dir: Path, binary: Path | None = None) -> Distribution:
+    """The given binary, the image's, PATH's, or the one in the nvidia-pytriton wheel.
+
+    The wheel's server runs models in our own Python, and its Python backend is completed under
+    `work_dir`. Any other runs them in the Python that it came with, which gets this package and
+    nothing else of ours. Raises E2106 saying what to do.
+    """
+    if binary is None:
+        found = shutil.which("tritonserver")
+        binary = _IMAGE_BINARY if _IMAGE_BINARY.is_file() else Path(found) if found else None
+    if binary is None:
+        return _from_wheel(work_dir)
+    if not (binary.is_file() and os.access(binary, os.X_OK)):
+        raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
+    backends = binary.resolve().parent.parent / "backends"
+    return Distribution(binary, backends, isolated_python.environment(work_dir / "python"))
+
+
+def _from_wheel(work_dir: Path) -> Distribution:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise TritonStartFailed(
+            "no tritonserver: set TRITONSERVER to its path, put it in PATH, or install the"
+            " nvidia-pytriton wheel (`make setup`)"
+        )
+    root = Path(spec.submodule_search_locations[0]) / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / _STUB
+    if not stub.is_file():
+        raise TritonStartFailed(f"no Python {version} stub in {stub.parent.parent}")
+    library_dir = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    return Distribution(
+        root / "bin" / "tritonserver",
+        _complete_backends(root / "backends", stub, work_dir / "backends"),
+        {
+            **os.environ,
+            "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+            "LD_LIBRARY_PATH": ":".join(
+                filter(
+                    None,
+                    [
+                        str(library_dir),
+                        str(root.parent.parent / "nvidia_pytriton.libs"),
+                        os.environ.get("LD_LIBRARY_PATH"),
+                    ],
+                )
+            ),
+        },
+    )
+
+
+def _complete_backends(source: Path, stub: Path, target: Path) -> Path:
+    """The wheel keeps the stubs apart from the backend: bring the right one to its side.
+
+    An image's files may not be written, and a copy has their modes: hence the links.
+    """
+    placed = target / "python" / _STUB
+    for path in source.rglob("*"):
+        copied = target / path.relative_to(source)
+        if not path.is_dir():
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.unlink(missing_ok=True)
+            copied.symlink_to(path)
+    placed.unlink(missing_ok=True)
+    shutil.copy(stub, placed)
+    placed.chmod(0o755)
+    return target

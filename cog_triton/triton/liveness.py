@@ -1,0 +1,99 @@
+"""Whether the processes of a running tritonserver are all alive, and none is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from typing_extensions import Self
+
+from cog_triton.system import reaper
+
+_SERVER = "tritonserver"
+_STUB = "triton_python_backend_stub"
+_LOOK_S = 0.25
+_DEAD = ("", "Z", "X")
+
+
+class Vitals:
+    """Watches all that runs under one process; use as a context manager.
+
+    The death of a server or a stub is told by the kernel (pidfd_open(2)); that of any other
+    process is left to whoever started it. A SIGSTOP is seen in proc(5), within 0.25 s.
+    """
+
+    def __init__(self, root: int) -> None:
+        """`root` is the process that all of them descend from; start when they are ready."""
+        self._all = reaper.descendants(root)
+        self._names = {pid: name for pid in self._all if (name := _name(pid)) is not None}
+        self._descriptors: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    async def trouble(self) -> str:
+        """Wait until a process has died or was stopped; says which and what."""
+        loop = asyncio.get_running_loop()
+        died = asyncio.Event()
+        try:
+            for pid in self._names:
+                try:
+                    self._descriptors[pid] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    died.set()
+                else:
+                    loop.add_reader(self._descriptors[pid], died.set)
+            while True:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(died.wait(), _LOOK_S)
+                states = {pid: _state(pid) for pid in self._all}
+                # A server takes its stubs along: it is the one to name.
+                for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
+                    if states[pid] in _DEAD:
+                        return f"{self._describe(pid)} has died"
+                for pid, state in states.items():
+                    if state == "T":
+                        return f"{self._describe(pid)} was stopped"
+        finally:
+            for descriptor in self._descriptors.values():
+                loop.remove_reader(descriptor)
+
+    def _describe(self, pid: int) -> str:
+        return f"{self._names.get(pid, 'a process of Triton')} (process {pid})"
+
+
+def servers(root: int) -> list[int]:
+    """Every tritonserver that runs under the process `root`."""
+    return [pid for pid in reaper.descendants(root) if _name(pid) == _SERVER]
+
+
+def _name(pid: int) -> str | None:
+    """What a process is called in errors, None if it is neither a server nor a stub."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # A program that is a script has its interpreter before it.
+    for place, word in enumerate(words[:2]):
+        program = Path(word).name
+        if program == _SERVER:
+            return _SERVER
+        if program == _STUB:
+            model = Path(words[place + 1]).parent.parent.name if len(words) > place + 1 else "?"
+            return f"the stub of {model}"
+    return None
+
+
+def _state(pid: int) -> str:
+    """The letter of proc(5): T is stopped. Blank when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -1,0 +1,69 @@
+"""Renders ``triton_model_repo/`` for one engine into a run directory, through protobuf."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.tensor_contract import FINISH_REASON
+from cog_triton.errors import InvalidPredictorConfig
+from cog_triton.system.paths import data_dir
+from cog_triton.triton import text_model_arguments
+from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
+
+ENGINE_MODEL = "tensorrt_llm"
+
+
+def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Path:
+    """Write every model's ``config.pbtxt`` and ``1/`` under `target`; returns `target`.
+
+    Raises E1202 naming an argument that its model does not have.
+    """
+    source = data_dir("triton_model_repo")
+    shutil.rmtree(target, ignore_errors=True)
+    engine_config: Any = None
+    others = [name for name in MODELS if name != ENGINE_MODEL]
+    for model in FAMILY_MODELS:
+        if model not in family.own_models and serve_config.of(model):
+            raise InvalidPredictorConfig(f"{model}.args: a {family.name} engine has no {model}")
+    for model in (ENGINE_MODEL, *others, *family.own_models):
+        config = read_config(source / model / "config.pbtxt")
+        version = target / model / "1"
+        version.mkdir(parents=True)
+        if model == ENGINE_MODEL:
+            engine_config = config
+            model_py = family.render(config, serve_config.of(model))
+            if model_py is not None:
+                (version / "model.py").write_text(model_py, "utf-8")
+            if family.tells_end:
+                config.output.add(
+                    name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
+                )
+        elif model in family.own_models:
+            family.render_own(config, serve_config.of(model))
+        else:
+            config.max_batch_size = engine_config.max_batch_size
+            if "tokenizer_dir" in config.parameters:
+                config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
+            family.adapt(config)
+            text_model_arguments.apply(config, serve_config.of(model), family.tokenizer_dir)
+        code = source / model / "1" / "model.py"
+        if code.is_file():
+            shutil.copy(code, version)
+        (target / model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
+    return target
+
+
+def max_batch_size(repository: Path) -> int:
+    """How many requests the engine of a rendered repository runs at once."""
+    return int(read_config(repository / ENGINE_MODEL / "config.pbtxt").max_batch_size)
+
+
+def read_config(path: Path) -> Any:
+    """Parse one ``config.pbtxt`` into tritonclient's ModelConfig."""
+    return text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig())

@@ -1,0 +1,67 @@
+"""One rank under mpirun: a tritonserver whose end, however it comes, is the end of all ranks.
+
+    python -S -I mpi_rank.py COMMAND...
+
+mpirun lets the others run on when a rank that never called MPI_Init exits with 0, and gives them a
+second between SIGTERM and SIGKILL. So here an end that nobody asked for is a failure, whatever its
+code; and SIGUSR1, which mpirun hands to the ranks of all machines, asks for an end in their own
+time: rank 0 stops, and its engine tells the others to. This needs nothing but the standard library.
+Interfaces: mpirun(1) of Open MPI, prctl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+SHM_DIRECTORY = "OMPI_MCA_btl_vader_backing_directory"
+"""Where Open MPI 4 maps memory between ranks: what it leaves there when killed can be found."""
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_S = 6  # of the other ranks: tritonserver's own time to exit, and one second
+
+
+def main(command: list[str]) -> int:
+    """Run `command`: 0 if it ended after SIGUSR1, else its code, 128 + signal, or 1 for 0."""
+    libc = ctypes.CDLL(None)
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+    process: subprocess.Popen[bytes] | None = None
+    asked = stopped = False
+
+    def in_child() -> None:
+        # mpirun signals our whole process group, and this one is for us alone.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal asked, stopped
+        if number == signal.SIGUSR1:
+            asked = True
+            if rank != "0":
+                signal.alarm(_PATIENCE_S)
+                return
+        stopped = True
+        if process is not None:
+            process.terminate()
+
+    if SHM_DIRECTORY in os.environ:
+        Path(os.environ[SHM_DIRECTORY]).mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, on_signal)
+    process = subprocess.Popen(command, preexec_fn=in_child)
+    if stopped:
+        process.terminate()
+    code = process.wait()
+    code = code if code >= 0 else 128 - code
+    if asked:
+        return 0
+    sys.stderr.write(f"rank {rank}: tritonserver exited with code {code}\n")
+    return code or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

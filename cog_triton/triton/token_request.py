@@ -1,0 +1,207 @@
+"""One request of token ids to the engine's model, as the client of TensorRT-LLM's backend makes it.
+
+Source: triton_backend/inflight_batcher_llm/client/inflight_batcher_llm_client.py of TensorRT-LLM
+1.2. The tensors are those of its numeric contract, sent over HTTP.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonMalformedEvent
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.triton.client import TritonClient
+
+_SAMPLING = {
+    "temperature": "temperature",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked; `sampling` has only what is to be sent, by the names of `SamplingParams`.
+
+    `stop_after_ms` 0 is never; the engine is stopped by a second request with the same id or, with
+    `stop_by_hanging_up`, by closing the connection, which loses an answer that is not streamed.
+    """
+
+    input_ids: Sequence[int]
+    output_len: int
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    beam_width: int = 1
+    return_sequences: int | None = None
+    end_id: int | None = None
+    pad_id: int | None = None
+    streaming: bool = False
+    exclude_input: bool = False
+    stop_after_ms: int = 0
+    stop_by_hanging_up: bool = False
+    request_id: str = ""
+    model: str = "tensorrt_llm"
+
+    def __post_init__(self) -> None:
+        """Raise E1005 for values out of range, before anything is sent."""
+        if not self.input_ids:
+            raise InvalidArgument("input_ids: there is no token to send")
+        SamplingParams(max_tokens=self.output_len, **self.sampling)  # type: ignore[arg-type]
+
+    def values(self) -> dict[str, Any]:
+        """The request as JSON values; what was not given is left to the engine."""
+        sampling = {name: self.sampling.get(key) for name, key in _SAMPLING.items()}
+        optional = {
+            **sampling,
+            "end_id": self.end_id,
+            "pad_id": self.pad_id,
+            "num_return_sequences": self.return_sequences,
+            "exclude_input_in_output": self.exclude_input or None,
+        }
+        return {
+            "input_ids": list(self.input_ids),
+            "input_lengths": len(self.input_ids),
+            "request_output_len": self.output_len,
+            "beam_width": self.beam_width,
+            "streaming": self.streaming,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """`sequences` are generated token ids, a list for each beam or sequence, without the input.
+
+    `stopped` tells that a stop was sent before the end.
+    """
+
+    sequences: list[list[int]]
+    stopped: bool
+
+
+def ask(
+    client: TritonClient,
+    question: Question,
+    on_tokens: Callable[[list[int]], None] = lambda ids: None,
+) -> Answer:
+    """Send `question` and wait for all of its answer; `on_tokens` gets what streams in.
+
+    Raises the coded error of the engine or of the connection.
+    """
+    request_id = question.request_id or f"client-{os.getpid()}-{next(_numbers)}"
+    request = client.request(question.values(), request_id, question.model)
+    stopper = _Stopper(
+        question.stop_after_ms,
+        request.hang_up
+        if question.stop_by_hanging_up
+        else lambda: client.stop(request_id, question.model),
+    )
+    found: dict[int, list[int]] = {}
+    try:
+        with stopper:
+            for events in client.events(request):
+                for event in events:
+                    for place, ids in _rows(event, question):
+                        found.setdefault(place, []).extend(ids)
+                        if question.streaming:
+                            on_tokens(ids)
+    except CogTritonError:
+        if not (stopper.stopped and question.stop_by_hanging_up):
+            raise
+    if stopper.error is not None:
+        raise stopper.error
+    sequences = [found[place] for place in sorted(found)]
+    if not (question.streaming or question.exclude_input):
+        sequences = [ids[len(question.input_ids) :] for ids in sequences]
+    return Answer(sequences or [[]], stopper.stopped)
+
+
+class _Stopper:
+    """Calls `stop` once, some time after the start, unless the end comes first."""
+
+    def __init__(self, after_ms: int, stop: Callable[[], None]) -> None:
+        self._after_s = after_ms / 1000
+        self._stop = stop
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self.stopped = False
+        self.error: CogTritonError | None = None
+
+    def __enter__(self) -> None:
+        if self._after_s:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._after_s
+        if self._ended.wait(deadline - time.monotonic()):
+            return
+        self.stopped = True
+        try:
+            self._stop()
+        except CogTritonError as error:
+            self.error = error
+
+
+def _rows(event: Mapping[str, Any], question: Question) -> list[tuple[int, list[int]]]:
+    """Token ids of an event by their place; flattened beams are as long as the longest."""
+    ids = _whole_numbers(event, "output_ids")
+    if not ids:
+        return []
+    lengths = _whole_numbers(event, "sequence_length")
+    first = next(iter(_whole_numbers(event, "sequence_index")), 0)
+    if question.beam_width == 1:
+        return [(first, ids[: lengths[0]] if lengths and not question.streaming else ids)]
+    width = len(ids) // question.beam_width
+    if width * question.beam_width != len(ids) or len(lengths) != question.beam_width:
+        raise TritonMalformedEvent(
+            f"{len(ids)} output_ids and {len(lengths)} lengths for {question.beam_width} beams"
+        )
+    return [
+        (beam, ids[beam * width : beam * width + length]) for beam, length in enumerate(lengths)
+    ]
+
+
+def _whole_numbers(event: Mapping[str, Any], name: str) -> list[int]:
+    """A tensor; Triton writes one of a single element as a bare number."""
+    value = event.get(name, [])
+    numbers: list[int] = value if isinstance(value, list) else [value]
+    if any(type(number) is not int for number in numbers):
+        raise TritonMalformedEvent(f"{name}={value!r}: must be whole numbers")
+    return numbers
+
+
+def read_ids(path: Path) -> list[int]:
+    """Token ids of the first row of a CSV file; raises E1005 naming the file and what is wrong."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            row = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"--input-tokens-csv={str(path)!r}: cannot be read: {error}"
+        ) from error
+    return parse_ids(f"--input-tokens-csv={str(path)!r}", row)
+
+
+def parse_ids(name: str, words: Sequence[str]) -> list[int]:
+    """Token ids from their decimal words; raises E1005."""
+    for word in words:
+        if not word.strip().isdecimal():
+            raise InvalidArgument(f"{name}: {word!r} is not a token id")
+    return [int(word) for word in words]

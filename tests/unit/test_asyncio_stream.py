@@ -1,0 +1,252 @@
+"""A stream that an event loop reads: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from cog_triton.triton.asyncio_stream import Reading
+
+PATIENCE_S = 10
+
+
+class Line:
+    """A connection of which each byte is an item; the test writes them."""
+
+    def __init__(self, timeout: float = PATIENCE_S) -> None:
+        self.timeout = timeout
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._expired = False
+        self.closed = threading.Event()
+        self.threads: set[int] = set()
+        self.reads = 0
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def expire(self) -> None:
+        self._expired = True
+
+    def send(self, *items: int) -> None:
+        self._theirs.sendall(bytes(items))
+
+    def hang_up(self) -> None:
+        self._theirs.close()
+
+    def items(self) -> Generator[int | None, None, None]:
+        """Begins with a blocking read, as a stream that waits for its turn does."""
+        try:
+            with self._ours, self._theirs:
+                yield from self._all()
+        finally:
+            self.closed.set()
+
+    def _all(self) -> Iterator[int | None]:
+        self._ours.setblocking(True)
+        first = self._ours.recv(1)
+        self._ours.setblocking(False)
+        yield from first
+        while True:
+            yield None
+            if self._expired:
+                raise TimeoutError("nothing came")
+            self.threads.add(threading.get_ident())
+            self.reads += 1
+            try:
+                found = self._ours.recv(100)
+            except BlockingIOError:
+                continue
+            if not found:
+                return
+            for item in found:
+                if item == 255:
+                    raise ValueError("broken")
+                yield item
+
+
+def reading_of(line: Line) -> Reading[int]:
+    return Reading(line.items(), lambda: line)
+
+
+async def all_of(reading: Reading[int]) -> list[int]:
+    found: list[int] = []
+    while (items := await reading.next()) is not None:
+        assert items
+        found += items
+    return found
+
+
+@pytest.mark.parametrize("pause", [None, 0, 0.0003])
+def test_everything_arrives_once_and_in_order(pause: float | None) -> None:
+    line = Line()
+
+    def write() -> None:
+        for number in range(500):
+            if pause is not None:
+                time.sleep(pause)
+            line.send(number % 100)
+        line.hang_up()
+
+    async def read() -> None:
+        reading = reading_of(line)
+        threading.Thread(target=write).start()
+        assert await all_of(reading) == [number % 100 for number in range(500)]
+        assert reading.ended
+        assert await reading.next() is None
+
+    asyncio.run(read())
+    assert line.closed.is_set()
+
+
+def test_the_event_loop_reads_and_only_when_something_came() -> None:
+    line = Line()
+
+    async def read() -> None:
+        reading = reading_of(line)
+        line.send(1)
+        assert await reading.next() == [1]
+        for number in range(5):
+            await asyncio.sleep(0.01)
+            line.send(number)
+            assert await reading.next() == [number]
+        line.hang_up()
+        assert await reading.next() is None
+
+    asyncio.run(read())
+    assert line.threads == {threading.get_ident()}
+    assert line.reads == 6
+
+
+def test_many_are_read_side_by_side() -> None:
+    async def read() -> None:
+        lines = [Line() for _ in range(50)]
+        readings = [reading_of(line) for line in lines]
+        for number in range(20):
+            for place, line in enumerate(lines):
+                line.send((number + place) % 100)
+        for line in lines:
+            line.hang_up()
+        for place, reading in enumerate(readings):
+            assert await all_of(reading) == [(number + place) % 100 for number in range(20)]
+
+    asyncio.run(read())
+
+
+def test_what_arrives_while_nobody_looks_comes_together() -> None:
+    async def read() -> list[int] | None:
+        line = Line()
+        reading = reading_of(line)
+        for number in range(10):
+            line.send(number)
+            await asyncio.sleep(0.01)
+        found = await reading.next()
+        assert not reading.ended
+        line.hang_up()
+        assert await reading.next() is None
+        return found
+
+    assert asyncio.run(read()) == list(range(10))
+
+
+@pytest.mark.parametrize("first", [1, 255])
+def test_an_error_comes_after_what_was_read_before_it(first: int) -> None:
+    async def read() -> None:
+        line = Line()
+        reading = reading_of(line)
+        line.send(7, first, 255)
+        wanted = [7, 1] if first == 1 else [7]
+        found: list[int] = []
+        while len(found) < len(wanted):
+            found += await reading.next() or []
+        assert found == wanted
+        with pytest.raises(ValueError, match="broken"):
+            await reading.next()
+        assert reading.ended
+        assert line.closed.is_set()
+
+    asyncio.run(read())
+
+
+def test_an_error_before_the_first_pause() -> None:
+    def items() -> Generator[int | None, None, None]:
+        raise ValueError("refused")
+        yield None
+
+    def connection() -> Line:
+        raise AssertionError("there is none")
+
+    async def read() -> None:
+        with pytest.raises(ValueError, match="refused"):
+            await Reading(items(), connection).next()
+
+    asyncio.run(read())
+
+
+def test_nothing_within_the_time_is_an_empty_list() -> None:
+    async def read() -> None:
+        line = Line()
+        reading = reading_of(line)
+        assert await reading.next(0.01) == []
+        line.send(7)
+        assert await reading.next() == [7]
+        assert await reading.next(0.01) == []
+        line.hang_up()
+        assert await reading.next() is None
+
+    asyncio.run(read())
+
+
+def test_silence_expires_and_what_comes_in_time_does_not() -> None:
+    async def read() -> None:
+        line = Line(timeout=0.4)
+        reading = reading_of(line)
+        for number in range(5):
+            line.send(number)
+            assert await reading.next() == [number]
+            await asyncio.sleep(0.1)
+        with pytest.raises(TimeoutError, match="nothing came"):
+            await reading.next()
+        assert line.closed.is_set()
+
+    asyncio.run(read())
+
+
+def test_a_descriptor_that_is_used_again_is_another_streams() -> None:
+    async def read() -> None:
+        descriptors = set()
+        for number in range(50):
+            line = Line()
+            descriptors.add(line.fileno())
+            reading = reading_of(line)
+            line.send(number)
+            assert await reading.next() == [number]
+            line.hang_up()
+            assert await reading.next() is None
+            assert line.closed.is_set()
+        assert len(descriptors) < 50
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_loop_that_has_ended_leaves_nothing_open(begun: bool) -> None:
+    line = Line()
+
+    async def leave() -> None:
+        reading = reading_of(line)
+        if begun:
+            line.send(1)
+            assert await reading.next() == [1]
+
+    asyncio.run(leave())
+    if not begun:
+        line.send(1)
+    gc.collect()
+    assert line.closed.wait(PATIENCE_S)

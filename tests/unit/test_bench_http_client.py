@@ -1,0 +1,203 @@
+"""HTTP and events of the load generator, over real sockets and in every chunking."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import HANG, RESET, Answer, serving, stream, whole
+
+from cog_triton.bench import sse
+from cog_triton.bench.http_client import Client, Whole, WireError, encode, split
+from cog_triton.errors import InvalidArgument
+from cog_triton.system.ports import free_ports
+
+EVENTS = [
+    b'id: 1\nevent: output\ndata: {"chunk": "a b"}',
+    b"event: output\ndata: one\ndata: two",
+    b'data: {"text": "\\n\\n"}',
+    "data: größer".encode(),
+    b": comment",
+]
+
+
+@given(st.lists(st.integers(0, 400)), st.sampled_from([b"\n", b"\r\n"]))
+def test_events_are_the_same_in_every_chunking(cuts: list[int], end: bytes) -> None:
+    whole_text = b"".join(event.replace(b"\n", end) + end * 2 for event in EVENTS)
+    places = sorted({0, len(whole_text), *(min(cut, len(whole_text)) for cut in cuts)})
+    splitter = sse.Splitter()
+    found = []
+    for start, stop in itertools.pairwise(places):
+        found += splitter.feed(whole_text[start:stop])
+    assert found == EVENTS
+
+
+def test_parts_of_an_event() -> None:
+    assert [sse.name(event) for event in EVENTS] == [b"output", b"output", b"", b"", b""]
+    assert sse.data(EVENTS[0]) == b'{"chunk": "a b"}'
+    assert sse.data(EVENTS[1]) == b"one\ntwo"
+    assert sse.data(EVENTS[4]) == b""
+
+
+class Pieces(Whole):
+    """Keeps reads apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[float, bytes]] = []
+
+    def body(self, data: bytes, at: float) -> None:
+        super().body(data, at)
+        self.reads.append((at, data))
+
+
+def talk(answer: Answer, work: Callable[[str, Client], Coroutine[Any, Any, Any]]) -> Any:
+    async def main(url: str) -> Any:
+        client = Client(5)
+        try:
+            return await work(url, client)
+        finally:
+            client.close()
+
+    with serving(answer) as server:
+        return asyncio.run(main(server.url)), server
+
+
+def test_an_answer_and_its_request() -> None:
+    async def work(url: str, client: Client) -> Whole:
+        return await client.fetch("POST", f"{url}/a?b=c", {"X-Y": "z"}, b'{"n": 1}')
+
+    answer, server = talk([whole(b"hello", "201 Created")], work)
+    assert (answer.status, answer.text) == (201, b"hello")
+    assert answer.headers[b"content-type"] == b"application/json"
+    (request,) = server.requests
+    assert (request.path, request.json) == ("/a?b=c", {"n": 1})
+
+
+def test_a_stream_comes_as_it_is_sent() -> None:
+    async def work(url: str, client: Client) -> Pieces:
+        sink = Pieces()
+        await client.send(*encode("POST", url, {}, b"{}"), sink)
+        return sink
+
+    sink, _ = talk(stream(b"one", b"two", b"three"), work)
+    assert sink.text == b"onetwothree"
+    times = [at for at, _ in sink.reads]
+    assert times == sorted(times)
+
+
+def test_chunks_of_one_read_come_as_one() -> None:
+    async def work(url: str, client: Client) -> Pieces:
+        sink = Pieces()
+        await client.send(*encode("POST", url, {}, b"{}"), sink)
+        return sink
+
+    sink, _ = talk([b"".join(stream(b"one", b"two", b"three"))], work)  # type: ignore[arg-type]
+    assert [data for _, data in sink.reads] == [b"onetwothree"]
+
+
+def test_connections_are_kept() -> None:
+    async def work(url: str, client: Client) -> int:
+        for _ in range(3):
+            await client.fetch("GET", url, {})
+        await asyncio.gather(*(client.fetch("GET", url, {}) for _ in range(2)))
+        return 0
+
+    _, server = talk([whole(b"x")], work)
+    assert len(server.requests) == 5
+    assert len(server._connections) == 2
+
+
+def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    async def work(url: str, client: Client) -> Whole:
+        return await client.fetch("GET", url, {})
+
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+    async def main() -> Whole:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"all of it")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            client = Client(5)
+            try:
+                return await work(f"http://127.0.0.1:{port}", client)
+            finally:
+                client.close()
+
+    assert asyncio.run(main()).text == b"all of it"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", RESET], "connection closed"),
+        ([RESET], "connection closed"),
+        ([b"SSH-2.0-x\r\n\r\n", HANG], "not HTTP"),
+        ([HANG], "timeout"),
+        (stream(b"abc", HANG), "timeout"),
+    ],
+)
+def test_answers_that_do_not_end(answer: Answer, kind: str) -> None:
+    async def work(url: str, client: Client) -> str:
+        client.timeout = 0.3
+        with pytest.raises(WireError) as caught:
+            await client.fetch("GET", url, {})
+        return caught.value.kind
+
+    found, _ = talk(answer, work)
+    assert found == kind
+
+
+def test_nobody_there() -> None:
+    (port,) = free_ports(1)
+
+    async def main() -> None:
+        await Client(5).fetch("GET", f"http://127.0.0.1:{port}", {})
+
+    with pytest.raises(WireError, match=f"127.0.0.1:{port}") as caught:
+        asyncio.run(main())
+    assert caught.value.kind == "cannot connect"
+
+
+def test_a_cancelled_request_hangs_up() -> None:
+    async def work(url: str, client: Client) -> None:
+        task = asyncio.create_task(client.fetch("GET", url, {}))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    _, server = talk([HANG], work)
+    assert server.requests[0].left.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "tls", "path", "name"),
+    [
+        ("http://a:1/b?c", "a", 1, False, "/b?c", "a:1"),
+        ("https://api.example.com", "api.example.com", 443, True, "/", "api.example.com"),
+        ("http://[::1]:80", "::1", 80, False, "/", "[::1]"),
+    ],
+)
+def test_urls(url: str, host: str, port: int, tls: bool, path: str, name: str) -> None:
+    origin, found = split(url)
+    assert (origin.host, origin.port, origin.tls, found) == (host, port, tls, path)
+    assert origin.name == name
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:5000", "ftp://a", "http://", "http://u:p@a", "http://a:x"]
+)
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--url=.*must be http"):
+        split(url)

@@ -1,0 +1,294 @@
+"""What is asked and when: schedules, lengths, prompts, and the three kinds of load."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from bench_runs import options
+from small_tokenizers import byte_level, save
+
+from cog_triton.bench import arrivals, length_distribution
+from cog_triton.bench.http_client import Client, now
+from cog_triton.bench.load_generator import LoadGenerator
+from cog_triton.bench.options import Arrival, Unit
+from cog_triton.bench.prompt_source import Prompt, Prompts
+from cog_triton.bench.request_record import CUT, OK, Record
+from cog_triton.bench.targets.base import Failure, Target
+from cog_triton.errors import InvalidArgument
+
+
+def offsets(**changes: Any) -> list[float]:
+    values: dict[str, Any] = {"poisson": True, "seed": 1, "duration": None, "requests": None}
+    return list(arrivals.offsets(10.0, **{**values, **changes}))
+
+
+def test_constant_arrivals() -> None:
+    assert offsets(poisson=False, duration=0.5) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert len(offsets(poisson=False, requests=3)) == 3
+
+
+def test_poisson_arrivals_are_those_of_the_seed() -> None:
+    found = offsets(duration=1000.0)
+    assert found == offsets(duration=1000.0)
+    assert found != offsets(duration=1000.0, seed=2)
+    assert found == sorted(found)
+    assert found[-1] < 1000
+    gaps = [b - a for a, b in itertools.pairwise(found)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(0.1, rel=0.05)
+    assert deviation == pytest.approx(mean, rel=0.05)
+
+
+def test_a_schedule_ends_at_whichever_limit_is_first() -> None:
+    assert len(offsets(duration=1000.0, requests=7)) == 7
+    assert offsets(duration=0.05, requests=7, poisson=False) == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high", "mean"),
+    [
+        ("100", 100, 100, 100),
+        ("uniform:50-200", 50, 200, 125),
+        ("normal:100,20", 1, 220, 100),
+        ("lognormal:100,0.5", 1, 2000, 100 * 1.1331),
+    ],
+)
+def test_lengths(text: str, low: int, high: int, mean: float) -> None:
+    found = length_distribution.parse("--n", text)
+    random = Random(3)
+    drawn = [found.draw(random) for _ in range(4000)]
+    assert low <= min(drawn) <= max(drawn) <= high
+    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.03)
+    assert str(found) == text
+    assert found.fixed == (100 if text == "100" else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5", "uniform:9-3", "uniform:0-3", "normal:100", "zipf:3", "100,20"]
+)
+def test_bad_lengths(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"--n='{text}': must be N, uniform"):
+        length_distribution.parse("--n", text)
+
+
+def test_prompts_are_those_of_the_seed_and_number() -> None:
+    first, second = Prompts(options(seed=5)), Prompts(options(seed=5))
+    second.prepare(3)
+    assert [first.get(i) for i in range(-1, 5)] == [second.get(i) for i in range(-1, 5)]
+    assert first.get(0) != first.get(1)
+    assert Prompts(options(seed=6)).get(0) != first.get(0)
+    one = first.get(0)
+    assert len(one.text.split()) == 10
+    assert one.ids is not None
+    assert len(one.ids) == 10
+    assert one.output_tokens == 5
+    assert "words" in first.describe()
+
+
+def test_prompts_of_an_exact_number_of_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    save(tmp_path, tokenizer)
+    wanted = length_distribution.parse("n", "uniform:1-60")
+    prompts = Prompts(options(tokenizer=tmp_path, input_lengths=wanted))
+    found = set()
+    for index in range(50):
+        prompt = prompts.get(index)
+        assert prompt.ids == tuple(tokenizer.encode(prompt.text).ids)
+        found.add(len(prompt.ids))
+    assert min(found) >= 1
+    assert max(found) <= 60
+    assert len(found) > 20
+    assert "exact" in prompts.describe()
+
+
+CHAT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+SHARED = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "a b c d"}]
+
+
+def test_a_file_of_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    values = [
+        {"prompt": "plain", "output_tokens": 9},
+        {"messages": CHAT},
+        {"conversations": SHARED},
+    ]
+    path.write_text("\n".join(map(json.dumps, values)) + "\n\n")
+    prompts = Prompts(options(prompt_file=path, output_lengths=None))
+    found = {prompt.text: prompt for prompt in map(prompts.get, range(3))}
+    assert found["plain"].output_tokens == 9
+    assert found["Hi"].messages == tuple(CHAT)
+    assert found["Hi"].output_tokens == 128
+    assert found["one two"].output_tokens == 4
+    assert prompts.get(3) == prompts.get(0)
+    assert prompts.describe() == "3 prompts of a file"
+    assert Prompts(options(prompt_file=path)).get(0).output_tokens == 5
+
+
+def test_a_file_that_is_one_list(tmp_path: Path) -> None:
+    path = tmp_path / "share.json"
+    path.write_text(json.dumps([{"conversations": SHARED}], indent=1))
+    assert Prompts(options(prompt_file=path)).get(0).text == "one two"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "has no prompts"),
+        ("{}", "entry 1: must have"),
+        ('{"prompt": "x"}\nnope', "line 2: not JSON"),
+        ('{"prompt": " "}', "entry 1"),
+        ('{"prompt": "a", "output_tokens": -1}', "entry 1"),
+        ('{"conversations": [{"from": "gpt", "value": "first"}]}', "entry 1"),
+    ],
+)
+def test_bad_files(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=says):
+        Prompts(options(prompt_file=path))
+
+
+class Slow(Target):
+    """Takes `seconds` for each request, one after another, as a server with one slot."""
+
+    name = "slow"
+
+    def __init__(self, seconds: float, most: int = 1, *, broken: bool = False) -> None:
+        super().__init__(options(), Client(1))
+        self.seconds, self.broken = seconds, broken
+        self.slots = asyncio.Semaphore(most)
+        self.running = self.most = 0
+
+    async def prepare(self) -> None:
+        pass
+
+    async def send(self, prompt: Prompt, record: Record) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            async with self.slots:
+                await asyncio.sleep(self.seconds)
+            if self.broken:
+                raise Failure("E2107", "full")
+            record.output(now(), 1)
+            record.output_tokens = 1
+        finally:
+            self.running -= 1
+
+
+def loaded(target: Slow, stop_after: float | None = None, **changes: Any) -> list[Record]:
+    async def main() -> list[Record]:
+        own = options(**changes)
+        generator = LoadGenerator(own, target, Prompts(own))
+        if stop_after is not None:
+            asyncio.get_running_loop().call_later(stop_after, generator.stop)
+        await generator.run(now())
+        assert generator.progress.done == generator.progress.sent == len(generator.records)
+        return generator.records
+
+    return asyncio.run(main())
+
+
+def test_an_open_loop_does_not_wait_for_a_slow_server() -> None:
+    """Without coordinated omission the wait of those behind shows: about 1, 2, 3, ... times."""
+    own: dict[str, Any] = {"unit": Unit.RPS, "arrival": Arrival.CONSTANT, "rate": 1000.0}
+    target = Slow(0.05)
+    records = loaded(target, requests=6, **own)
+    assert target.most >= 3
+    waits = [record.latency for record in records]
+    for number, wait in enumerate(waits):
+        assert wait >= 0.05 * (number + 1) - number / 1000 - 0.01
+    assert [record.status for record in records] == [OK] * 6
+
+
+def test_lateness_of_the_generator_is_part_of_latency_and_not_of_service() -> None:
+    class Blocking(Slow):
+        async def send(self, prompt: Prompt, record: Record) -> None:
+            import time
+
+            time.sleep(0.05)  # what a generator must not do
+            record.output_tokens = 1
+
+    records = loaded(Blocking(0), unit=Unit.RPS, arrival=Arrival.CONSTANT, rate=1000.0, requests=4)
+    last = records[-1]
+    assert last.latency > 0.15
+    assert last.latency - last.service == pytest.approx(last.sent - last.scheduled)
+
+
+def test_batches_go_when_the_last_one_is_done() -> None:
+    target = Slow(0.01, most=99)
+    records = loaded(target, unit=Unit.BATCH, rate=3.0, requests=8, batch_pause=0.02)
+    due = sorted({record.scheduled for record in records})
+    sizes = [sum(record.scheduled == at for record in records) for at in due]
+    assert sizes == [3, 3, 2]
+    assert target.most == 3
+    for before, after in itertools.pairwise(due):
+        ended = max(record.ended for record in records if record.scheduled == before)
+        assert after - ended >= 0.02
+
+
+def test_users_ask_again_when_answered() -> None:
+    target = Slow(0.005, most=99)
+    records = loaded(target, unit=Unit.CONCURRENCY, rate=3.0, requests=20)
+    assert target.most == 3
+    assert sorted(record.index for record in records) == list(range(20))
+
+
+def test_a_duration_ends_what_is_sent_and_not_what_runs() -> None:
+    records = loaded(
+        Slow(0.03, most=99), unit=Unit.CONCURRENCY, rate=2.0, requests=None, duration=0.05
+    )
+    assert 2 <= len(records) <= 4
+    assert all(record.status == OK for record in records)
+
+
+def test_users_who_are_refused_do_not_ask_at_once() -> None:
+    target = Slow(0, broken=True)
+    records = loaded(target, unit=Unit.CONCURRENCY, rate=1.0, requests=None, duration=0.25)
+    assert 1 <= len(records) <= 3
+    assert {record.code for record in records} == {"E2107"}
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_a_stop_cuts_what_runs(unit: Unit) -> None:
+    records = loaded(Slow(60, most=9), 0.1, unit=unit, rate=2.0, arrival=Arrival.CONSTANT)
+    assert records
+    assert {record.status for record in records} == {CUT}
+
+
+@pytest.mark.parametrize("unit", [Unit.RPS, Unit.CONCURRENCY])
+def test_the_parts_of_several_processes_make_the_whole(unit: Unit) -> None:
+    async def part(number: int) -> list[Record]:
+        own = options(unit=unit, rate=200.0, requests=50)
+        generator = LoadGenerator(own, Slow(0, most=9), Prompts(own), number, 3)
+        await generator.run(now())
+        return generator.records
+
+    parts = [asyncio.run(part(number)) for number in range(3)]
+    indexes = sorted(record.index for records in parts for record in records)
+    assert indexes == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rate": 0.0}, r"--rate=0.0: must be above 0"),
+        ({"rate": 1.5, "unit": Unit.BATCH}, r"--rate=1.5: must be a whole number"),
+        ({"requests": None}, "one of them must be given"),
+        ({"processes": 2, "unit": Unit.BATCH}, "sent by one process"),
+        ({"processes": 3, "unit": Unit.CONCURRENCY, "rate": 2.0}, "must not be more than --rate"),
+        ({"buffer_size": 4}, "goes with --output_method buffer"),
+        ({"tps": -1.0}, "must not be negative"),
+        ({"duration": 0.0}, "--duration=0.0: must be above 0"),
+    ],
+)
+def test_values_that_do_not_go(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        options(**changes)

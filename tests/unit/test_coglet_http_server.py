@@ -1,0 +1,120 @@
+"""Cog's server, started by us: the options of its socket, and all else as without us."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cog_triton.serving.coglet.http_server import tune
+from cog_triton.system.ports import free_ports
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def nodelay(found: socket.socket) -> int:
+    return found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def accepted_nodelay(found: socket.socket) -> int:
+    with socket.create_connection(found.getsockname()), found.accept()[0] as connection:
+        return nodelay(connection)
+
+
+def test_what_the_socket_accepts_sends_at_once(listening: socket.socket) -> None:
+    assert accepted_nodelay(listening) == 0
+    tune(listening.getsockname()[1], PATIENCE_S)
+    assert accepted_nodelay(listening) == 1
+    listening.setblocking(False)
+    with pytest.raises(BlockingIOError):  # it is still ours, and still open
+        listening.accept()
+
+
+def test_a_burst_finds_places(listening: socket.socket) -> None:
+    listening.listen(16)
+    tune(listening.getsockname()[1], PATIENCE_S)
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(listening.getsockname(), timeout=5))
+
+
+def test_a_socket_that_comes_later_is_met(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        waiting = threading.Thread(
+            target=tune, args=(found.getsockname()[1], PATIENCE_S), daemon=True
+        )
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        assert nodelay(found) == 0
+        found.listen()
+        waiting.join(PATIENCE_S)
+        assert not waiting.is_alive()
+        assert accepted_nodelay(found) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_else_is_touched_and_giving_up_is_told(
+    listening: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_ports(1)[0]
+    with socket.create_connection(listening.getsockname()) as client:
+        before = open_files()
+        tune(port, 0.05)
+        assert open_files() == before
+        assert nodelay(listening) == nodelay(client) == 0
+    assert f"Cog did not listen on PORT={port} within 0.05 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "text"),
+    [
+        (["--help"], {}, 0, "usage: http.py "),
+        (["--version"], {}, 0, "coglet (Rust) "),
+        (["--hosts"], {}, 2, "unrecognized arguments: --hosts"),
+        (["--host", "127.0.0.1"], {}, 1, "COG_PREDICT_TYPE_STUB environment variable is not set"),
+        ([], {"PORT": "http"}, 1, "ValueError: invalid literal for int()"),
+        (["--host", "127.0.0.1"], {"COG_PREDICT_TYPE_STUB": "a.py:A"}, 1, "Address already in use"),
+    ],
+)
+def test_wrong_starts_end_as_cogs_own_do(
+    arguments: list[str],
+    environment: dict[str, str],
+    code: int,
+    text: str,
+    listening: socket.socket,
+) -> None:
+    taken = {"PORT": str(listening.getsockname()[1]), "COG_LOG_LEVEL": "error"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ours, cogs = (
+        subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            env={"PATH": path, **taken, **environment},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        for module in ("cog_triton.serving.coglet.http_server", "cog.server.http")
+    )
+    assert (ours.returncode, ours.stdout) == (cogs.returncode, cogs.stdout)
+    assert ours.returncode == code, ours.stderr
+    assert ours.stderr.splitlines()[-1:] == cogs.stderr.splitlines()[-1:]
+    assert text in ours.stdout + ours.stderr

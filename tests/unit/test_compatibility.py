@@ -1,0 +1,190 @@
+"""An image for one GPU architecture refuses every other in one line, before it loads anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trtllm_engines
+from made_engines import with_manifest
+
+from cog_triton.artifact import compatibility
+from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.system import gpus, machine
+from cog_triton.system.machine import Machine
+
+
+@pytest.mark.parametrize("image_sm", [None, "", "cpu"])
+def test_an_image_for_any_machine_asks_nothing(image_sm: str | None) -> None:
+    def read() -> list[int]:
+        raise AssertionError("asked")
+
+    compatibility.require_gpu(image_sm, read)
+
+
+@pytest.mark.parametrize("found", [[86], [86, 86]])
+def test_the_right_gpu(found: list[int]) -> None:
+    compatibility.require_gpu("86", lambda: found)
+
+
+@pytest.mark.parametrize(("found", "others"), [([90], "sm_90"), ([86, 89], "sm_89")])
+def test_another_gpu(found: list[int], others: str) -> None:
+    with pytest.raises(EngineIncompatible) as caught:
+        compatibility.require_gpu("86", lambda: found)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(
+        f"E1305 EngineIncompatible: this image is for sm_86, this GPU is {others}:"
+    )
+    assert others.replace("sm_", "cog-triton-runner-") in str(caught.value)
+
+
+def test_no_gpu() -> None:
+    with pytest.raises(EngineIncompatible, match="no GPU here: start it with `docker run --gpus"):
+        compatibility.require_gpu("90", list)
+
+
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(gpus.ctypes, "CDLL", missing)
+    assert gpus.visible_gpus() == gpus.gpu_names() == []
+
+
+def test_serve_says_it_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cog_triton", "serve", str(tmp_path)],
+        # sm_1 is no GPU's, so the image is the wrong one on every machine.
+        env={"COG_TRITON_SM": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        cwd=Path(compatibility.__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: E1305 EngineIncompatible: this image is for sm_1")
+    assert len(done.stderr.splitlines()) == 1
+
+
+H200 = Machine(
+    sm=(90, 90),
+    tritonserver=Path("/opt/tritonserver/bin/tritonserver"),
+    backends=("python", "tensorrtllm"),
+    versions={"tensorrt_llm": "1.2.1", "tensorrt": "10.13.3.9"},
+)
+VERSIONS = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.3.9"}
+
+
+def needs(**changes: object) -> compatibility.Needs:
+    given = {"backend": "tensorrtllm", "world_size": 2, "sm": [90], "versions": VERSIONS}
+    return compatibility.Needs(engine=Path("/engine"), **{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_an_engine_that_fits() -> None:
+    assert compatibility.require_engine(needs(), H200) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sm": [86]}, "built for sm_86, this machine has sm_90: build the engine on such a GPU"),
+        ({"world_size": 4}, "/engine has 4 ranks, a GPU for each: 2 here"),
+        ({"backend": "vllm"}, "has no vllm backend, it has python, tensorrtllm: use a runner"),
+        (
+            {"versions": {**VERSIONS, "tensorrt_llm": "0.9.0"}},
+            "was built by TensorRT-LLM 0.9.0, here is TensorRT-LLM 1.2.1: build the engine anew",
+        ),
+        (
+            {"versions": {**VERSIONS, "tensorrt": "10.14.1.48"}},
+            "was built by TensorRT 10.14.1.48, here is TensorRT 10.13.3.9",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_fit(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(EngineIncompatible) as caught:
+        compatibility.require_engine(needs(**changes), H200)
+    assert said in caught.value.detail
+    assert "\n" not in str(caught.value)
+
+
+def test_everything_that_does_not_fit_is_told_at_once() -> None:
+    here = Machine((), Path("/wheel/tritonserver"), ("python",), {"tensorrt_llm": "1.0.0"})
+    with pytest.raises(EngineIncompatible) as caught:
+        compatibility.require_engine(needs(), here)
+    assert "has no tensorrtllm backend, it has python" in caught.value.detail
+    assert "built for sm_90, there is no GPU here" in caught.value.detail
+    assert "TensorRT-LLM 1.2.1, here is TensorRT-LLM 1.0.0" in caught.value.detail
+
+
+def test_ranks_on_several_machines() -> None:
+    assert compatibility.require_engine(needs(world_size=4, nodes=2), H200) == []
+
+
+def test_what_is_not_known_is_said_and_not_refused() -> None:
+    here = Machine((90, 90), H200.tritonserver, H200.backends, {"tensorrt": "10.13.3.9"})
+    told = compatibility.require_engine(needs(sm=(), versions={"tensorrt_llm": "1.2.1"}), here)
+    assert told == [
+        "/engine: the GPU that it was built for is not recorded",
+        "TensorRT-LLM's version of this machine is not known, so it was not compared",
+        "TensorRT's version of the engine is not known, so it was not compared",
+    ]
+
+
+def test_an_engine_for_the_cpu_needs_its_backend_alone() -> None:
+    cpu = needs(backend="python", world_size=0, sm=(), versions={})
+    assert compatibility.require_engine(cpu, Machine((), Path("/t"), ("python",), {})) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ("1.2.1", "1.2.1", False),
+        ("1.2.1", "1.2.0", True),
+        ("10.14.1", "10.14.1.48", False),
+        ("10.14.1.48.post1", "10.14.1.48", False),
+        ("1.2.0rc6", "1.2.0", False),
+        ("0.9.0", "0.10.0", True),
+    ],
+)
+def test_versions_are_compared_by_the_numbers_that_both_have(
+    one: str, other: str, differ: bool
+) -> None:
+    assert compatibility._differ(one, other) is differ
+    assert compatibility._differ(other, one) is differ
+
+
+def test_a_manifest_goes_before_what_the_engine_tells(tmp_path: Path) -> None:
+    path = with_manifest(
+        trtllm_engines.make(tmp_path / "engine"), sm=[86], versions={"tensorrt": "10.13"}
+    )
+    found = compatibility.needs_of(path, "tensorrtllm", 1, {"tensorrt_llm": "1.2.1"})
+    assert found.sm == [86]
+    assert found.versions == {"tensorrt_llm": "1.2.1", "tensorrt": "10.13"}
+
+
+def test_sizes_are_compared_before_anything_is_loaded(tmp_path: Path) -> None:
+    path = with_manifest(trtllm_engines.make(tmp_path / "engine"))
+    (path / "rank0.engine").write_bytes(b"cut short")
+    with pytest.raises(EngineCorrupt, match=r"rank0\.engine has 9 bytes, the manifest says"):
+        compatibility.needs_of(path, "tensorrtllm", 1, {})
+
+
+def test_versions_of_nvidias_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "usr/local/lib/python3.12/dist-packages"
+    for name, version in (("tensorrt_llm", "1.2.1"), ("tensorrt", "10.1")):
+        info = packages / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setenv("TRT_VERSION", "10.14.1.48")
+    assert machine.library_versions(tmp_path) == {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
+    monkeypatch.delenv("TRT_VERSION")
+    assert machine.library_versions(tmp_path)["tensorrt"] == "10.1"
+    assert "tensorrt_llm" not in machine.library_versions(tmp_path / "none")
+
+
+def test_backends_of_a_triton(tmp_path: Path) -> None:
+    for name in ("tensorrtllm", "python"):
+        (tmp_path / name).mkdir()
+    assert machine.backends_in(tmp_path) == ["python", "tensorrtllm"]
+    assert machine.backends_in(tmp_path / "none") == []

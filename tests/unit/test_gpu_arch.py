@@ -1,0 +1,60 @@
+"""Which code runs where, and how a GPU is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.prune.gpu_arch import Arch, parse_sm
+
+
+@pytest.mark.parametrize(
+    ("arch", "runs", "not_on"),
+    [
+        (Arch(80), (80, 86, 89), (75, 87, 90, 120)),
+        (Arch(86), (86, 89), (80, 87, 90)),
+        (Arch(90), (90,), (89, 100)),
+        (Arch(90, "a"), (90,), (89, 100)),
+        (Arch(100), (100, 103), (90, 101, 110, 120)),
+        (Arch(100, "a"), (100,), (103,)),
+        (Arch(100, "f"), (100, 103), (90, 101, 110, 120)),
+        (Arch(103, "a"), (103,), (100,)),
+        (Arch(120, "f"), (120, 121), (100, 103)),
+        (Arch(87), (87,), (86, 89)),
+        (Arch(72), (72,), (75,)),
+    ],
+)
+def test_cubins(arch: Arch, runs: tuple[int, ...], not_on: tuple[int, ...]) -> None:
+    assert [sm for sm in (*runs, *not_on) if arch.runs_on(sm)] == list(runs)
+
+
+@pytest.mark.parametrize(
+    ("arch", "compiles", "not_for"),
+    [
+        (Arch(80), (80, 86, 87, 90, 121), (75,)),
+        (Arch(90, "a"), (90,), (89, 100, 120)),
+        (Arch(100, "f"), (100, 103), (90, 110, 120)),
+    ],
+)
+def test_ptx(arch: Arch, compiles: tuple[int, ...], not_for: tuple[int, ...]) -> None:
+    assert [sm for sm in (*compiles, *not_for) if arch.compiles_for(sm)] == list(compiles)
+
+
+@pytest.mark.parametrize(
+    ("text", "sm"), [("86", 86), ("sm_86", 86), ("8.6", 86), (" 90 ", 90), ("12.1", 121)]
+)
+def test_names_of_a_gpu(text: str, sm: int) -> None:
+    assert parse_sm(text) == sm
+
+
+@pytest.mark.parametrize("text", ["", "8", "A10", "compute_86", "8.66", "086", "sm_8.6", "-86"])
+def test_what_names_no_gpu(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="must be a GPU's compute capability") as caught:
+        parse_sm(text)
+    assert f"SM={text!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["90a", "sm_90a"])
+def test_a_variant_is_not_a_gpu(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="for this GPU say 90: code for sm_90a is kept"):
+        parse_sm(text)

@@ -1,0 +1,90 @@
+"""Send buffers of another process's Unix sockets, and no others of its descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cog_triton.triton import http_thread_queues
+
+# Tells the send buffers of a pair and of a TCP socket whenever it is asked.
+PROGRAM = """
+import socket, sys
+pair = socket.socketpair()
+tcp = socket.socket()
+file = open("/dev/null")
+for _ in sys.stdin:
+    print(*(s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for s in (*pair, tcp)), flush=True)
+"""
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+def buffers(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("?\n")
+    process.stdin.flush()
+    return [int(word) for word in process.stdout.readline().split()]
+
+
+def open_here() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+def widened(pid: int) -> int:
+    try:
+        return http_thread_queues.widen(pid)
+    except PermissionError:
+        pytest.skip("this system lends no sockets of other processes")
+
+
+def test_unix_sockets_are_widened_and_others_left(other: subprocess.Popen[str]) -> None:
+    *before, tcp = buffers(other)
+    smallest = widened(other.pid)
+    *after, tcp_after = buffers(other)
+    assert min(after) == smallest > max(before)
+    assert tcp_after == tcp
+    assert http_thread_queues.attainable() == smallest
+
+
+def test_nothing_stays_open_here(other: subprocess.Popen[str]) -> None:
+    buffers(other)
+    before = open_here()
+    widened(other.pid)
+    http_thread_queues.attainable()
+    assert open_here() == before
+
+
+def test_a_process_that_is_gone() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    with pytest.raises(OSError, match="No such"):
+        http_thread_queues.widen(process.pid)
+
+
+def test_what_a_system_gives_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that may not borrow descriptors."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        default = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    def refuse(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert http_thread_queues.attainable() == default

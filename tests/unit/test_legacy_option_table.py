@@ -1,0 +1,321 @@
+"""Every rule for an option of an older script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from older_configs import gpt, llama, modern, refusal, translated
+
+from cog_triton.builder.command_line import ArgumentValue
+from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.legacy import option_table
+from cog_triton.builder.legacy.option_rules import Moved
+from cog_triton.builder.legacy.option_table import (
+    BUILD_PY,
+    CONVERT_CHECKPOINT,
+    HF_CONVERT,
+    TRTLLM_BUILD,
+)
+from cog_triton.builder.legacy.translate import Translation
+from cog_triton.builder.options.recorded import known_options
+from cog_triton.errors import UnknownArgument
+
+Args = dict[str, ArgumentValue]
+DOCS = Path(__file__).parents[2] / "docs" / "build.md"
+
+
+@pytest.mark.parametrize(
+    ("script", "rules"),
+    [
+        ("gpt/hf_gpt_convert.py", HF_CONVERT),
+        ("gpt/build.py", BUILD_PY),
+        ("llama/build.py", BUILD_PY),
+    ],
+)
+def test_there_is_a_rule_for_every_option_of_the_old_scripts(
+    script: str, rules: option_table.Rules
+) -> None:
+    known = known_options(script)
+    assert known is not None
+    names = {name.replace("-", "_") for o in known.options.options for name in o.names}
+    assert names - rules.keys() == set()
+
+
+def test_rules_lead_to_options_that_there_are() -> None:
+    there = {"build": {"trtllm-build"}, "convert": {"models/core/gpt", "models/core/llama"}}
+    names = {
+        role: {
+            name
+            for script in scripts
+            for known in [known_options(script) or known_options(f"{script}/convert_checkpoint.py")]
+            if known is not None
+            for option in known.options.options
+            for name in option.names
+        }
+        for role, scripts in there.items()
+    }
+    tables = (HF_CONVERT, CONVERT_CHECKPOINT, BUILD_PY)
+    moved = [rule for table in tables for rule in table.values() if isinstance(rule, Moved)]
+    assert [rule for rule in moved if rule.name not in names[rule.role]] == []
+    # What is still there must not be translated; of these two, one is deprecated.
+    assert names["build"] & TRTLLM_BUILD.keys() == {"paged_kv_cache"}
+
+
+def test_an_option_that_this_family_lacks_is_refused_by_its_old_name() -> None:
+    assert "build.args.per_group: no value: cannot be translated: models/core/gpt/convert" in (
+        refusal(gpt(build="per_group: "))
+    )
+
+
+CONVERT_RULES = {
+    "i: /src/models/m": {"model_dir": "/src/models/m"},
+    "tp: 2": {"tp_size": 2},
+    "tensor_parallelism: 2": {"tp_size": 2},
+    "storage_type: fp16": {"dtype": "float16"},
+    "storage-type: bfloat16": {"dtype": "bfloat16"},
+    "processes: 4": {"workers": 4},
+    "p: 4": {"workers": 4},
+    "model: starcoder": {"gpt_variant": "starcoder"},
+    "dataset-cache-dir: /d": {"dataset_cache_dir": "/d"},
+    "load-model-on-cpu: ": {"load_model_on_cpu": None},
+    "convert-model-on-cpu: ": {"load_model_on_cpu": None},
+    "load-model-on-cpu: , convert-model-on-cpu: ": {"load_model_on_cpu": None},
+    "calibrate-kv-cache: ": {},
+    "kv: ": {},
+    "load-model-on-cpu: false": {},
+    "mq: ": {},
+}
+
+
+@pytest.mark.parametrize("given", CONVERT_RULES)
+def test_options_of_hf_gpt_convert(given: str) -> None:
+    convert = f"{given}, storage-type: float16" if "storage" not in given else given
+    if given.startswith("i:"):
+        config = gpt("storage-type: float16")
+        assert config.convert_to_ft is not None
+        args = {"i": "/src/models/m", **config.convert_to_ft.args}
+        del args["in-file"]
+        step = config.convert_to_ft.model_copy(update={"args": args})
+        config = config.model_copy(update={"convert_to_ft": step})
+    else:
+        config = gpt(convert)
+    after = translated(config).config.convert_to_ft
+    assert after is not None
+    assert after.args == {
+        "model_dir": "/src/models/m",
+        "output_dir": "c/1-gpu",
+        "dtype": "float16",
+        **CONVERT_RULES[given],
+    }
+
+
+BUILD_RULES = {
+    "use_gpt_attention_plugin: ": {"gpt_attention_plugin": "auto"},
+    "use_gpt_attention_plugin: bfloat16": {"gpt_attention_plugin": "bfloat16"},
+    "use-gemm-plugin: true": {"gemm_plugin": "auto"},
+    "use_lora_plugin: ": {"lora_plugin": "auto"},
+    "hf_lora_dir: /lora": {"lora_dir": "/lora"},
+    "enable_context_fmha: ": {"context_fmha": "enable"},
+    "enable_context_fmha: false": {"context_fmha": "disable"},
+    "use_paged_context_fmha: ": {"use_paged_context_fmha": "enable"},
+    "use_fused_mlp: ": {"use_fused_mlp": "enable"},
+    "remove_input_padding: false": {"remove_input_padding": "disable"},
+    "paged_kv_cache: ": {"kv_cache_type": "paged"},
+    "paged_kv_cache: false": {"kv_cache_type": "continuous"},
+    "tokens_per_block: 64": {"tokens_per_block": 64},
+    "timing_cache: /t": {"input_timing_cache": "/t"},
+    "max_beam_width: 2": {"max_beam_width": 2},
+    "max_input_len: 500, max_output_len: 100": {"max_input_len": 500, "max_seq_len": 600},
+    # build.py of llama had 2048, which trtllm-build has not.
+    "max_output_len: 100": {"max_input_len": 2048, "max_seq_len": 2148},
+    "parallel_build: ": {},
+    "world_size: 4, tp_size: 2, pp_size: 2, parallel_build: ": {"workers": 4},
+    "use_inflight_batching: ": {},
+    "use_custom_all_reduce: ": {},
+    "multi_block_mode: ": {},
+    "strongly_typed: ": {},
+    "use_rmsnorm_plugin: float16": {},
+    "use_embedding_sharing: ": {},
+    "use_lookup_plugin: ": {},
+    "random_seed: 1": {},
+    "n_positions: 1000, vocab_size: 5, hidden_act: silu": {},
+    "builder_opt: false": {},
+}
+
+
+@pytest.mark.parametrize("given", BUILD_RULES)
+def test_options_of_build_py(given: str) -> None:
+    after = translated(llama(given))
+    assert after.config.build.args == {
+        "checkpoint_dir": "checkpoint",
+        "output_dir": "e",
+        **BUILD_RULES[given],
+    }
+    for option in yaml.safe_load(f"{{{given}}}"):
+        if option not in BUILD_RULES[given]:
+            assert any(f"build.args.{option}" in note for note in after.notes)
+
+
+MOVED_RULES = {
+    "dtype: bfloat16": {"dtype": "bfloat16"},
+    "world_size: 2": {"tp_size": 2},
+    "world_size: 2, tp_size: 2": {"tp_size": 2},
+    "tp_size: 2, pp_size: 2, world_size: 4": {"tp_size": 2, "pp_size": 2},
+    "use_weight_only: , weight_only_precision: int4": {
+        "use_weight_only": None,
+        "weight_only_precision": "int4",
+    },
+    "int8_kv_cache: ": {"int8_kv_cache": None},
+    "per_group: , group_size: 64": {"per_group": None, "group_size": 64},
+    "quant_ckpt_path: /q.safetensors": {"quant_ckpt_path": "/q.safetensors"},
+    "load_by_shard: ": {"load_by_shard": None},
+    "use_parallel_embedding: , embedding_sharding_dim: 1": {
+        "use_parallel_embedding": None,
+        "embedding_sharding_dim": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("given", MOVED_RULES)
+def test_options_of_build_py_that_are_for_the_new_convert_step(given: str) -> None:
+    config = translated(llama(given, env={"A": "1"}, timeout=9.0)).config
+    assert config.convert is not None
+    assert config.convert.script == "convert_checkpoint.py"
+    assert config.convert.output_dir == "checkpoint"
+    assert config.convert.args == {
+        "model_dir": "/src/models/m",
+        "output_dir": "checkpoint",
+        "dtype": "float16",
+        **MOVED_RULES[given],
+    }
+    assert config.build.args == {"checkpoint_dir": "checkpoint", "output_dir": "e"}
+
+
+LATER_RULES = {
+    ("storage-type: fp16", ""): ({"dtype": "float16"}, {}),
+    ("ammo_quant_ckpt_path: /q", ""): ({"quant_ckpt_path": "/q"}, {}),
+    ("use_embedding_sharing: ", ""): ({}, {}),
+    ("hf_lora_dir: /lora", ""): ({}, {"lora_dir": "/lora"}),
+    ("", "paged_kv_cache: enable"): ({}, {"kv_cache_type": "paged"}),
+    ("", "paged_kv_cache: disable"): ({}, {"kv_cache_type": "continuous"}),
+    ("", "max_output_len: 512"): ({}, {"max_seq_len": 1536}),
+    ("", "use_custom_all_reduce: disable"): ({}, {}),
+    ("", "multi_block_mode: enable"): ({}, {}),
+    ("", "context_fmha_fp32_acc: disable"): ({}, {}),
+    ("tp_size: 2", "tp_size: 2"): ({"tp_size": 2}, {}),
+    ("", "pp_size: 2"): ({"pp_size": 2}, {}),
+    ("", "use_gemm_plugin: float16"): ({}, {"gemm_plugin": "float16"}),
+    ("", "enable_xqa: enable"): ({}, {}),
+}
+
+
+@pytest.mark.parametrize("given", LATER_RULES)
+def test_options_between_the_old_scripts_and_today(given: tuple[str, str]) -> None:
+    after = translated(modern(*given))
+    convert, build = LATER_RULES[given]
+    assert after.notes
+    assert after.config.convert is not None
+    assert after.config.convert.args == {"model_dir": "model", "output_dir": "c", **convert}
+    assert after.config.build.args == {"checkpoint_dir": "c", "output_dir": "e", **build}
+
+
+REFUSED = {
+    "use_gemm_plugn: ": "build.args.use_gemm_plugn: no value: cannot be translated: there is no"
+    " rule for it; did you mean 'use_gemm_plugin'?",
+    "max_seq_len: 9": "build.args.max_seq_len: 9: cannot be translated: there is no rule for it",
+    "rotary_scaling: [linear, 2]": "build.args.rotary_scaling: ['linear', 2]: cannot be translated:"
+    " position embeddings are",
+    "enable_fp8: ": "build.args.enable_fp8: no value: cannot be translated: FP8 checkpoints come",
+    "fp8_kv_cache: ": "build.args.fp8_kv_cache: no value: cannot be translated: FP8 checkpoints",
+    "moe_num_experts: 8": "build.args.moe_num_experts: 8: cannot be translated: the model's own",
+    "max_draft_len: 3": "speculative_decoding_mode",
+    "builder_opt: 3": "build.args.builder_opt: 3: cannot be translated: there is none since 0.14",
+    "gpus_per_node: 4": "build.args.gpus_per_node: 4",
+    "visualize: ": "visualize_network",
+    "dense_context_fmha: ": "streamingllm",
+    "enable_context_fmha_fp32_acc: ": "the server's setting enable_context_fmha_fp32_acc",
+    "use_context_fmha_for_generation: ": "it was for tests",
+    "weight_only_precision: int4_awq": "AWQ checkpoints come from quantize.py",
+    "quant_ckpt_path: /q.npz": "build.args.quant_ckpt_path: '/q.npz': cannot be translated: only a"
+    " .safetensors file",
+    "use_smooth_quant: ": "build.args.use_smooth_quant: no value: cannot be translated: the convert"
+    " step needs smoothquant",
+    "world_size: 4, tp_size: 2": "build.args.world_size: 4: cannot be translated: it is not tp_s",
+    "max_output_len: many": "build.args.max_output_len: 'many': cannot be translated: max_seq_len",
+    "paged_kv_cache: 1": "build.args.paged_kv_cache: 1: cannot be translated: it is enable or",
+    "multi_block_mode: 1": "build.args.multi_block_mode: 1: cannot be translated: the server's",
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_cannot_be_translated_is_refused_by_name(given: str) -> None:
+    message = refusal(llama(given))
+    assert message.startswith("E1303 UnknownArgument: build.args.")
+    assert REFUSED[given] in message
+
+
+@pytest.mark.parametrize(
+    ("convert", "build", "message"),
+    [
+        ("t: 1", "", "convert_to_ft.args.t: 1: cannot be translated: it may be storage-type or"),
+        ("in-fil: x", "", "convert_to_ft.args.in-fil: 'x': cannot be translated: there is no rule"),
+        (
+            "storage-type: float32",
+            "dtype: float16",
+            "build.args.dtype: 'float16': cannot be translated: convert_to_ft.args.storage-type:"
+            " 'float32' says otherwise",
+        ),
+        ("tp: 2", "world_size: 1", "build.args.world_size: 1: cannot be translated: convert_to_ft"),
+        (
+            "smoothquant: 0.5",
+            "",
+            "convert_to_ft.args.smoothquant: 0.5: cannot be translated: build",
+        ),
+        ("storage_type: fp16, storage-type: fp16", "", "with dashes and underscores"),
+    ],
+)
+def test_steps_that_do_not_agree(convert: str, build: str, message: str) -> None:
+    assert message in refusal(gpt(convert, build))
+
+
+OPTIONS = st.sampled_from(sorted(HF_CONVERT.keys() | BUILD_PY.keys() | CONVERT_CHECKPOINT.keys()))
+VALUES = st.sampled_from([None, True, False, 0, 1, 0.5, "", "enable", "fp16", [1, "a"], "/d"])
+ARGS = st.dictionaries(OPTIONS, VALUES, max_size=3)
+
+
+@settings(deadline=None)
+@drawn(st.sampled_from([gpt(), llama(""), modern()]), ARGS, ARGS)
+def test_nothing_is_dropped_without_a_line(config: BuildConfig, first: Args, last: Args) -> None:
+    older = config.model_copy(
+        update={
+            name: step.model_copy(update={"args": {**step.args, **args}})
+            for (name, step), args in zip(reversed(config.steps()), (last, first), strict=False)
+        }
+    )
+    try:
+        after = translated(older)
+    except UnknownArgument:
+        return
+    assert translated(after.config) == Translation(after.config)
+    for name, step in older.steps():
+        kept = getattr(after.config, name).args.items()
+        told = [
+            f"{name}.args.{key}" for key, value in step.args.items() if (key, value) not in kept
+        ]
+        assert [path for path in told if not any(path in note for note in after.notes)] == []
+
+
+def test_the_documentation_has_the_rules() -> None:
+    found = re.search(
+        r"^<!-- old options -->\n(.*?)^<!-- /old options -->$",
+        DOCS.read_text("utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert found
+    assert found[1].strip() == option_table.markdown().strip()

@@ -1,0 +1,299 @@
+"""Configs of older builders become configs of today, or are refused by the name of an option."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from older_configs import (
+    LLAMA_NO_CONVERT,
+    TINY_GPT2,
+    TRANSLATED,
+    gpt,
+    llama,
+    modern,
+    read,
+    refusal,
+    steps,
+    translated,
+)
+from typer.testing import CliRunner
+
+from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder.check_inputs import check_inputs
+from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.legacy.translate import Translation, translation_lines
+from cog_triton.builder.plan import make_plan
+from cog_triton.builder.run import run_build
+from cog_triton.builder.workspace import Workspace
+from cog_triton.cli.app import app
+from cog_triton.errors import BuildConfigInvalid, UnknownArgument
+
+DOCS = Path(__file__).parents[2] / "docs" / "build.md"
+
+
+def test_the_quick_start_becomes_exactly_this() -> None:
+    after = translated(read(TINY_GPT2)).config
+    assert after.to_yaml() == (
+        "model_id: sshleifer/tiny-gpt2\n"
+        "example_name: gpt\n"
+        "convert_to_ft:\n"
+        "  script: convert_checkpoint.py\n"
+        "  output_dir: ./c-model/gpt2/1-gpu\n"
+        "  args:\n"
+        "    model_dir: /src/models/sshleifer/tiny-gpt2\n"
+        "    output_dir: ./c-model/gpt2/1-gpu\n"
+        "    tp_size: 1\n"
+        "    dtype: float16\n"
+        "build:\n"
+        "  executable: trtllm-build\n"
+        "  output_dir: ./engine_outputs/\n"
+        "  args:\n"
+        "    checkpoint_dir: ./c-model/gpt2/1-gpu\n"
+        "    output_dir: ./engine_outputs/\n"
+        "    gpt_attention_plugin: auto\n"
+        "    remove_input_padding: enable\n"
+    )
+
+
+def test_every_change_of_the_quick_start_is_told() -> None:
+    assert translated(read(TINY_GPT2)).notes == (
+        "convert_to_ft: hf_gpt_convert.py -> convert_checkpoint.py",
+        "convert_to_ft.args.in-file -> model_dir",
+        "convert_to_ft.args.out-dir: './c-model/gpt2' -> output_dir: './c-model/gpt2/1-gpu'"
+        " (output_dir of the step)",
+        "convert_to_ft.args.tensor-parallelism -> tp_size",
+        "convert_to_ft.args.storage-type -> dtype",
+        "build: build.py -> trtllm-build",
+        "build.args.model_dir -> checkpoint_dir",
+        "build.args.use_gpt_attention_plugin: no value -> gpt_attention_plugin: 'auto'",
+        "build.args.remove_input_padding: no value -> remove_input_padding: 'enable'",
+        "build.args.max_batch_size: not given: 2048 now, 256 in build.py",
+        "build.args.max_input_len: not given: 1024 now, 200 in build.py",
+        "build.args.max_seq_len: not given: as the model has it now,"
+        " max_input_len + 200 in build.py",
+        "build.args: not given: on now, off in build.py: context_fmha, kv_cache_type,"
+        " use_paged_context_fmha",
+    )
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_what_came_out_is_of_today(name: str) -> None:
+    """It is not translated again, its YAML is a config, and every step finds its input."""
+    once = translated(read(TRANSLATED[name]))
+    again = translated(once.config)
+    assert once.notes
+    assert again.notes == ()
+    assert again.config is once.config
+    assert steps(read(once.config.to_yaml())) == steps(once.config)
+    check_inputs(once.config)
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_todays_scripts_take_it(name: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert check_arguments(make_plan(read(TRANSLATED[name]), tmp_path), lines.append)
+    assert [line.split(": ")[1] for line in lines] == ["OK", "OK"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        "",
+        "context_fmha: enable, kv_cache_type: paged, max_seq_len: 9, max_draft_len: 3",
+        "remove_input_padding: false, no_such_option: 1",
+        "use_fused_mlp: enable, gather_all_token_logits: ",
+    ],
+)
+def test_a_config_of_today_is_the_same_object(build: str) -> None:
+    config = modern(build=build)
+    assert translated(config) == Translation(config)
+    assert translated(config).config is config
+
+
+def test_all_refusals_come_at_once() -> None:
+    assert len(refusal(llama("rotary_pct: 1, builder_opt: 3, nonsense: ")).splitlines()) == 3
+
+
+@pytest.mark.parametrize("model_dir", ["./c/1-gpu", "/src/c/1-gpu/", "c"])
+def test_the_old_output_is_the_new_one(model_dir: str) -> None:
+    after = translated(gpt(model_dir=model_dir)).config
+    assert after.build.args["checkpoint_dir"] == "c/1-gpu"
+
+
+def test_another_input_than_what_was_converted_is_refused() -> None:
+    assert "build.args.model_dir: 'c/2-gpu': cannot be translated: convert_to_ft.output_dir is" in (
+        refusal(gpt(model_dir="c/2-gpu"))
+    )
+
+
+def test_weights_that_no_step_makes_are_refused() -> None:
+    config = llama("").model_copy(update={"model_id": "another"})
+    assert "build.args.model_dir: '/src/models/m': cannot be translated: it is not the model" in (
+        refusal(config)
+    )
+    empty = config.build.model_copy(update={"args": {}})
+    assert "build.args.model_dir is missing" in refusal(config.model_copy(update={"build": empty}))
+
+
+def test_what_convert_reads_must_be_said() -> None:
+    config = gpt()
+    assert config.convert_to_ft is not None
+    step = config.convert_to_ft.model_copy(update={"args": {"out-dir": "c"}})
+    message = refusal(config.model_copy(update={"convert_to_ft": step}))
+    assert "convert_to_ft.args.in-file is missing" in message
+
+
+def test_the_storage_type_is_that_of_build_or_the_old_default() -> None:
+    for build, dtype in (("", "float32"), ("dtype: bfloat16", "bfloat16")):
+        step = translated(gpt(build=build)).config.convert_to_ft
+        assert step is not None
+        assert step.args["dtype"] == dtype
+    assert (
+        "convert_to_ft.args.dtype: 'float32': added: the default of hf_gpt_convert.py"
+        in translated(gpt()).notes
+    )
+
+
+def test_a_new_step_keeps_out_of_the_way() -> None:
+    config = llama("")
+    step = config.build.model_copy(update={"output_dir": "checkpoint/engine"})
+    after = translated(config.model_copy(update={"build": step})).config
+    assert after.convert is not None
+    assert after.convert.output_dir == "converted"
+
+
+def test_a_quantize_step_between_is_not_guessed_at() -> None:
+    quantize = {"script": "quantize.py", "output_dir": "q", "args": {"model_dir": "model"}}
+    assert "build.script: 'build.py': cannot be translated" in refusal(llama("", quantize=quantize))
+
+
+def test_world_size_is_compared_with_what_comes_out() -> None:
+    with pytest.raises(BuildConfigInvalid, match="the translated config: world_size 2: convert_to"):
+        translated(gpt("tensor-parallelism: 4", world_size=2))
+
+
+def test_a_script_that_is_there_is_left_alone() -> None:
+    config = read(TINY_GPT2)
+    assert translated(config, "hf_gpt_convert.py", "build.py") == Translation(config)
+
+
+def test_a_tree_of_before_runs_configs_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = tmp_path / "examples" / "gpt"
+    scripts.mkdir(parents=True)
+    for name in ("hf_gpt_convert.py", "build.py"):
+        (scripts / name).touch()
+    monkeypatch.setenv("TRTLLM_DIR", str(tmp_path))
+    assert Families().offers("gpt", "build.py")
+    config = read(TINY_GPT2)
+    plan = make_plan(config, tmp_path)
+    assert plan.notes == ()
+    assert plan.config is config
+    assert "--in-file" in plan.steps[0].argv
+
+
+def test_weight_format_had_no_effect_on_a_tar() -> None:
+    config = read(TRANSLATED["llama-build.py"])
+    after = translated(config)
+    assert after.notes[0].startswith("weight_format: 'safetensors': left out: ")
+    assert (config.weight_format, after.config.weight_format) == ("safetensors", None)
+
+
+def test_a_checkpoint_that_no_step_writes_is_refused_before_anything_runs() -> None:
+    after = translated(read(LLAMA_NO_CONVERT)).config
+    with pytest.raises(UnknownArgument) as caught:
+        check_inputs(after)
+    assert str(caught.value) == (
+        "E1303 UnknownArgument: build.args.checkpoint_dir:"
+        " '/src/c-model/meta-llama/Llama-2-13b-chat-hf': no step before build writes it, and it is"
+        " not the model: is the convert step missing?"
+    )
+
+
+@pytest.mark.parametrize(
+    "given", ["model", "/src/models/m", "c", "c/sub", "./c/../c", "/somewhere/else", "model/onnx"]
+)
+def test_inputs_that_there_will_be(given: str) -> None:
+    config = modern()
+    step = config.build.model_copy(update={"args": {"checkpoint_dir": given}})
+    check_inputs(config.model_copy(update={"build": step}))
+
+
+def test_what_is_printed_can_be_copied() -> None:
+    older = read(TINY_GPT2)
+    after = translated(older)
+    lines = list(translation_lines(after.config, after.notes))
+    told = [line for line in lines if line.startswith("[translate] ")]
+    assert lines[: len(told)] == told
+    copied = yaml.safe_load("\n".join(lines[len(told) :]))
+    rest = {"model_id": older.model_id, "example_name": older.example_name}
+    assert steps(BuildConfig.model_validate({**rest, **copied})) == steps(after.config)
+    assert list(translation_lines(older, ())) == []
+
+
+def test_plan_and_check_print_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRTLLM_DIR", raising=False)
+    path = tmp_path / "tiny-gpt2.yaml"
+    path.write_text(TINY_GPT2)
+    for way in ("--plan", "--check"):
+        result = CliRunner().invoke(app, ["build", way, str(path), "--work-dir", str(tmp_path)])
+        assert "[translate] convert_to_ft.args.in-file -> model_dir\n" in result.output
+        assert "\n  executable: trtllm-build\n" in result.output
+    path.write_text(TINY_GPT2.replace("remove_input_padding", "remove_padding"))
+    result = CliRunner().invoke(app, ["build", "--check", str(path)])
+    assert result.exit_code != 0
+    assert "build.args.remove_padding" in str(result.output) + str(result.exception)
+
+
+SCRIPT = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+for name in {names}:
+    parser.add_argument("--" + name, required=True)
+args = parser.parse_args()
+there = json.loads((pathlib.Path(args.{reads}) / "config.json").read_text())
+out = pathlib.Path(args.output_dir)
+out.mkdir(parents=True)
+limits = {{"max_input_len": 9, "max_seq_len": 9, "max_batch_size": 9}}
+model = {{"architecture": "LlamaForCausalLM", "dtype": "float16"}}
+made = {{"version": "1", "pretrained_config": model, "from": there, "build_config": limits}}
+(out / "config.json").write_text(json.dumps(made))
+(out / "rank0.engine").write_bytes(b"engine")
+"""
+
+
+def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = tmp_path / "trtllm" / "examples" / "models" / "core" / "gpt"
+    scripts.mkdir(parents=True)
+    names = ["model_dir", "output_dir", "tp_size", "dtype"]
+    (scripts / "convert_checkpoint.py").write_text(SCRIPT.format(names=names, reads="model_dir"))
+    command = tmp_path / "bin" / "trtllm-build"
+    command.parent.mkdir()
+    names = ["checkpoint_dir", "output_dir", "gpt_attention_plugin", "remove_input_padding"]
+    text = SCRIPT.format(names=names, reads="checkpoint_dir")
+    command.write_text(f"#!{sys.executable}\n{text}")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    monkeypatch.setenv("TRTLLM_DIR", str(tmp_path / "trtllm"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('"the model"')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (model / name).touch()
+    lines: list[str] = []
+    older = read(TINY_GPT2.replace("/src/models/sshleifer/tiny-gpt2", "model"))
+    config = older.model_copy(update={"model_id": str(model)})
+    run_build(config, Workspace(tmp_path / "work"), tmp_path / "engine.tar", echo=lines.append)
+    assert "[translate] build: build.py -> trtllm-build" in lines
+    assert (tmp_path / "engine.tar").is_file()
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    shown = [line for line in DOCS.read_text().splitlines() if line.startswith("[translate] ")]
+    after = translated(read(TINY_GPT2))
+    assert shown == list(translation_lines(after.config, after.notes))[: len(shown)]

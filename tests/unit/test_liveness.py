@@ -1,0 +1,117 @@
+"""Death and standstill of Triton's processes, on real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_triton import SmallTriton
+
+from cog_triton.system import reaper
+from cog_triton.triton.liveness import Vitals
+
+PATIENCE_S = 10
+
+
+@pytest.fixture
+def triton(tmp_path: Path) -> Iterator[SmallTriton]:
+    small = SmallTriton(tmp_path)
+    yield small
+    small.server.kill()
+
+
+async def ready(small: SmallTriton) -> None:
+    """Started, with both stubs and what all three started."""
+
+    async def is_ready() -> bool:
+        return len(of(small, "sleep")) == 3
+
+    async def probe() -> None:
+        """Nothing more."""
+
+    await small.server.start(is_ready, probe)
+
+
+def of(small: SmallTriton, word: str) -> list[int]:
+    """Its processes with `word` in their command line."""
+    lines = {
+        pid: Path(f"/proc/{pid}/cmdline").read_text()
+        for pid in reaper.descendants(small.server.root)
+    }
+    return [pid for pid, line in sorted(lines.items()) if word in line]
+
+
+def trouble_after(small: SmallTriton, word: str, number: int) -> str:
+    async def main() -> str:
+        await ready(small)
+        (victim, *_) = [pid for pid in of(small, word) if pid != small.server.root]
+        with Vitals(small.server.root) as vitals:
+            watch = asyncio.ensure_future(vitals.trouble())
+            await asyncio.sleep(0.1)
+            assert not watch.done()
+            os.kill(victim, number)
+            said = await asyncio.wait_for(watch, PATIENCE_S)
+        assert str(victim) in said
+        return said
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("word", "number", "said"),
+    [
+        ("bin/tritonserver", signal.SIGKILL, "tritonserver (process"),
+        ("tensorrt_llm/1/model.py", signal.SIGKILL, "the stub of tensorrt_llm (process"),
+        ("preprocessing/1/model.py", signal.SIGKILL, "the stub of preprocessing (process"),
+        ("bin/tritonserver", signal.SIGSTOP, "tritonserver (process"),
+        ("preprocessing/1/model.py", signal.SIGSTOP, "the stub of preprocessing (process"),
+        ("601", signal.SIGSTOP, "a process of Triton (process"),
+    ],
+)
+def test_what_died_or_was_stopped_is_named(
+    triton: SmallTriton, word: str, number: int, said: str
+) -> None:
+    told = trouble_after(triton, word, number)
+    assert told.startswith(said)
+    assert told.endswith("has died" if number == signal.SIGKILL else "was stopped")
+
+
+def test_the_death_of_another_process_is_no_trouble(triton: SmallTriton) -> None:
+    async def main() -> None:
+        await ready(triton)
+        with Vitals(triton.server.root) as vitals:
+            watch = asyncio.ensure_future(vitals.trouble())
+            os.kill(of(triton, "601")[0], signal.SIGKILL)
+            assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
+            watch.cancel()
+
+    asyncio.run(main())
+
+
+def test_what_has_died_before_anyone_looked_is_told(triton: SmallTriton) -> None:
+    async def main() -> str:
+        await ready(triton)
+        with Vitals(triton.server.root) as vitals:
+            os.kill(of(triton, "bin/tritonserver")[-1], signal.SIGKILL)
+            return await asyncio.wait_for(vitals.trouble(), PATIENCE_S)
+
+    assert "tritonserver" in asyncio.run(main())
+
+
+def test_no_descriptor_is_left(triton: SmallTriton) -> None:
+    async def main() -> None:
+        await ready(triton)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            with Vitals(triton.server.root) as vitals:
+                watch = asyncio.ensure_future(vitals.trouble())
+                await asyncio.sleep(0.01)
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    asyncio.run(main())

@@ -1,0 +1,154 @@
+"""The run directory is a model repository that parses, with the arguments in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_openvino_family import engine
+
+from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.errors import InvalidPredictorConfig
+from cog_triton.triton import model_repository
+from cog_triton.triton.serve_config import MODELS, ServeConfig
+
+TEXT_MODELS = ("preprocessing", "postprocessing", "tensorrt_llm_bls")
+INSTANCE_COUNTS = {
+    "preprocessing": "preprocessing_instance_count",
+    "postprocessing": "postprocessing_instance_count",
+    "tensorrt_llm_bls": "bls_instance_count",
+}
+
+
+def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Every model's rendered config, parsed again."""
+    family = OpenVINOFamily.open(engine(directory / "engine"))
+    target = model_repository.render(family, ServeConfig(arguments or {}), directory / "repo")
+    assert target == directory / "repo"
+    assert sorted(path.name for path in target.iterdir()) == sorted(MODELS)
+    return {
+        model: model_repository.read_config(target / model / "config.pbtxt") for model in MODELS
+    }
+
+
+def refusal(directory: Path, model: str, name: str, value: Any) -> str:
+    with pytest.raises(InvalidPredictorConfig) as caught:
+        render(directory, {model: {name: value}})
+    assert caught.value.detail.startswith(f"{model}.args.{name}={value!r}: ")
+    return caught.value.detail
+
+
+def test_every_model_is_rendered_and_parses_back(tmp_path: Path) -> None:
+    configs = render(tmp_path)
+    for model, config in configs.items():
+        assert config.name == model
+        assert config.max_batch_size == 16, "the engine's own"
+        assert (tmp_path / "repo" / model / "1").is_dir()
+
+
+def test_models_of_the_python_backend_have_their_code(tmp_path: Path) -> None:
+    for model, config in render(tmp_path).items():
+        code = tmp_path / "repo" / model / "1" / "model.py"
+        assert code.is_file() is (config.backend == "python")
+        if code.is_file():
+            assert "TritonPythonModel" in code.read_text("utf-8")
+            compile(code.read_text("utf-8"), str(code), "exec")
+
+
+def test_text_models_read_the_engines_tokenizer(tmp_path: Path) -> None:
+    configs = render(tmp_path)
+    for model in TEXT_MODELS:
+        assert configs[model].parameters["tokenizer_dir"].string_value == str(tmp_path / "engine")
+
+
+def test_the_source_is_not_touched(tmp_path: Path) -> None:
+    source = model_repository.data_dir("triton_model_repo")
+    before = {path: path.read_bytes() for path in source.rglob("*.pbtxt")}
+    render(tmp_path, {"preprocessing": {"triton_max_batch_size": 3}})
+    assert {path: path.read_bytes() for path in source.rglob("*.pbtxt")} == before
+
+
+def test_rendering_again_leaves_nothing_of_before(tmp_path: Path) -> None:
+    render(tmp_path)
+    (tmp_path / "repo" / "stale").mkdir()
+    render(tmp_path)
+
+
+@pytest.mark.parametrize("model", [*TEXT_MODELS, "ensemble"])
+def test_a_batch_size_of_its_own(model: str, tmp_path: Path) -> None:
+    configs = render(tmp_path, {model: {"triton_max_batch_size": 3}})
+    assert {name: config.max_batch_size for name, config in configs.items()} == {
+        **dict.fromkeys(MODELS, 16),
+        model: 3,
+    }
+
+
+def test_the_engines_batch_size_is_everyones(tmp_path: Path) -> None:
+    configs = render(tmp_path, {"tensorrt_llm": {"triton_max_batch_size": 4}})
+    assert {config.max_batch_size for config in configs.values()} == {4}
+
+
+@pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm_bls"])
+def test_instance_counts(model: str, tmp_path: Path) -> None:
+    configs = render(tmp_path, {model: {INSTANCE_COUNTS[model]: 2}})
+    assert [group.count for group in configs[model].instance_group] == [2]
+
+
+@pytest.mark.parametrize("count", [1, 2, 64])
+def test_postprocessing_has_one_instance(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With more, Triton reorders the tokens of a stream; the seed's configs ask for 64."""
+    name = "postprocessing_instance_count"
+    configs = render(tmp_path, {"postprocessing": {name: count}})
+    assert [group.count for group in configs["postprocessing"].instance_group] == [1]
+    warned = f"Warning: postprocessing.args.{name}={count}: one instance" in capsys.readouterr().out
+    assert warned is (count > 1)
+
+
+@pytest.mark.parametrize("value", [0, -1, "4", 1.5, True, None])
+def test_counts_are_positive_whole_numbers(value: Any, tmp_path: Path) -> None:
+    refusal(tmp_path, "preprocessing", "triton_max_batch_size", value)
+    refusal(tmp_path, "postprocessing", "postprocessing_instance_count", value)
+    refusal(tmp_path, "tensorrt_llm_bls", "bls_instance_count", value)
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_parameters_are_set(model: str, tmp_path: Path) -> None:
+    name = "skip_special_tokens" if model == "postprocessing" else "add_special_tokens"
+    config = render(tmp_path, {model: {name: False, "tokenizer_dir": "/tokenizer"}})[model]
+    assert config.parameters[name].string_value.lower() == "false"
+    assert config.parameters["tokenizer_dir"].string_value == "/tokenizer"
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}])
+def test_a_parameter_is_a_scalar(value: Any, tmp_path: Path) -> None:
+    refusal(tmp_path, "preprocessing", "tokenizer_dir", value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unknown_arguments_are_refused(model: str, tmp_path: Path) -> None:
+    refusal(tmp_path, model, "frobnicate", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "meant"),
+    [
+        ("preprocessing", "tokeniser_dir", "tokenizer_dir"),
+        ("preprocessing", "preprocesing_instance_count", "preprocessing_instance_count"),
+        ("postprocessing", "skip_special_token", "skip_special_tokens"),
+        ("ensemble", "triton_max_batchsize", "triton_max_batch_size"),
+        ("tensorrt_llm", "kv_cache_gbs", "kv_cache_gb"),
+        ("tensorrt_llm", "triton_max_batchsize", "triton_max_batch_size"),
+        ("tensorrt_llm_bls", "accumulate_token", "accumulate_tokens"),
+    ],
+)
+def test_misspelt_arguments_are_refused_with_the_nearest(
+    model: str, name: str, meant: str, tmp_path: Path
+) -> None:
+    assert f"did you mean {meant!r}" in refusal(tmp_path, model, name, 1)
+
+
+def test_one_models_count_is_not_anothers(tmp_path: Path) -> None:
+    refusal(tmp_path, "ensemble", "bls_instance_count", 1)

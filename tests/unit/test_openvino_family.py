@@ -1,0 +1,167 @@
+"""What an OpenVINO engine directory and its options may say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.engines.openvino.family import OpenVINOFamily, OpenVINOOptions, read_config
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig
+from cog_triton.system.paths import data_dir
+from cog_triton.triton import model_repository
+
+MODEL = {"vocab_size": 49152, "eos_token_id": 2, "pad_token_id": 1}
+BUILD = {"max_input_len": 2047, "max_seq_len": 2048, "max_batch_size": 16}
+
+
+def engine(directory: Path, model: Any = MODEL, build: Any = BUILD) -> Path:
+    directory.mkdir(exist_ok=True)
+    config = {"pretrained_config": model, "build_config": build}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "openvino_model.xml").write_text("<net/>")
+    (directory / "openvino_model.bin").write_bytes(b"\0")
+    return directory
+
+
+def test_the_config(tmp_path: Path) -> None:
+    config = read_config(engine(tmp_path))
+    assert config.vocab_size == 49152
+    assert (config.eos_ids, config.pad_id) == ((2,), 1)
+    assert (config.max_input_len, config.max_seq_len, config.max_batch_size) == (2047, 2048, 16)
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(None, ()), (0, (0,)), ([2, 7], (2, 7)), ([], ())])
+def test_end_ids(eos: Any, ids: tuple[int, ...], tmp_path: Path) -> None:
+    assert read_config(engine(tmp_path, {**MODEL, "eos_token_id": eos})).eos_ids == ids
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", "{}", '{"pretrained_config": [], "build_config": {}}']
+)
+def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EngineCorrupt, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_a_config_that_is_missing_or_binary(tmp_path: Path) -> None:
+    with pytest.raises(EngineCorrupt, match=r"config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\0")
+    with pytest.raises(EngineCorrupt, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", *BUILD])
+@pytest.mark.parametrize("value", [None, "many", [], 0, -1])
+def test_lengths_and_sizes_must_be_positive(key: str, value: Any, tmp_path: Path) -> None:
+    model, build = dict(MODEL), dict(BUILD)
+    (model if key in model else build)[key] = value  # type: ignore[assignment]
+    with pytest.raises(EngineCorrupt, match=r"config\.json"):
+        read_config(engine(tmp_path, model, build))
+
+
+@pytest.mark.parametrize("key", ["eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("value", ["</s>", ["</s>"], 1.5, {"id": 3}])
+def test_token_ids_must_be_integers(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(EngineCorrupt, match=r"config\.json"):
+        read_config(engine(tmp_path, {**MODEL, key: value}))
+
+
+def test_the_family_knows_its_engines(tmp_path: Path) -> None:
+    assert not OpenVINOFamily.recognises(tmp_path)
+    family = OpenVINOFamily.open(engine(tmp_path))
+    assert OpenVINOFamily.recognises(tmp_path)
+    assert family.limits.max_seq_len == 2048
+    assert family.limits.end_id is None
+    assert family.limits.pad_id == 1
+
+
+def test_an_engine_without_weights_is_corrupt(tmp_path: Path) -> None:
+    (engine(tmp_path) / "openvino_model.bin").unlink()
+    with pytest.raises(EngineCorrupt, match=r"openvino_model\.bin"):
+        OpenVINOFamily.open(tmp_path)
+
+
+def test_options_have_defaults() -> None:
+    assert OpenVINOOptions.parse({}) == OpenVINOOptions()
+
+
+@given(st.integers(0, 10**9), st.booleans())
+def test_options_are_read_from_yaml_and_from_parameters(number: int, switch: bool) -> None:
+    expected = OpenVINOOptions(max_batch_size=number, enable_kv_cache_reuse=switch)
+    values: dict[str, Any] = {"max_batch_size": number, "enable_kv_cache_reuse": switch}
+    assert OpenVINOOptions.parse(values) == expected
+    assert OpenVINOOptions.parse({key: str(value) for key, value in values.items()}) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_batch_size", -1),
+        ("max_batch_size", 1.5),
+        ("max_batch_size", True),
+        ("max_batch_size", "many"),
+        ("max_batch_size", ""),
+        ("max_batch_size", None),
+        ("kv_cache_gb", [1]),
+        ("num_threads", "0x10"),
+        ("enable_kv_cache_reuse", 1),
+        ("enable_kv_cache_reuse", "yes"),
+        ("enable_kv_cache_reuse", None),
+    ],
+)
+def test_bad_options_are_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidPredictorConfig) as caught:
+        OpenVINOOptions.parse({name: value})
+    assert f"tensorrt_llm.args.{name}={value!r}: must be" in caught.value.detail
+
+
+def test_unknown_options_are_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidPredictorConfig, match=r"kv_cache_gbs=1.*did you mean 'kv_cache_gb'"):
+        OpenVINOOptions.parse({"kv_cache_gbs": 1})
+    with pytest.raises(InvalidPredictorConfig, match="no such option"):
+        OpenVINOOptions.parse({"batching_strategy": "inflight_fused_batching"})
+
+
+def rendered(directory: Path, arguments: Mapping[str, Any]) -> tuple[Any, str]:
+    config = model_repository.read_config(
+        data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt"
+    )
+    code = OpenVINOFamily.open(engine(directory)).render(config, arguments)
+    return config, code
+
+
+def test_the_rendered_model(tmp_path: Path) -> None:
+    config, code = rendered(tmp_path, {})
+    assert (config.name, config.backend, config.max_batch_size) == ("tensorrt_llm", "python", 16)
+    assert config.model_transaction_policy.decoupled
+    assert not config.HasField("dynamic_batching")
+    assert config.parameters["engine_dir"].string_value == str(tmp_path)
+    compile(code, "model.py", "exec")
+
+
+def test_rendered_parameters_are_read_back_as_options(tmp_path: Path) -> None:
+    arguments = {"triton_max_batch_size": 5, "enable_kv_cache_reuse": True, "num_threads": 2}
+    config, _ = rendered(tmp_path, arguments)
+    assert config.max_batch_size == 5
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    del parameters["engine_dir"]
+    expected = OpenVINOOptions(max_batch_size=5, enable_kv_cache_reuse=True, num_threads=2)
+    assert OpenVINOOptions.parse(parameters) == expected
+
+
+def test_a_batch_size_under_two_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPredictorConfig, match="triton_max_batch_size"):
+        rendered(tmp_path, {"triton_max_batch_size": 5, "max_batch_size": 6})
+
+
+def test_an_error_names_the_argument_as_it_was_given(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPredictorConfig, match="triton_max_batch_size='x'"):
+        rendered(tmp_path, {"triton_max_batch_size": "x"})

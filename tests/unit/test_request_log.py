@@ -1,0 +1,150 @@
+"""The request log: a line for each request, in two forms, without what was said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.telemetry.request_log import RequestLog, servers_stderr
+from cog_triton.text.sampling import SamplingParams
+
+SECRET = "xyzzy"
+
+
+def generation() -> Generation:
+    made = Generation([1, 2], SamplingParams(max_tokens=9), (SECRET,), [SECRET], "id-1", "chat")
+    made.output_token_count, made.finish_reason = 3, "stop"
+    made.time_to_first_token, made.duration = 0.012345, 0.5
+    made.ticket.queue_time = 0.0
+    return made
+
+
+class Log:
+    def __init__(self, path: Path, form: str) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+        self.log = RequestLog(form, self._descriptor)
+
+    def line(self) -> str:
+        (line,) = self._path.read_text().splitlines()
+        assert SECRET not in line
+        return line
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[Any]:
+    made: list[Log] = []
+
+    def make(form: str) -> Log:
+        made.append(Log(tmp_path / f"{len(made)}.log", form))
+        return made[-1]
+
+    yield make
+    for log in made:
+        log.close()
+
+
+def test_json(logs: Any) -> None:
+    log = logs("json")
+    log.log.ended(generation(), None)
+    values = json.loads(log.line())
+    assert values.pop("timestamp").endswith("Z")
+    assert values == {
+        "level": "INFO",
+        "target": "cog_triton",
+        "event": "request",
+        "id": "id-1",
+        "endpoint": "chat",
+        "outcome": "stop",
+        "prompt_tokens": 2,
+        "output_tokens": 3,
+        "queue_s": 0.0,
+        "ttft_s": 0.0123,
+        "duration_s": 0.5,
+    }
+
+
+def test_console(logs: Any) -> None:
+    log = logs("console")
+    log.log.ended(generation(), None)
+    assert log.line().endswith(
+        "Z  INFO cog_triton: request id=id-1 endpoint=chat outcome=stop prompt_tokens=2"
+        " output_tokens=3 queue_s=0.0 ttft_s=0.0123 duration_s=0.5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "level"),
+    [
+        (Overloaded(SECRET), "E2107", "ERROR"),
+        (InvalidArgument(SECRET), "E1005", "INFO"),
+        (KeyError(SECRET), "E2100", "ERROR"),
+    ],
+)
+def test_errors_are_codes(logs: Any, error: Exception, code: str, level: str) -> None:
+    log = logs("json")
+    log.log.ended(generation(), error)
+    values = json.loads(log.line())
+    assert (values["outcome"], values["code"], values["level"]) == ("error", code, level)
+
+
+@pytest.mark.parametrize("error", [InvalidArgument(SECRET), Overloaded(SECRET)])
+def test_what_is_refused_has_a_line_too(logs: Any, error: CogTritonError) -> None:
+    log = logs("json")
+    log.log.refused("chat", error)
+    values = json.loads(log.line())
+    assert (values["event"], values["endpoint"], values["code"]) == ("refused", "chat", error.code)
+
+
+def test_cancelled_is_no_error(logs: Any) -> None:
+    log = logs("json")
+    made = generation()
+    made.cancel()
+    log.log.ended(made, Overloaded(SECRET))
+    values = json.loads(log.line())
+    assert (values["outcome"], values["level"]) == ("cancelled", "INFO")
+    assert "code" not in values
+
+
+def test_a_log_that_is_gone_harms_nobody() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    log = RequestLog("json", write_end)
+    log.ended(generation(), None)
+    os.close(write_end)
+
+
+def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> None:
+    """As coglet does: stderr is a pipe now, and the inherited one has another number."""
+    child = (
+        "import os; from cog_triton.serving.telemetry.request_log import servers_stderr;"
+        "kept = os.dup(2); read, write = os.pipe(); os.dup2(write, 2);"
+        "found = servers_stderr(); assert found == kept, (found, kept);"
+        "os.write(found, b'told')"
+    )
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        code = subprocess.call([sys.executable, "-c", parent], stderr=file)
+    assert (code, log.read_text()) == (0, "told")
+
+
+def test_without_such_a_one_it_is_stderr_itself() -> None:
+    code = (
+        "import os; from cog_triton.serving.telemetry.request_log import servers_stderr;"
+        "os.close(2); os.pipe(); assert servers_stderr() == 2"
+    )
+    assert subprocess.call([sys.executable, "-c", code], stderr=subprocess.PIPE) == 0
+    assert servers_stderr() >= 2

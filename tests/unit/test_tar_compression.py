@@ -1,0 +1,190 @@
+"""Compressed tars: the same bytes on any machine, read to their very end, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cog_triton.artifact import tar_compression, tar_members, unzstd
+from cog_triton.errors import EngineCorrupt, InvalidArgument
+
+# Compressible and not, and over several of zstd's blocks and of our reads.
+CONTENT = random.Random(0).randbytes(700_000) + b"weights " * 300_000
+
+
+def plain() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in ("a", "b"):
+            member = tarfile.TarInfo(name)
+            member.size = len(CONTENT)
+            tar.addfile(member, io.BytesIO(CONTENT))
+    return file.getvalue()
+
+
+PLAIN = plain()
+
+
+def framed(*parts: bytes) -> bytes:
+    """A stream of several frames."""
+    return b"".join(zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts)
+
+
+def wide(window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=window_log, write_content_size=False, write_checksum=True
+    )
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(PLAIN) + packer.flush()
+
+
+def read(path: Path, content: bytes) -> dict[str, bytes]:
+    path.write_bytes(content)
+    return {
+        member.name: member.content.readall()
+        for member in tar_members.read(path)
+        if member.content is not None
+    }
+
+
+def compressed(form: tar_compression.Form, content: bytes = PLAIN, step: int = 1 << 20) -> bytes:
+    file = io.BytesIO()
+    with tar_compression.compressing(file, form) as stream:
+        for start in range(0, len(content), step):
+            stream.write(content[start : start + step])
+    return file.getvalue()
+
+
+WHOLE = {"gzip": compressed("gzip"), "zstd": compressed("zstd")}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 64])
+def test_zstd_is_the_same_on_any_number_of_cores(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    content = PLAIN * 8  # work for more than one thread
+    assert (
+        zstandard.decompress(compressed("zstd", content), max_output_size=len(content)) == content
+    )
+    assert compressed("zstd", content) == expected(content)
+
+
+def expected(content: bytes, kept: dict[int, bytes] = {}) -> bytes:  # noqa: B006
+    """By one thread, once."""
+    if len(content) not in kept:
+        compressor = zstandard.ZstdCompressor(3, threads=1, write_checksum=True)
+        file = io.BytesIO()
+        with compressor.stream_writer(file, closefd=False) as stream:
+            stream.write(content)
+        kept[len(content)] = file.getvalue()
+    return kept[len(content)]
+
+
+def test_gzip_has_no_time_and_no_name(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "named.tar.gz").open("wb") as file,
+        tar_compression.compressing(file, "gzip") as to,
+    ):
+        to.write(PLAIN)
+    assert (tmp_path / "named.tar.gz").read_bytes() == WHOLE["gzip"]
+    assert WHOLE["gzip"][3:8] == bytes(5)
+    assert gzip.decompress(WHOLE["gzip"]) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *WHOLE.values(),
+        gzip.compress(PLAIN[:1000]) + gzip.compress(PLAIN[1000:]),
+        framed(PLAIN),
+        framed(PLAIN[:1000], b"", PLAIN[1000:700_001], PLAIN[700_001:]),
+        b"\x50\x2a\x4d\x18\x04\x00\x00\x00pzst" + framed(PLAIN),
+        wide(27),
+    ],
+    ids=["gzip", "zstd", "two of gzip", "sized", "frames", "skippable", "wide"],
+)
+def test_every_kind_of_stream_is_read(content: bytes, tmp_path: Path) -> None:
+    assert read(tmp_path / "x", content) == {"a": CONTENT, "b": CONTENT}
+
+
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+@settings(max_examples=60, deadline=None)
+@given(part=st.one_of(st.floats(0, 0.9999), st.integers(-40, -1)))
+def test_a_stream_that_ends_early_is_refused_wherever_it_does(
+    form: str, tmp_path_factory: pytest.TempPathFactory, part: float
+) -> None:
+    content = WHOLE[form]
+    cut = content[: int(len(content) * part) if part >= 0 else int(part)]
+    with pytest.raises(EngineCorrupt, match=r"/cut.*(tar|member)"):
+        read(tmp_path_factory.mktemp("cut") / "cut", cut)
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_stream_cut_inside_an_incompressible_block_is_refused(checksum: bool) -> None:
+    """Where what is read behind the file could be taken for the rest of the block."""
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum)
+    content = compressor.compress(random.Random(1).randbytes(200_000))
+    for missing in range(1, 400):
+        file = io.BytesIO(content[:-missing])
+        with pytest.raises(tarfile.ReadError):
+            unzstd.Reader(file, content[: unzstd.HEAD]).finish()
+    unzstd.Reader(io.BytesIO(content), content[: unzstd.HEAD]).finish()
+
+
+def test_a_stream_without_checksum_that_ends_early_is_refused(tmp_path: Path) -> None:
+    content = zstandard.ZstdCompressor(write_checksum=False).compress(PLAIN)
+    for missing in (1, 2, 3, 4, 30):
+        with pytest.raises(EngineCorrupt, match="/cut: not a whole"):
+            read(tmp_path / "cut", content[:-missing])
+
+
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+@pytest.mark.parametrize("behind", [b"garbage", b"\x28\xb5", b"PK\x03\x04" * 400])
+def test_what_follows_the_stream_is_refused(form: str, behind: bytes, tmp_path: Path) -> None:
+    with pytest.raises(EngineCorrupt, match="/x: not a whole, readable tar: "):
+        read(tmp_path / "x", WHOLE[form] + behind)
+
+
+@pytest.mark.parametrize(("form", "back"), [("gzip", 8), ("gzip", 2), ("zstd", 1), ("zstd", 4)])
+def test_the_streams_own_checksum_counts(form: str, back: int, tmp_path: Path) -> None:
+    content = bytearray(WHOLE[form])
+    content[-back] ^= 1
+    with pytest.raises(EngineCorrupt, match=r"/x: .*(CRC|[Cc]hecksum|length)"):
+        read(tmp_path / "x", bytes(content))
+
+
+def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        EngineCorrupt, match=f"a zstd window of {1 << 28} bytes, over {unzstd.MAX_WINDOW}"
+    ):
+        read(tmp_path / "x", wide(28))
+    later = framed(PLAIN[:1000]) + wide(30)
+    with pytest.raises(EngineCorrupt, match="requires too much memory"):
+        read(tmp_path / "x", later)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("a.tar", "tar"), ("a.tar.gz", "gzip"), ("a.b.tgz", "gzip"), ("/x.y/a.tar.zst", "zstd")],
+)
+def test_forms_by_name(name: str, form: str) -> None:
+    assert tar_compression.by_name(Path(name)) == form
+
+
+def test_a_name_that_says_no_form_is_refused_with_those_that_do() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        tar_compression.by_name(Path("out/engine.zst"))
+    assert str(caught.value) == (
+        "E1005 InvalidArgument: output 'out/engine.zst': its name must end in one of"
+        " .tar, .tar.gz, .tgz, .tar.zst"
+    )

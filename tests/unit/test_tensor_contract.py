@@ -1,0 +1,265 @@
+"""Requests cross Triton unchanged: values out, tensors in, the same request again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.request import EngineRequest
+from cog_triton.errors import InvalidArgument
+from cog_triton.system.paths import data_dir
+from cog_triton.text.sampling import MAX_SEED, SamplingParams
+from cog_triton.triton.model_repository import read_config
+
+CONFIG = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+INPUTS = {tensor.name: tensor for tensor in CONFIG.input}
+DTYPES = {
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_FP32": np.float32,
+    "TYPE_BOOL": np.bool_,
+    "TYPE_STRING": np.object_,
+}
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+def tensors_of(values: dict[str, Any]) -> Tensors:
+    """What Triton makes of JSON values: typed by the model's config, with a batch dimension."""
+    made = {}
+    for name, value in json.loads(json.dumps(values)).items():
+        config = INPUTS[name]
+        kind = config.DESCRIPTOR.fields_by_name["data_type"].enum_type
+        dtype = DTYPES[kind.values_by_number[config.data_type].name]
+        dims = [1, *config.dims]
+        value = value.encode() if isinstance(value, str) else value
+        made[name] = np.array(value, dtype=dtype).reshape(dims)
+    return made
+
+
+FLOATS32 = {"width": 32, "allow_nan": False, "allow_infinity": False}
+IDS = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> SamplingParams:
+    max_tokens = draw(st.integers(1, 2**31 - 1))
+    penalty = st.floats(**FLOATS32)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)),
+        temperature=draw(st.floats(min_value=0, **FLOATS32)),
+        top_k=draw(st.integers(0, 2**31 - 1)),
+        top_p=draw(st.floats(min_value=0, max_value=1, width=32)),
+        repetition_penalty=draw(st.floats(min_value=0, exclude_min=True, **FLOATS32)),
+        presence_penalty=draw(penalty),
+        frequency_penalty=draw(penalty),
+        length_penalty=draw(penalty),
+        seed=draw(st.integers(0, MAX_SEED)),
+    )
+
+
+WORDS = st.lists(st.lists(IDS, min_size=1).map(tuple)).map(tuple)
+REQUESTS = st.builds(
+    EngineRequest,
+    input_ids=st.lists(IDS, min_size=1),
+    sampling=samplings(),
+    end_id=st.none() | st.integers(-1, 2**31 - 1),
+    pad_id=st.none() | st.integers(-1, 2**31 - 1),
+    stop_words=WORDS,
+    bad_words=WORDS,
+    guide=st.none() | st.sampled_from(['{"type":"object"}', '{"const":"ü"}']),
+    streaming=st.booleans(),
+    exclude_input_in_output=st.booleans(),
+    return_log_probs=st.booleans(),
+    return_num_input_tokens=st.booleans(),
+    return_num_output_tokens=st.booleans(),
+)
+
+
+@given(REQUESTS)
+def test_a_request_comes_back_as_it_was(request: EngineRequest) -> None:
+    assert tensor_contract.from_tensors(tensors_of(tensor_contract.to_values(request))) == request
+
+
+def test_every_field_of_a_request_travels() -> None:
+    """A field that is added must be added here too: nothing may be dropped on the way."""
+    names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling", "guide"}
+    assert names - set(tensor_contract._WORDS.values()) == set(tensor_contract._SCALARS)
+    assert {field.name for field in fields(SamplingParams)} == set(
+        tensor_contract._SAMPLING.values()
+    )
+
+
+def test_the_contract_names_inputs_of_the_model() -> None:
+    assert tensor_contract.HONOURED | tensor_contract._NEUTRAL.keys() <= INPUTS.keys()
+
+
+def request(**values: Any) -> Tensors:
+    plain = EngineRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=5))
+    return tensors_of({**tensor_contract.to_values(plain), **values})
+
+
+def test_ids_of_zero_are_sent() -> None:
+    plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), end_id=0, pad_id=0)
+    values = tensor_contract.to_values(plain)
+    assert (values["end_id"], values["pad_id"]) == (0, 0)
+    assert "end_id" not in tensor_contract.to_values(replace(plain, end_id=None))
+
+
+def test_the_engine_streams_only_when_asked() -> None:
+    tensors = request()
+    del tensors["streaming"]
+    assert tensor_contract.from_tensors(tensors).streaming is False
+
+
+def test_only_three_inputs_are_required() -> None:
+    tensors = tensors_of({"input_ids": [4], "input_lengths": 1, "request_output_len": 2})
+    expected = EngineRequest(input_ids=[4], sampling=SamplingParams(max_tokens=2), streaming=False)
+    assert tensor_contract.from_tensors(tensors) == expected
+
+
+@pytest.mark.parametrize("name", ["input_ids", "input_lengths", "request_output_len"])
+def test_a_missing_input_is_named(name: str) -> None:
+    tensors = request()
+    del tensors[name]
+    with pytest.raises(InvalidArgument, match=f"{name}: missing"):
+        tensor_contract.from_tensors(tensors)
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(InvalidArgument, match="input_lengths=4: input_ids has 3 tokens"):
+        tensor_contract.from_tensors(request(input_lengths=4))
+
+
+def test_sampling_values_are_checked_on_this_side_too() -> None:
+    with pytest.raises(InvalidArgument, match="temperature=-1"):
+        tensor_contract.from_tensors(request(temperature=-1))
+
+
+UNSUPPORTED = sorted(
+    name
+    for name, config in INPUTS.items()
+    if name not in tensor_contract.HONOURED and list(config.dims) == [1] and config.data_type != 13
+)
+
+
+@pytest.mark.parametrize("name", [name for name in UNSUPPORTED if name in tensor_contract._NEUTRAL])
+def test_an_input_that_is_not_supported_may_be_off(name: str) -> None:
+    tensors = request(**{name: tensor_contract._NEUTRAL[name]})
+    assert tensor_contract.from_tensors(tensors) == tensor_contract.from_tensors(request())
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_input_that_is_not_supported_is_refused_by_name(name: str) -> None:
+    dtype = request(**{name: 0})[name].dtype
+    value = not tensor_contract._NEUTRAL.get(name, 0) if dtype == np.bool_ else 3
+    with pytest.raises(InvalidArgument, match=rf"{name}=.*does not support {name}"):
+        tensor_contract.from_tensors(request(**{name: value}))
+
+
+def test_texts_and_lists_that_are_not_supported_are_refused_by_name() -> None:
+    bias = np.zeros((1, 8), dtype=np.float32)
+    with pytest.raises(InvalidArgument, match="does not support embedding_bias"):
+        tensor_contract.from_tensors({**request(), "embedding_bias": bias})
+
+
+def test_tensorrt_llms_json_guide_is_any_object() -> None:
+    found = tensor_contract.from_tensors(request(guided_decoding_guide_type="json"))
+    assert found.guide == '{"type":"object"}'
+
+
+@pytest.mark.parametrize(
+    ("guide", "words"),
+    [
+        ({"guided_decoding_guide": "{}"}, ["needs guided_decoding_guide_type"]),
+        ({"guided_decoding_guide_type": "json_schema"}, ["guided_decoding_guide: missing"]),
+        ({"guided_decoding_guide_type": "regex"}, ["'regex'", "json_schema"]),
+        (
+            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"a": 1}'},
+            ["guided_decoding_guide.a: not supported"],
+        ),
+    ],
+)
+def test_guides_that_cannot_be_followed_are_refused(
+    guide: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        tensor_contract.from_tensors(request(**guide))
+    for word in words:
+        assert word in caught.value.detail
+
+
+def test_empty_tensors_ask_for_nothing() -> None:
+    """Such as preprocessing makes when a request has no bad words."""
+    empty = {
+        "bad_words_list": np.zeros((1, 2, 0), dtype=np.int32),
+        "stop_words_list": np.zeros((1, 2, 0), dtype=np.int32),
+        "embedding_bias": np.zeros((1, 0), dtype=np.float32),
+    }
+    assert tensor_contract.from_tensors({**request(), **empty}) == tensor_contract.from_tensors(
+        request()
+    )
+
+
+def test_a_scalar_must_be_one_value() -> None:
+    with pytest.raises(InvalidArgument, match="temperature: shape"):
+        tensor_contract.from_tensors(
+            {**request(), "temperature": np.ones((1, 2), dtype=np.float32)}
+        )
+
+
+def test_misspelt_inputs_are_refused_with_the_nearest() -> None:
+    known = list(INPUTS)
+    tensor_contract.refuse_unknown(["id", "triton_enable_empty_final_response"], known)
+    with pytest.raises(InvalidArgument, match=r"temprature: .*did you mean 'temperature'"):
+        tensor_contract.refuse_unknown(["temprature"], known)
+    with pytest.raises(InvalidArgument, match=r"zzz: unknown input$"):
+        tensor_contract.refuse_unknown(["zzz"], known)
+
+
+@given(WORDS, st.booleans())
+def test_words_survive_flattening(words: tuple[tuple[int, ...], ...], batched: bool) -> None:
+    tensor = tensor_contract.flatten_words(words)
+    assert tensor.dtype == np.int32
+    assert tensor.shape == (2, sum(map(len, words)))
+    assert tensor_contract.unflatten_words(tensor[None] if batched else tensor) == words
+
+
+def test_the_format_of_words() -> None:
+    """As TensorRT-LLM documents it: ids end to end; inclusive end offsets, padded with -1."""
+    tensor = tensor_contract.flatten_words([(5, 6), (7,), (8, 9)])
+    assert tensor.tolist() == [[5, 6, 7, 8, 9], [2, 3, 5, -1, -1]]
+
+
+def test_a_padded_tensor_of_words() -> None:
+    tensor = np.array([[5, 6, 7, 0, 0], [2, 3, -1, -1, -1]], dtype=np.int32)
+    assert tensor_contract.unflatten_words(tensor) == ((5, 6), (7,))
+
+
+@pytest.mark.parametrize("words", [[()], [(1,), ()], [(), (1,)]])
+def test_empty_words_are_refused(words: list[tuple[int, ...]]) -> None:
+    with pytest.raises(InvalidArgument, match="empty"):
+        tensor_contract.flatten_words(words)
+
+
+@given(st.data(), st.sampled_from([(2,), (1, 2), (3,), (1, 1), (2, 2)]), st.integers(0, 4))
+def test_any_tensor_of_words_is_read_or_refused(
+    data: st.DataObject, shape: tuple[int, ...], length: int
+) -> None:
+    size = int(np.prod(shape)) * length
+    values = data.draw(st.lists(st.integers(-3, 6), min_size=size, max_size=size))
+    tensor = np.array(values, dtype=np.int32).reshape(*shape, length)
+    try:
+        words = tensor_contract.unflatten_words(tensor)
+    except InvalidArgument:
+        return
+    assert all(words)
+    assert sum(map(len, words)) <= length

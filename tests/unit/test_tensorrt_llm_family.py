@@ -1,0 +1,411 @@
+"""TensorRT-LLM engines: recognised, read, and spoken to in the contract of their release."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_engines
+import pytest
+import trtllm_engines
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_tensor_contract import REQUESTS
+from trtllm_engines import END, V0_9, V1, parameters, render
+
+from cog_triton import errors
+from cog_triton.backend.text_inputs import ENGINE_NAMES
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.registry import open_engine
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.tensorrt_llm import backend_errors, releases
+from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
+from cog_triton.engines.tensorrt_llm.releases import Contract
+from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
+from cog_triton.system.paths import data_dir
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.triton.model_repository import read_config
+
+RELEASES = ["0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.14.0", "0.16.0", "0.18.2", "0.19.0"]
+RELEASES += ["0.20.0", "0.21.0", "1.0.0", "1.2.1"]
+PLAIN = EngineRequest(
+    input_ids=[5, 6], sampling=SamplingParams(max_tokens=3, min_tokens=2, top_k=5, seed=7)
+)
+
+
+def of_release(path: Path, version: str) -> TensorRTLLMFamily:
+    return trtllm_engines.family(
+        path, V0_9 if Contract.of(version).release < (0, 12) else V1, version=version
+    )
+
+
+def test_the_registry_opens_it(tmp_path: Path) -> None:
+    family = open_engine(trtllm_engines.make(tmp_path / "engine"))
+    assert isinstance(family, TensorRTLLMFamily)
+    assert (family.name, family.backend, family.world_size) == ("tensorrt_llm", "tensorrtllm", 1)
+    assert family.versions == {"tensorrt_llm": "1.2.1"}
+
+
+def test_a_manifest_is_enough_to_know_it(tmp_path: Path) -> None:
+    path = trtllm_engines.make(tmp_path / "engine")
+    (path / "rank0.engine").unlink()
+    assert not TensorRTLLMFamily.recognises(path)
+    made_engines.with_manifest(path)
+    assert TensorRTLLMFamily.recognises(path)
+    with pytest.raises(EngineCorrupt, match=r"rank0\.engine is missing"):
+        open_engine(path)
+
+
+def test_what_is_none(tmp_path: Path) -> None:
+    path = trtllm_engines.make(tmp_path / "engine")
+    (path / "config.json").unlink()
+    assert not TensorRTLLMFamily.recognises(path)
+    made_engines.with_manifest(tmp_path, engine="vllm")
+    assert not TensorRTLLMFamily.recognises(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [([0, 2], r"rank1\.engine is missing: .* 2 ranks"), ([0, 1, 2], r"3 rank\*\.engine")],
+)
+def test_ranks_that_do_not_agree(ranks: list[int], said: str, tmp_path: Path) -> None:
+    mapping = {"world_size": 2, "tp_size": 2}
+    path = trtllm_engines.make(tmp_path / "engine", pretrained_config__mapping=mapping)
+    for rank in range(3):
+        (path / f"rank{rank}.engine").unlink(missing_ok=True)
+    for rank in ranks:
+        (path / f"rank{rank}.engine").touch()
+    with pytest.raises(EngineCorrupt, match=said):
+        TensorRTLLMFamily.open(path)
+
+
+@pytest.mark.parametrize("version", ["0.8.0", "0.5.0.post1", "latest", ""])
+def test_engines_that_are_too_old(version: str, tmp_path: Path) -> None:
+    path = trtllm_engines.make(tmp_path / "engine", version=version)
+    with pytest.raises(EngineIncompatible, match=r"0\.9 is the oldest"):
+        TensorRTLLMFamily.open(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "chunked", "length"),
+    [
+        # TrtGptModel: max_seq_len - 1, or what fits into one step, or as built.
+        (V1, {}, True, 8191),
+        (V1, {}, False, 8191),
+        (V1, {"build_config__max_num_tokens": 2048}, False, 2048),
+        (V1, {"build_config__max_num_tokens": 2048}, True, 8191),
+        (V1, {"build_config__plugin_config__context_fmha": False}, False, 4096),
+        (V1, {"build_config__plugin_config__remove_input_padding": False}, False, 4096),
+        (V0_9, {}, False, 1024),
+    ],
+)
+def test_the_longest_prompt(
+    config: dict[str, Any], changes: dict[str, Any], chunked: bool, length: int, tmp_path: Path
+) -> None:
+    opened = trtllm_engines.family(tmp_path / "engine", config, **changes)
+    arguments = {"enable_chunked_context": True} if chunked else {}
+    render(opened, tmp_path / "repo", {"tensorrt_llm": arguments})
+    assert opened.limits.max_input_len == length
+    assert opened.limits.max_batch_size == 64
+    assert opened.limits.max_seq_len == (1536 if config is V0_9 else 8192)
+
+
+@pytest.mark.parametrize(
+    ("generation", "eos", "ends", "pad"),
+    [
+        (None, "<|im_end|>", (END,), END),
+        ({"eos_token_id": [0, END], "pad_token_id": 9}, "<|im_end|>", (END, 0), 9),
+        ({"eos_token_id": 0}, None, (0,), 0),
+        ({}, None, (), None),
+    ],
+)
+def test_what_ends_a_sequence(
+    generation: Any, eos: str | None, ends: tuple[int, ...], pad: int | None, tmp_path: Path
+) -> None:
+    path = trtllm_engines.make(tmp_path / "engine")
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos} if eos else {}))
+    (path / "generation_config.json").unlink()
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    opened = TensorRTLLMFamily.open(path)
+    assert opened.engine.end_ids == ends
+    assert opened.limits.end_id == next(iter(ends), None)
+    assert opened.limits.pad_id == pad
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '{"eos_token_id": "</s>"}', '{"pad_token_id": 1.5}'])
+def test_a_generation_config_that_is_broken(text: str, tmp_path: Path) -> None:
+    path = trtllm_engines.make(tmp_path / "engine")
+    (path / "generation_config.json").write_text(text)
+    with pytest.raises(errors.TritonTokenizerError, match=r"generation_config\.json"):
+        TensorRTLLMFamily.open(path)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_every_release_gets_a_repository_that_fits_together(version: str, tmp_path: Path) -> None:
+    opened = of_release(tmp_path / "engine", version)
+    configs = render(opened, tmp_path / "repo")
+    engine = configs["tensorrt_llm"]
+    inputs = {tensor.name: tensor for tensor in engine.input}
+    outputs = {tensor.name: tensor for tensor in engine.output}
+    old = Contract.of(version).release < (0, 20)
+    assert {"min_length", "random_seed"} <= inputs.keys() if old else "seed" in inputs
+    assert not inputs.keys() & ({"min_tokens", "seed"} if old else {"min_length", "random_seed"})
+    steps = {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}
+    assert inputs.keys() >= steps["tensorrt_llm"].input_map.keys()
+    assert outputs.keys() >= steps["tensorrt_llm"].output_map.keys()
+    fed = {tensor.name for tensor in configs["ensemble"].input}
+    made = {tensor for step in steps.values() for tensor in step.output_map.values()}
+    used = {tensor for step in steps.values() for tensor in step.input_map.values()}
+    sent = {tensor.name for tensor in configs["ensemble"].output}
+    assert used <= fed | made
+    assert fed <= used
+    assert made <= used | sent
+    assert sent <= made
+    bls = configs["tensorrt_llm_bls"]
+    assert {tensor.name for tensor in bls.input} == fed
+    assert {tensor.name for tensor in bls.output} == sent
+    names = dict(
+        pair.split(":") for pair in parameters(bls)["engine_input_names"].split(",") if pair
+    )
+    for name in fed & ENGINE_NAMES.keys():
+        assert names.get(ENGINE_NAMES[name], ENGINE_NAMES[name]) in inputs
+    for model in ("preprocessing", "tensorrt_llm_bls"):
+        assert parameters(configs[model])["end_id"] == str(END)
+
+
+def test_the_tables_of_releases_name_tensors_of_the_newest() -> None:
+    newest = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+    assert releases.INPUT_SINCE.keys() <= {tensor.name for tensor in newest.input}
+    assert releases.OUTPUT_SINCE.keys() <= {tensor.name for tensor in newest.output}
+
+
+def test_the_oldest_contract_is_that_of_the_tag_v0_9_0() -> None:
+    """all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt there, read by hand."""
+    release = Contract.of("0.9.0")
+    newest = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+    kept = [tensor.name for tensor in newest.input if release.has_input(tensor.name)]
+    names = {release.renamed.get(name, name) for name in kept}
+    assert " ".join(sorted(names)) == (
+        "bad_words_list beam_width draft_input_ids draft_logits embedding_bias end_id"
+        " frequency_penalty input_ids input_lengths len_penalty lora_config lora_task_id"
+        " lora_weights min_length pad_id presence_penalty prompt_embedding_table"
+        " prompt_vocab_size random_seed repetition_penalty request_output_len"
+        " return_context_logits return_generation_logits return_log_probs runtime_top_k"
+        " runtime_top_p stop stop_words_list streaming temperature"
+    )
+    assert [t.name for t in newest.output if release.has_output(t.name)] == [
+        "output_ids",
+        "sequence_length",
+        "cum_log_probs",
+        "output_log_probs",
+        "context_logits",
+        "generation_logits",
+    ]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(request=REQUESTS, version=st.sampled_from(RELEASES))
+def test_a_request_is_written_in_inputs_of_the_model_or_refused(
+    request: EngineRequest, version: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    opened, inputs = _opened(tmp_path_factory, version)
+    try:
+        values = opened.values(request)
+    except InvalidArgument as error:
+        refused = error.detail.partition("=")[0]
+        values = {}
+    if not values:
+        assert refused not in inputs
+        return
+    assert values.keys() <= inputs.keys()
+    required = {name for name, tensor in inputs.items() if not tensor.optional}
+    assert required <= values.keys() | {"input_ids"}
+    sampling = request.sampling
+    assert values["request_output_len"] == sampling.max_tokens
+    new = "min_tokens" in inputs
+    assert values["min_tokens" if new else "min_length"] == sampling.min_tokens
+    assert values["seed" if new else "random_seed"] == sampling.seed
+    words = values.get("stop_words_list", [])
+    assert tensor_contract.unflatten_words(tensor_contract.np.array(words).reshape(2, -1)) == (
+        *request.stop_words,
+        *(((0,),) if request.end_id == END else ()),
+    )
+
+
+_OPENED: dict[str, Any] = {}
+
+
+def _opened(paths: pytest.TempPathFactory, version: str) -> Any:
+    if version not in _OPENED:
+        path = paths.mktemp("engine")
+        opened = of_release(path / "engine", version)
+        model = render(opened, path / "repo")["tensorrt_llm"]
+        _OPENED[version] = opened, {tensor.name: tensor for tensor in model.input}
+    return _OPENED[version]
+
+
+def test_greedy_decoding_is_asked_for_by_top_k(tmp_path: Path) -> None:
+    opened = trtllm_engines.family(tmp_path / "engine")
+    greedy = SamplingParams(max_tokens=3, temperature=0, top_p=0.9, top_k=4)
+    values = opened.values(replace(PLAIN, sampling=greedy))
+    assert (values["temperature"], values["runtime_top_k"]) == (1.0, 1)
+    assert "runtime_top_p" not in values
+    assert opened.values(PLAIN)["runtime_top_k"] == 5
+
+
+def test_further_end_ids_are_stop_words_unless_the_end_is_another(tmp_path: Path) -> None:
+    opened = trtllm_engines.family(tmp_path / "engine")
+    given = replace(PLAIN, end_id=opened.limits.end_id, stop_words=((8, 9),))
+    assert opened.values(given)["stop_words_list"] == [8, 9, 0, 2, 3, -1]
+    for end in (-1, 77, None):
+        assert "stop_words_list" not in opened.values(replace(PLAIN, end_id=end))
+
+
+CHECK = "[TensorRT-LLM][ERROR] Assertion failed: "
+SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
+    (
+        "Prompt length (9000) exceeds maximum input length (8191). Set log level to info and check"
+        " TRTGptModel logs for how maximum input length is set (/llmRequest.h:520)",
+        errors.PromptTooLong,
+        "Prompt length (9000) exceeds maximum input length (8191)",
+    ),
+    ("Prompt length (9) exceeds maximum sequence length (8).", errors.PromptTooLong, "length (8)"),
+    (
+        "Prompt length + number of draft tokens (10 + 5) exceeds maximum input length (12).",
+        errors.PromptTooLong,
+        "(10 + 5) exceed maximum input length (12)",
+    ),
+    (
+        "Encoder length (3) exceeds maximum encoder input length (2).",
+        errors.PromptTooLong,
+        "encoder input length (2)",
+    ),
+    (CHECK + "!mInputTokenIds.empty() (/requestImpl.h:383)", errors.PromptRequired, "input_ids"),
+    (CHECK + "mMaxNewTokens > 0 (/requestImpl.h)", InvalidArgument, "request_output_len: must be"),
+    (
+        "Maximum queue size of 256 has been reached, please try again later",
+        errors.Overloaded,
+        "256 requests are waiting",
+    ),
+    ("Exceeds maximum queue size", errors.Overloaded, "max_queue_size"),
+    ("Cache is full. There are no done tasks to evict", errors.Overloaded, "LoRA"),
+    (
+        CHECK + "temperature.value() >= 0.f (/samplingConfig.cpp:309)",
+        InvalidArgument,
+        "temperature: must be >= 0.",
+    ),
+    (CHECK + "topP.value() <= 1.f (/x)", InvalidArgument, "runtime_top_p: must be <= 1."),
+    (CHECK + "topK.value() >= 0 (/x)", InvalidArgument, "runtime_top_k: must be >= 0"),
+    (CHECK + "repetitionpenalty.value() > 0.f (/x)", InvalidArgument, "repetition_penalty: must"),
+    (CHECK + "beamWidth > 0 && beamWidth <= x (/x)", InvalidArgument, "beam_width: must"),
+    ("Requested value: 0 for beamWidth is invalid.", InvalidArgument, "beam_width: must"),
+    (
+        CHECK + "Sparse list must not have out-of-bound offsets: 1 2 (/utils.cc)",
+        InvalidArgument,
+        "stop_words_list or bad_words_list: must not have out-of-bound offsets",
+    ),
+    (CHECK + "Invalid size for tensor end_id (/utils.h)", InvalidArgument, "end_id: must hold one"),
+    (
+        "input_ids or encoder_input_features is not present in the request.",
+        InvalidArgument,
+        "input_ids: missing",
+    ),
+    ("request_output_len is not present in the request", InvalidArgument, "request_output_len: m"),
+    (
+        "LoRA task 10 not found in cache. Please send LoRA weights with request",
+        InvalidArgument,
+        "lora_task_id=10: not loaded",
+    ),
+    (
+        "Encountered an error when fetching new request: " + CHECK + "Request is specified with"
+        " GuidedDecodingParams, but GuidedDecoder is not setup. Please provide",
+        InvalidArgument,
+        "without guided_decoding_backend",
+    ),
+    ("Guided decoding does not support with beam search.", InvalidArgument, "beam_width"),
+    (
+        "Cannot set the request lookahead decoding configuration when model instance lookahead"
+        " parameters are not set.",
+        InvalidArgument,
+        "lookahead",
+    ),
+    (
+        "retention_token_range_ends must be provided, and have the same length as"
+        " retention_token_range_starts",
+        InvalidArgument,
+        "retention_token_range_ends: must be provided",
+    ),
+    (
+        "Trying to stop a request but request ID is not provided",
+        InvalidArgument,
+        "stop=True",
+    ),
+    (
+        "Encountered an error in forwardAsync function: [TensorRT-LLM][ERROR] CUDA runtime error in"
+        " cudaMemcpyAsync: an illegal memory access was encountered",
+        errors.TritonUnavailable,
+        "CUDA runtime error",
+    ),
+    ("Server is stopping, scheduler for model has stopped accepting new inference requests",
+     errors.TritonUnavailable, "stopping"),
+    ("something else", errors.TritonUnknownError, "something else"),
+    ("in ensemble 'ensemble', E1001 PromptRequired: text_input", errors.PromptRequired, "text_"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind", "detail"), SAID)
+def test_what_the_backend_says_gets_a_code(
+    text: str, kind: type[errors.CogTritonError], detail: str, tmp_path: Path
+) -> None:
+    found = trtllm_engines.family(tmp_path / "engine").error(text)
+    assert type(found) is kind
+    assert detail in found.detail
+
+
+def test_every_row_of_the_table_is_tested() -> None:
+    for row in backend_errors._REQUESTS:
+        texts = [text for text, *_ in SAID if backend_errors.re.search(row.pattern, text)]
+        assert texts, row.pattern
+
+
+START = [
+    (
+        "[TensorRT-LLM][ERROR] IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The"
+        " engine plan file is generated on an incompatible device, expecting compute 9.0 got"
+        " compute 8.6, please rebuild.)",
+        "built for compute capability 8.6, this GPU has 9.0",
+    ),
+    (
+        "[TensorRT-LLM][ERROR] 6: The engine plan file is not compatible with this version of"
+        " TensorRT, expecting library version 10.14.1.48 got 10.11.0.33, please rebuild.",
+        "built by TensorRT 10.11.0.33, here is 10.14.1.48",
+    ),
+    (
+        "The engine plan file is not compatible with this version of TensorRT, expecting library"
+        " version 10.4.0.26 got ..",
+        "TensorRT",
+    ),
+    (
+        "Serialization assertion stdVersionRead == serializationVersion failed.Version tag does not"
+        " match. Note: Current Version: 239, Serialized Engine Version: 237",
+        "another TensorRT (serialization version 237, here 239)",
+    ),
+    ("Assertion failed: tensor parallelism mismatch", "tensor parallelism"),
+    (
+        "[TensorRT-LLM][ERROR] Assertion failed: With communicationMode kLEADER, MPI worldSize is"
+        " expected to be equal to tp*pp*cp when participantIds are not specified",
+        "a process for each rank",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), START)
+def test_what_triton_says_when_it_does_not_start(line: str, said: str, tmp_path: Path) -> None:
+    opened = trtllm_engines.family(tmp_path / "engine")
+    found = opened.start_error(f"I0101 loading\n{line}\nerror: creating server: Internal\n")
+    assert isinstance(found, EngineIncompatible)
+    assert said in found.detail
+    assert opened.start_error("E0101 something else") is None

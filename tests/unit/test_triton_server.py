@@ -1,0 +1,307 @@
+"""Starting tritonserver: scripts stand for the ways in which it lives and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
+from cog_triton.settings import load_settings
+from cog_triton.triton import install
+from cog_triton.triton.server import TritonServer
+
+# Says on what it was started, and what it started itself.
+LIVES = """
+echo "$@"
+sleep 600 &
+echo $! $$ > pids
+touch up
+wait
+"""
+DIES = """
+echo "I0101 a line of the log"
+echo "+-------+"
+echo "| table |"
+echo
+echo "E0101 the engine is broken" >&2
+exit 3
+"""
+
+
+def executable(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\ncd {path.parent}\n{body}")
+    path.chmod(0o755)
+    return path
+
+
+def server(directory: Path, body: str, **settings: Any) -> TritonServer:
+    binary = executable(directory / "triton" / "bin" / "tritonserver", body)
+    return TritonServer(
+        load_settings(tritonserver=binary, **settings), directory / "repo", directory
+    )
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(coroutine, 30)
+
+    asyncio.run(limited())
+
+
+class Readiness:
+    """`up` is what the script touches when it would answer."""
+
+    def __init__(self, directory: Path, error: Exception | None = None) -> None:
+        self._up = directory / "triton" / "bin" / "up"
+        self._error = error
+        self.probes = 0
+
+    async def is_ready(self) -> bool:
+        return self._up.exists()
+
+    async def probe(self) -> None:
+        self.probes += 1
+        if self._error:
+            raise self._error
+
+
+def pids(directory: Path) -> list[int]:
+    return [int(pid) for pid in (directory / "triton" / "bin" / "pids").read_text().split()]
+
+
+def living(directory: Path) -> list[int]:
+    return [pid for pid in pids(directory) if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    """Whether `pid` is there and no zombie that the machine's init has yet to reap."""
+    try:
+        state = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def test_it_starts_is_probed_and_stops_with_all_it_started(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, LIVES), Readiness(tmp_path)
+
+    async def main() -> None:
+        assert not triton.alive
+        await triton.start(readiness.is_ready, readiness.probe)
+        assert triton.alive
+        assert readiness.probes == 1
+        assert len(living(tmp_path)) == 2
+        await triton.stop()
+        assert not triton.alive
+        await triton.stop()
+
+    run(main())
+    assert living(tmp_path) == []
+
+
+def test_kill_leaves_nothing(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, "trap '' TERM\n" + LIVES), Readiness(tmp_path)
+    run(triton.start(readiness.is_ready, readiness.probe))
+    triton.kill()
+    assert not triton.alive
+    assert living(tmp_path) == []
+    triton.kill()
+
+
+def test_a_port_that_was_taken_since_is_named(tmp_path: Path) -> None:
+    said = "failed to start GRPC service: Unavailable - Socket '127.0.0.1:2222' already in use "
+    triton = server(tmp_path, f"cat <<'END'\n{said}\nEND\nexit 1", triton_grpc_port=2222)
+    readiness = Readiness(tmp_path)
+    with pytest.raises(TritonStartFailed, match="TRITON_GRPC_PORT=2222 is in use by now; choose"):
+        run(triton.start(readiness.is_ready, readiness.probe))
+
+
+def test_its_arguments(tmp_path: Path) -> None:
+    triton, readiness = (
+        server(
+            tmp_path,
+            LIVES,
+            triton_host="127.0.0.1",
+            triton_http_port=1111,
+            triton_grpc_port=2222,
+            triton_metrics_port=3333,
+        ),
+        Readiness(tmp_path),
+    )
+    run(triton.start(readiness.is_ready, readiness.probe))
+    triton.kill()
+    arguments = triton.log.read_text().split()
+    for expected in (
+        f"--model-repository={tmp_path}/repo",
+        f"--backend-directory={tmp_path}/triton/backends",
+        "--http-address=127.0.0.1",
+        "--http-port=1111",
+        "--grpc-address=127.0.0.1",
+        "--grpc-port=2222",
+        "--metrics-address=127.0.0.1",
+        "--metrics-port=3333",
+        "--disable-auto-complete-config",
+    ):
+        assert expected in arguments
+
+
+def test_two_servers_share_no_memory_names(tmp_path: Path) -> None:
+    prefixes = set()
+    for name in ("a", "b"):
+        triton, readiness = server(tmp_path / name, LIVES), Readiness(tmp_path / name)
+        run(triton.start(readiness.is_ready, readiness.probe))
+        triton.kill()
+        prefixes |= {a for a in triton.log.read_text().split() if "shm-region-prefix" in a}
+    assert len(prefixes) == 2
+
+
+def test_death_is_told_at_once_with_the_last_lines(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, DIES, triton_start_timeout=20), Readiness(tmp_path)
+    with pytest.raises(TritonStartFailed) as caught:
+        run(triton.start(readiness.is_ready, readiness.probe))
+    said = caught.value.detail
+    assert "exited with code 3" in said
+    assert "E0101 the engine is broken" in said
+    assert "I0101 a line of the log" in said
+    assert "table" not in said
+    assert str(triton.log) in said
+    assert not triton.alive
+
+
+def test_death_while_the_probe_runs_is_told_as_death(tmp_path: Path) -> None:
+    body = f"touch up; sleep 0.3; {DIES}"
+    gone = TritonUnavailable("the connection to Triton broke")
+    triton, readiness = server(tmp_path, body), Readiness(tmp_path, gone)
+    with pytest.raises(TritonStartFailed, match="exited with code 3"):
+        run(triton.start(readiness.is_ready, readiness.probe))
+
+
+def test_only_the_end_of_a_long_log_is_told(tmp_path: Path) -> None:
+    body = "for i in $(seq 1000); do echo line $i; done; exit 1"
+    triton, readiness = server(tmp_path, body), Readiness(tmp_path)
+    with pytest.raises(TritonStartFailed) as caught:
+        run(triton.start(readiness.is_ready, readiness.probe))
+    assert "line 1000" in caught.value.detail
+    assert "line 900\n" not in caught.value.detail
+
+
+def test_a_log_may_hold_any_bytes(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, r"printf '\377\376 bad'; exit 1"), Readiness(tmp_path)
+    with pytest.raises(TritonStartFailed, match="bad"):
+        run(triton.start(readiness.is_ready, readiness.probe))
+
+
+def test_never_ready_is_told_after_the_timeout(tmp_path: Path) -> None:
+    body = LIVES.replace("touch up", "echo still loading")
+    triton = server(tmp_path, body, triton_start_timeout=0.5)
+    readiness = Readiness(tmp_path)
+    with pytest.raises(
+        TritonStartFailed, match=r"within 0\.5 s \(TRITON_START_TIMEOUT\)"
+    ) as caught:
+        run(triton.start(readiness.is_ready, readiness.probe))
+    assert "still loading" in caught.value.detail
+    assert not triton.alive
+    assert living(tmp_path) == []
+
+
+def test_a_probe_that_fails_ends_the_start(tmp_path: Path) -> None:
+    triton = server(tmp_path, LIVES)
+    readiness = Readiness(tmp_path, InvalidArgument("x=1: must be 2"))
+    with pytest.raises(TritonStartFailed, match=r"first request failed: E1005 .* x=1"):
+        run(triton.start(readiness.is_ready, readiness.probe))
+    assert living(tmp_path) == []
+
+
+def test_an_error_of_our_own_ends_the_start_too(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, LIVES), Readiness(tmp_path, ZeroDivisionError("bug"))
+    with pytest.raises(ZeroDivisionError):
+        run(triton.start(readiness.is_ready, readiness.probe))
+    assert living(tmp_path) == []
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    triton = server(tmp_path, LIVES.replace("touch up", "touch started"))
+
+    async def main() -> None:
+        readiness = Readiness(tmp_path)
+        task = asyncio.ensure_future(triton.start(readiness.is_ready, readiness.probe))
+        while not (tmp_path / "triton" / "bin" / "started").exists():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert not triton.alive
+    assert living(tmp_path) == []
+
+
+def test_death_later_is_seen(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, LIVES), Readiness(tmp_path)
+
+    async def main() -> None:
+        await triton.start(readiness.is_ready, readiness.probe)
+        os.kill(pids(tmp_path)[1], 9)
+        while triton.alive:
+            await asyncio.sleep(0.01)
+
+    run(main())
+    assert living(tmp_path) == []
+
+
+def test_a_binary_that_is_named_is_used(tmp_path: Path) -> None:
+    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
+    found = install.find(tmp_path, binary)
+    assert found.binary == binary
+    assert found.backend_directory == tmp_path / "opt" / "backends"
+    changed = {"PATH", "PYTHONPATH", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in os.environ.items() if name not in changed}
+    assert kept.items() <= found.environment.items()
+
+
+@pytest.mark.parametrize("kind", ["missing", "not executable", "a directory"])
+def test_a_binary_that_is_none(kind: str, tmp_path: Path) -> None:
+    binary = tmp_path / "tritonserver"
+    if kind == "not executable":
+        binary.write_text("#!/bin/sh\n")
+    elif kind == "a directory":
+        binary.mkdir()
+    with pytest.raises(TritonStartFailed, match=r"TRITONSERVER='.*': not an executable"):
+        install.find(tmp_path, binary)
+
+
+not_in_an_image = pytest.mark.skipif(
+    install._IMAGE_BINARY.is_file(), reason="an image's own tritonserver comes first"
+)
+
+
+@not_in_an_image
+def test_a_binary_in_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
+    monkeypatch.setenv("PATH", f"{binary.parent}:{os.environ['PATH']}")
+    assert install.find(tmp_path).binary == binary
+
+
+@not_in_an_image
+def test_the_wheels_server_is_completed_with_its_stub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/own")
+    found = install.find(tmp_path)
+    assert os.access(found.binary, os.X_OK)
+    stub = found.backend_directory / "python" / "triton_python_backend_stub"
+    assert os.access(stub, os.X_OK)
+    assert (found.backend_directory / "python" / "libtriton_python.so").is_file()
+    assert found.backend_directory.is_relative_to(tmp_path)
+    assert found.environment["PATH"].split(":")[0] == str(Path(sys.prefix) / "bin")
+    assert found.environment["LD_LIBRARY_PATH"].split(":")[-1] == "/own"
+    again = install.find(tmp_path)
+    assert again.backend_directory == found.backend_directory

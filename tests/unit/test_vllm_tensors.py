@@ -1,0 +1,200 @@
+"""vllm_model's requests are read whole or refused by name, and its outputs are what was asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cog_triton.backend.vllm_tensors import ParsedRequest, parse, tensors
+from cog_triton.engines.vllm.argument_types import VERSION
+from cog_triton.engines.vllm.host_messages import TextEvent
+from cog_triton.errors import InvalidArgument, PromptRequired
+
+
+def inputs(**values: Any) -> dict[str, Any]:
+    """Tensors as the stub sees them."""
+    made = {}
+    for name, value in {"text_input": "Hello", **values}.items():
+        text = isinstance(value, str)
+        made[name] = np.array(
+            [value.encode() if text else value], dtype=np.object_ if text else np.bool_
+        )
+    return made
+
+
+def parsed(parameters: dict[str, Any] | None = None, **values: Any) -> ParsedRequest:
+    return parse("vllm_model", inputs(**values), parameters or {})
+
+
+def refusal(parameters: dict[str, Any] | None = None, **values: Any) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        parsed(parameters, **values)
+    return caught.value.detail
+
+
+def test_the_seeds_curl_line() -> None:
+    request = parsed({"temperature": 0}, stream=False).request
+    assert request.prompt == "Hello"
+    assert request.sampling == {"temperature": 0.0}
+    assert request.stream is False
+
+
+def test_the_seeds_client_sends_text_in_both_places() -> None:
+    sent = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}
+    request = parsed(sent, stream=True, sampling_parameters=json.dumps(sent)).request
+    assert request.sampling == {"temperature": 0.1, "top_p": 0.95, "max_tokens": 100}
+
+
+def test_both_places_are_heard() -> None:
+    request = parsed({"top_k": 5}, sampling_parameters='{"max_tokens": 3}').request
+    assert request.sampling == {"top_k": 5, "max_tokens": 3}
+
+
+def test_two_places_that_disagree() -> None:
+    detail = refusal({"max_tokens": 4}, sampling_parameters='{"max_tokens": 3}')
+    assert detail.startswith("max_tokens: 3 in sampling_parameters, 4 as a parameter")
+
+
+@pytest.mark.parametrize(
+    ("values", "stream", "prefix"),
+    [
+        ({}, False, "Hello"),
+        ({"exclude_input_in_output": False}, False, "Hello"),
+        ({"exclude_input_in_output": True}, False, ""),
+        ({"stream": True}, True, ""),
+        ({"stream": True, "exclude_input_in_output": True}, True, ""),
+    ],
+)
+def test_the_prompt_comes_back_unless_excluded(
+    values: dict[str, Any], stream: bool, prefix: str
+) -> None:
+    request = parsed(**values)
+    assert (request.request.stream, request.prefix) == (stream, prefix)
+
+
+def test_a_stream_has_no_prompt_in_it() -> None:
+    detail = refusal(stream=True, exclude_input_in_output=False)
+    assert "When streaming, `exclude_input_in_output` = False is not allowed." in detail
+
+
+def test_types_of_every_kind() -> None:
+    sent = {
+        "n": 2,
+        "stop": ["a", "b"],
+        "ignore_eos": True,
+        "seed": None,
+        "logit_bias": {"7": -1},
+        "structured_outputs": {"regex": "a+"},
+        "lora_name": "sheep",
+        "bad_words": ["x"],
+    }
+    made = parsed(sampling_parameters=json.dumps(sent)).request.sampling
+    assert made == {**sent, "logit_bias": {7: -1.0}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"temprature": 0.5}, f"vLLM {VERSION} has no such parameter; did you mean 'temperature'"),
+        ({"guided_decoding": {}}, "use structured_outputs"),
+        ({"best_of": 2}, "use n"),
+        ({"output_kind": 1}, "output_kind: vLLM"),
+        ({"_eos_token_id": 1}, "_eos_token_id: vLLM"),
+        ({"temperature": "warm"}, "temperature='warm': must be a number"),
+        ({"max_tokens": 1.5}, "max_tokens=1.5: must be a whole number or null"),
+        ({"lora_name": 3}, "lora_name=3: must be text"),
+        ({"structured_outputs": {"jsn": "{}"}}, "structured_outputs.jsn: no such constraint; did"),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex=3: must be text or null"),
+        ({"logit_bias": {"a": 1}}, "logit_bias={'a': 1}: must give a number"),
+    ],
+)
+def test_parameters_that_vllm_does_not_take(parameters: dict[str, Any], words: str) -> None:
+    assert words in refusal(sampling_parameters=json.dumps(parameters))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"', "3"])
+def test_sampling_parameters_are_a_json_object(text: str) -> None:
+    assert refusal(sampling_parameters=text).startswith("sampling_parameters: ")
+
+
+def test_empty_sampling_parameters_are_none() -> None:
+    assert parsed(sampling_parameters="").request.sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("strem", "stream"), ("max_token", "max_tokens"), ("return_logprob", "return_logprobs")],
+)
+def test_misspelt_inputs_arrive_as_parameters(name: str, meant: str) -> None:
+    assert f"{name}: unknown input or sampling parameter; did you mean '{meant}'" in refusal(
+        {name: 1}
+    )
+
+
+def test_tritons_own_parameters_are_let_through() -> None:
+    values = {"id": "x", "triton_enable_empty_final_response": True}
+    assert parsed(values).request.sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"image": "aGk="}, "image: vllm_model takes text only"),
+        ({"embedding_request": "{}"}, "Model vllm_model does not support 'embed' request"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(values: dict[str, Any], words: str) -> None:
+    assert words in refusal(**values)
+
+
+def test_an_image_that_is_empty_is_none() -> None:
+    assert parsed(image="").request.prompt == "Hello"
+
+
+def test_a_prompt_is_needed() -> None:
+    with pytest.raises(PromptRequired):
+        parsed(text_input="")
+
+
+def test_text_is_utf8() -> None:
+    bad = {**inputs(), "text_input": np.array([b"\xff"], dtype=np.object_)}
+    with pytest.raises(InvalidArgument, match="text_input: not UTF-8"):
+        parse("vllm_model", bad, {})
+    two = {**inputs(), "text_input": np.array([b"a", b"b"], dtype=np.object_)}
+    with pytest.raises(InvalidArgument, match="text_input: 2 values"):
+        parse("vllm_model", two, {})
+
+
+EVENT = TextEvent(
+    texts=[" a", " b"],
+    finish_reasons=[None, "stop"],
+    cumulative_logprobs=[-1.5, -2.5],
+    logprobs=["null", "[]"],
+    output_token_counts=[1, 2],
+    input_token_count=3,
+)
+
+
+def test_only_what_was_asked_for_comes_back() -> None:
+    assert tensors(parsed(), EVENT).keys() == {"text_output"}
+    assert tensors(parsed(), EVENT)["text_output"].tolist() == [b"Hello a", b"Hello b"]
+
+
+def test_everything_that_can_be_asked_for() -> None:
+    names = ["finish_reason", "cumulative_logprob", "logprobs"]
+    names += ["num_input_tokens", "num_output_tokens"]
+    asked = parsed(stream=True, **{f"return_{name}": True for name in names})
+    assert asked.request.return_logprobs
+    assert asked.request.return_cumulative_logprob
+    made = {name: tensor.tolist() for name, tensor in tensors(asked, EVENT).items()}
+    assert made == {
+        "text_output": [b" a", b" b"],
+        "finish_reason": [b"None", b"stop"],
+        "cumulative_logprob": [-1.5, -2.5],
+        "logprobs": [b"null", b"[]"],
+        "num_input_tokens": [3],
+        "num_output_tokens": [1, 2],
+    }

@@ -13,12 +13,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.errors import EngineCorrupt
 
 CONFIG_NAME = "config.json"
 TENSORRT_LLM = "tensorrt_llm"
-CPU_FAMILIES = (OpenVINOFamily.name,)
+CPU_FAMILIES = ("openvino",)
 
 
 class _Section(BaseModel):

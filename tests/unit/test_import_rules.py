@@ -1,0 +1,37 @@
+"""Import rules of the package: every room imports only rooms below it."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+
+import cog_triton
+
+ROOT = Path(cog_triton.__file__).parents[1]
+FLOORS = (
+    ("errors",),
+    ("settings",),
+    ("system",),
+    ("text", "artifact", "prune", "examples"),
+    ("download",),
+    ("engines",),
+    ("inspection", "backend", "triton"),
+    ("serving", "builder", "doctor", "bench"),
+    ("cli",),
+    ("__main__",),
+)
+"""Rooms from the ground up; rooms of one floor do not import each other."""
+
+
+def test_imports_point_down() -> None:
+    structure = runpy.run_path(str(ROOT / "scripts" / "structure"))
+    drawn = structure["arrows"](structure["modules"](ROOT))
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    assert [why for (source, target), why in drawn.items() if floor[source] <= floor[target]] == []
+
+
+def test_nothing_imports_the_package_as_a_whole_or_relatively() -> None:
+    for path in (ROOT / "cog_triton").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), path

@@ -54,7 +54,7 @@ class Stream:
         if not self._request.streaming:
             self._held.append(event)
             if ended:
-                self._send(TokenEvent.joined(self._held), ended)
+                self._send(TokenEvent.coalesce(self._held), ended)
         else:
             self._send(event, ended)
         if ended:
@@ -184,7 +184,7 @@ class TritonTokenModel:
 
 
 def triton_model(
-    open_engine: OpenEngine, parse_request: ParseRequest = tensor_contract.from_tensors
+    open_engine: OpenEngine, parse_request: ParseRequest = tensor_contract.decode_request
 ) -> type[TritonTokenModel]:
     """The class a rendered ``model.py`` exposes as ``TritonPythonModel``.
 

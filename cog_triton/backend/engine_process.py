@@ -45,7 +45,7 @@ def _joined(events: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     for handle, found in of_handle.items():
         for _, alike in groupby(found, _likeness):
             first, *others = alike
-            yield handle, type(first).joined([first, *others]) if others else first
+            yield handle, type(first).coalesce([first, *others]) if others else first
 
 
 def _likeness(event: Any) -> tuple[type, bool]:

@@ -1,1 +1,1 @@
-"""Engine families, and the contract that they share."""
+"""Engine families: one interface, one tensor contract, one folder for each family."""

@@ -1,9 +1,9 @@
-"""What the rest of the project knows of an engine.
+"""Engine interface: all that the rest of the project knows of an engine.
 
-An engine has two sides. `TokenEngine` serves Triton's model process: token ids in, token
-ids out. `EngineFamily` lives in the serving process: it recognises an engine
-directory, tells its limits, and renders the Triton model named ``tensorrt_llm`` that runs
-it. Between the two stands one wire format, `cog_triton.engines.tensor_contract`.
+An engine has two sides. `TokenEngine` serves Triton's model process: token ids in, token ids out.
+`EngineFamily` lives in the serving process: it detects an engine directory, reads its limits, and
+renders the Triton model named ``tensorrt_llm`` that runs it. The wire format between the two is
+`cog_triton.engines.tensor_contract`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cog_triton.engines.request import EngineRequest, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """`active` counts unfinished requests, `waiting` those of them that found no slot yet."""
+    """Request counts: `active` are unfinished, `waiting` those of them without a slot."""
 
     active: int
     waiting: int
@@ -31,17 +31,17 @@ class EngineStats:
 
 
 class StepEngine(Protocol):
-    """An in-flight batching engine that computes only when told to; not thread-safe."""
+    """In-flight batching engine that computes only when `step` is called; not thread-safe."""
 
     max_batch_size: int
 
     @property
     def live(self) -> int:
-        """How many requests are unfinished."""
+        """Number of unfinished requests."""
         ...
 
     def submit(self, handle: int, request: EngineRequest) -> None:
-        """Add a request under a handle of the caller's; raises why it cannot be served."""
+        """Add a request under the caller's handle; raises a coded error if it cannot be served."""
         ...
 
     def cancel(self, handle: int) -> None:
@@ -49,12 +49,12 @@ class StepEngine(Protocol):
         ...
 
     def step(self) -> list[tuple[int, TokenEvent]]:
-        """Compute one step for all live requests, and return what it brought to each."""
+        """Compute one step for all live requests; returns (handle, event) pairs."""
         ...
 
 
 class TokenEngine(Protocol):
-    """An engine as Triton's model process sees it: it computes on its own, and calls back."""
+    """Engine interface in Triton's model process: computes on its own and calls back."""
 
     def submit(
         self, handle: int, request: EngineRequest, emit: Callable[[TokenEvent], None]
@@ -70,7 +70,7 @@ class TokenEngine(Protocol):
         ...
 
     def stats(self) -> EngineStats:
-        """What the engine holds now."""
+        """Current request counts."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class TokenEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Lengths in tokens; `max_seq_len` bounds prompt and output together."""
+    """Engine limits: lengths in tokens; `max_seq_len` bounds prompt and output together."""
 
     max_input_len: int
     max_seq_len: int
@@ -90,12 +90,12 @@ class EngineLimits:
 
 
 class EngineFamily(ABC):
-    """One kind of engine, opened on one engine directory."""
+    """Engine family: one kind of engine, opened on one engine directory."""
 
     name: ClassVar[str]
     backend: ClassVar[str] = "python"
     options: ClassVar[Mapping[str, type]] = {}
-    own_models: ClassVar[tuple[str, ...]] = ()
+    extra_models: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, directory: Path, limits: EngineLimits, tokenizer_dir: Path | None = None
@@ -106,7 +106,7 @@ class EngineFamily(ABC):
 
     @classmethod
     @abstractmethod
-    def recognises(cls, directory: Path) -> bool:
+    def matches(cls, directory: Path) -> bool:
         """Whether `directory` holds an engine of this family."""
 
     @classmethod
@@ -123,44 +123,44 @@ class EngineFamily(ABC):
         `limits` are final after it: arguments may move them.
         """
 
-    def render_own(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
-        """Fill `config` of one of `own_models`, which only this family adds to the repository.
+    def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
+        """Fill `config` of one of `extra_models`, Triton models that only this family has.
 
         Their code is in ``triton_model_repo``; by default there are none. Raises E1202 for
         unknown arguments.
         """
 
-    def adapt(self, config: Any) -> None:  # noqa: B027
-        """Fit the config of a text model to the engine, after `render`; by default it fits."""
+    def adapt_text_model(self, config: Any) -> None:  # noqa: B027
+        """Adapt the config of a text model to the engine, after `render`; a no-op by default."""
 
-    def values(self, request: EngineRequest) -> dict[str, Any]:
-        """The request as JSON values for Triton's generate endpoints."""
-        return tensor_contract.to_values(request)
+    def encode_request(self, request: EngineRequest) -> dict[str, Any]:
+        """Encode a request as the JSON inputs of Triton's generate endpoints."""
+        return tensor_contract.encode_request(request)
 
     @property
-    def tells_end(self) -> bool:
-        """Whether the last response has the output `contract.FINISH_REASON`."""
+    def reports_finish_reason(self) -> bool:
+        """Whether the last response has the output `tensor_contract.FINISH_REASON`."""
         return self.backend == "python"
 
     @property
-    def guides(self) -> bool:
-        """Whether requests may have a `guide`; asked after `render`."""
+    def supports_guided_decoding(self) -> bool:
+        """Whether requests may have a `guide`; known after `render`."""
         return False
 
     @property
     def world_size(self) -> int:
-        """Processes the engine runs in, of one GPU each; 0 for one that needs no GPU."""
+        """Number of ranks: processes of one GPU each; 0 for an engine that needs no GPU."""
         return 0
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Versions of the libraries that the engine was built with, as far as it tells itself."""
+        """Versions of the libraries that the engine was built with, as far as it records them."""
         return {}
 
-    def start_error(self, log: str) -> errors.CogTritonError | None:
-        """What Triton's log says of the engine after a start that failed; None is no news."""
+    def classify_start_failure(self, log: str) -> errors.CogTritonError | None:
+        """The coded error behind Triton's log after a failed start; None if it is not known."""
         return None
 
-    def error(self, text: str) -> errors.CogTritonError:
+    def classify_error(self, text: str) -> errors.CogTritonError:
         """The coded error behind an error text of the engine or of Triton."""
         return errors.from_text(text) or errors.TritonUnknownError(text)

@@ -1,4 +1,4 @@
-"""Every engine family there is, and which of them an engine directory belongs to."""
+"""Registry of engine families: finds the one that an engine directory belongs to."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FAMILIES: tuple[type[EngineFamily], ...] = (
 
 
 def open_engine(directory: Path) -> EngineFamily:
-    """The family that recognises `directory`, opened; raises E1304 or E1306."""
+    """Open `directory` with the first family that matches it; raises E1304 or E1306."""
     if not directory.is_dir():
         raise ModelUnavailable(
             f"ENGINE_DIR={str(directory)!r}: no such directory; build an engine with"
             " `cog-triton build`, then serve its engine.tar"
         )
     for family in FAMILIES:
-        if family.recognises(directory):
+        if family.matches(directory):
             return family.open(directory)
     held = sorted(path.name for path in directory.iterdir())
     names = ", ".join(family.name for family in FAMILIES)

@@ -1,4 +1,4 @@
-"""Engine request and token events: what is asked of an engine, and what it answers."""
+"""Engine request and token events: input and output of every engine, in token ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One prompt to generate from, in token ids.
+    """Generation request: one prompt in token ids.
 
     `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
     `stop_words` are token id sequences that end the output and are cut from it, `bad_words`
@@ -47,8 +47,8 @@ class TokenEvent:
     error: errors.CogTritonError | None = None
 
     @classmethod
-    def joined(cls, events: Sequence[Self]) -> Self:
-        """Events of one request that follow each other, at least one, as a single event."""
+    def coalesce(cls, events: Sequence[Self]) -> Self:
+        """Coalesce consecutive events of one request, at least one, into a single event."""
         last = events[-1]
         if len(events) == 1:
             return last

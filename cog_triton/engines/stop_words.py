@@ -1,4 +1,4 @@
-"""Token ids on their way out, held back while they may turn into a stop word."""
+"""Stop words over token ids: cut from the output, which is held back while one may begin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Tokens = list[tuple[int, float]]
 
 
 class StopWords:
-    """The output of one request: (token id, log probability) in, the same out, stop words cut."""
+    """Stop word filter of one request: (token id, log probability) in, the same out."""
 
     def __init__(self, words: Sequence[tuple[int, ...]], min_tokens: int) -> None:
         """A word that ends within the first `min_tokens` tokens does not count."""
@@ -20,7 +20,7 @@ class StopWords:
         self.count = 0
 
     def add(self, token: int, log_prob: float) -> bool:
-        """Take one more token; whether the output now ends in a stop word, which is gone then."""
+        """Append a token; returns whether the output now ends in a stop word, which is then cut."""
         self.count += 1
         self._held.append((token, log_prob))
         if not self._words:
@@ -36,18 +36,18 @@ class StopWords:
         return matched > 0
 
     def ready(self) -> Tokens:
-        """Take out those tokens that no stop word can begin with."""
+        """Remove and return the tokens that cannot be part of a stop word any more."""
         size = len(self._held) - self._partial()
         ready, self._held = self._held[:size], self._held[size:]
         return ready
 
     def rest(self) -> Tokens:
-        """Take out all that are left, at the end of the output."""
+        """Remove and return all tokens left, at the end of the output."""
         rest, self._held = self._held, []
         return rest
 
     def _partial(self) -> int:
-        """How many of the last tokens may be the beginning of a stop word."""
+        """Number of trailing tokens that may be the beginning of a stop word."""
         return max(
             (
                 size

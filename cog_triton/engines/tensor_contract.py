@@ -1,4 +1,4 @@
-"""TensorRT-LLM's numeric contract: the tensors of the Triton model ``tensorrt_llm``.
+"""Tensor contract: inputs and outputs of the Triton model ``tensorrt_llm``.
 
 Names, types and shapes are those of ``triton_model_repo/tensorrt_llm/config.pbtxt``, which
 follows TensorRT-LLM 1.2 (triton_backend/all_models/inflight_batcher_llm). This module turns
@@ -39,7 +39,7 @@ _SCALARS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
-# What an engine that lacks the feature may still be sent: the value that turns it off.
+# The value that turns an unsupported feature off; it may still be sent.
 _NEUTRAL: dict[str, float] = {
     "beam_width": 1,
     "num_return_sequences": 1,
@@ -54,19 +54,19 @@ _NEUTRAL: dict[str, float] = {
     "stop": 0,
 }
 FINISH_REASON = "finish_reason"
-"""Output of the last response of engines that are Python models, TensorRT-LLM's have none.
+"""Output of the last response of Python-backend engines; TensorRT-LLM's has none.
 
-Its absence tells that Triton lost the end of an answer.
+Its absence means that Triton lost the end of a stream.
 """
 _GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 _WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
-HONOURED = frozenset(
+SUPPORTED_INPUTS = frozenset(
     {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths"}
 )
 
 
-def to_values(request: EngineRequest) -> dict[str, Any]:
-    """The request as JSON values for Triton's generate endpoints."""
+def encode_request(request: EngineRequest) -> dict[str, Any]:
+    """Encode a request as the JSON inputs of Triton's generate endpoints."""
     values: dict[str, Any] = {
         "input_ids": list(request.input_ids),
         "input_lengths": len(request.input_ids),
@@ -85,10 +85,10 @@ def to_values(request: EngineRequest) -> dict[str, Any]:
     return values
 
 
-def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
-    """Read a request's input tensors; raises E1005 naming what is missing or not supported."""
+def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
+    """Decode a request from input tensors; raises E1005 naming what is missing or unsupported."""
     for name, tensor in tensors.items():
-        if name not in HONOURED and not _is_neutral(name, tensor):
+        if name not in SUPPORTED_INPUTS and not _is_neutral(name, tensor):
             raise InvalidArgument(f"{name}={_show(tensor)}: this engine does not support {name}")
     for name in ("input_ids", "input_lengths", "request_output_len"):
         if name not in tensors:
@@ -117,7 +117,7 @@ def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
 
 
 def refuse_unknown(parameters: Iterable[str], known: list[str]) -> None:
-    """Refuse request parameters: Triton takes misspelt inputs as such, without a word."""
+    """Refuse request parameters: Triton silently turns misspelt inputs into such; raises E1005."""
     for name in parameters:
         if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
             continue
@@ -125,7 +125,7 @@ def refuse_unknown(parameters: Iterable[str], known: list[str]) -> None:
 
 
 def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:
-    """Stop or bad words as INT32 [2, n]: ids end to end over their end offsets, -1 padded."""
+    """Stop or bad words as INT32 [2, n]: concatenated ids over end offsets, padded with -1."""
     ids: list[int] = []
     ends: list[int] = []
     for word in words:

@@ -106,13 +106,13 @@ class TextGenerator:
         client: TritonClient,
         admission: Admission | None = None,
         on_failure: Callable[[], None] = lambda: None,
-        to_values: Callable[[EngineRequest], dict[str, Any]] = tensor_contract.to_values,
+        encode_request: Callable[[EngineRequest], dict[str, Any]] = tensor_contract.encode_request,
         observer: Observer | None = None,
     ) -> None:
         """`on_failure` is called when the engine or Triton has failed a request, on any thread.
 
         `observer` is told of every generation. Without `admission` only the engine's batch
-        bounds what runs at once, and the queue is endless. `to_values` writes a request as the
+        bounds what runs at once, and the queue is endless. `encode_request` writes a request as the
         engine's family wants it.
         """
         self._settings = settings
@@ -124,7 +124,7 @@ class TextGenerator:
         self._client = client
         self._admission = admission or Admission(limits.max_batch_size)
         self._on_failure = on_failure
-        self._to_values = to_values
+        self._encode_request = encode_request
         self._observer = observer
 
     @property
@@ -206,7 +206,7 @@ class TextGenerator:
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
         )
-        if not list(self._client.tokens(self._client.request(self._to_values(request)))):
+        if not list(self._client.tokens(self._client.request(self._encode_request(request)))):
             raise TritonUnknownError("the engine answered the first request without a token")
 
     def _tokens(self, generation: Generation) -> Generator[list[int], None, None]:
@@ -222,7 +222,7 @@ class TextGenerator:
         )
         log_probs: list[float] | None = [] if generation.return_log_probs else None
         request_id = f"{os.getpid()}-{next(_request_numbers)}"
-        values = {**self._to_values(request), **generation.engine_inputs}
+        values = {**self._encode_request(request), **generation.engine_inputs}
         http = generation.connection = self._client.request(values, request_id)
         http.pauses = generation.pauses
         ticket = generation.ticket

@@ -44,7 +44,10 @@ class Runtime:
         self.tokenizer = tokenizer
         self.admission = admission
         client = TritonClient(
-            settings.triton_url, settings.triton_timeout, family.error, family.tells_end
+            settings.triton_url,
+            settings.triton_timeout,
+            family.classify_error,
+            family.reports_finish_reason,
         )
         self.generator = TextGenerator(
             settings,
@@ -53,7 +56,7 @@ class Runtime:
             client,
             admission,
             on_failure=lambda: self.supervisor.suspect(),
-            to_values=family.values,
+            encode_request=family.encode_request,
             observer=observer,
         )
         self.supervisor = Supervisor(
@@ -81,7 +84,7 @@ class Runtime:
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:
-            known = family.start_error(server.log.read_text("utf-8", "replace"))
+            known = family.classify_start_failure(server.log.read_text("utf-8", "replace"))
             if known is None:
                 raise
             raise known from error

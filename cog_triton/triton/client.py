@@ -38,17 +38,18 @@ class TritonClient:
         url: str,
         timeout: float,
         to_error: Callable[[str], CogTritonError],
-        tells_end: bool = False,
+        reports_finish_reason: bool = False,
     ) -> None:
         """`timeout` is in seconds between bytes; `to_error` maps the engine's error texts.
 
-        With `tells_end`, see `EngineFamily.tells_end`, a stream without its last response is E2105.
+        With `reports_finish_reason` (see `EngineFamily`), a stream that lacks its last response
+        is E2105.
         """
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._timeout = timeout
         self._to_error = to_error
-        self._tells_end = tells_end
+        self._reports_finish_reason = reports_finish_reason
         self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
         self.heard_at = 0.0
         """When a stream last got a byte, by time.monotonic()."""
@@ -102,7 +103,7 @@ class TritonClient:
                 yield ids
                 if finished:
                     return
-        if self._tells_end and not finished:
+        if self._reports_finish_reason and not finished:
             raise TritonUnavailable(
                 "Triton was too busy and lost the end of the answer; try again (HTTP queues in"
                 " `cog-triton doctor` tells how to prevent it)"

@@ -29,9 +29,9 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
     engine_config: Any = None
     others = [name for name in MODELS if name != ENGINE_MODEL]
     for model in FAMILY_MODELS:
-        if model not in family.own_models and serve_config.of(model):
+        if model not in family.extra_models and serve_config.of(model):
             raise InvalidPredictorConfig(f"{model}.args: a {family.name} engine has no {model}")
-    for model in (ENGINE_MODEL, *others, *family.own_models):
+    for model in (ENGINE_MODEL, *others, *family.extra_models):
         config = read_config(source / model / "config.pbtxt")
         version = target / model / "1"
         version.mkdir(parents=True)
@@ -40,17 +40,17 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
             model_py = family.render(config, serve_config.of(model))
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
-            if family.tells_end:
+            if family.reports_finish_reason:
                 config.output.add(
                     name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
                 )
-        elif model in family.own_models:
-            family.render_own(config, serve_config.of(model))
+        elif model in family.extra_models:
+            family.render_extra_model(config, serve_config.of(model))
         else:
             config.max_batch_size = engine_config.max_batch_size
             if "tokenizer_dir" in config.parameters:
                 config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
-            family.adapt(config)
+            family.adapt_text_model(config)
             text_model_arguments.apply(config, serve_config.of(model), family.tokenizer_dir)
         code = source / model / "1" / "model.py"
         if code.is_file():

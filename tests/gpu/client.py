@@ -56,7 +56,7 @@ class Client:
     def events(self, request: EngineRequest) -> list[dict[str, Any]]:
         """All events of Triton's model tensorrt_llm."""
         url = f"http://127.0.0.1:{self.server.triton}/v2/models/tensorrt_llm/generate_stream"
-        values = tensor_contract.to_values(request)
+        values = tensor_contract.encode_request(request)
         with self._http.stream("POST", url, json=values) as response:
             return [data for _, data in self._events(response)]
 

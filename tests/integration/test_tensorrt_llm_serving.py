@@ -75,13 +75,13 @@ class Served:
     def __init__(self, settings: Settings, family: TensorRTLLMFamily, seen: Path) -> None:
         self.url = settings.triton_url
         self.family = family
-        self.client = TritonClient(self.url, 20, family.error)
+        self.client = TritonClient(self.url, 20, family.classify_error)
         self.generator = TextGenerator(
             settings,
             family.limits,
             EngineTokenizer.load(family.directory),
             self.client,
-            to_values=family.values,
+            encode_request=family.encode_request,
         )
         self._seen = seen
 

@@ -19,7 +19,7 @@ from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.canned_text import PASSAGE, WORDS
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.mock_request import INPUTS, MockRequest, from_tensors
+from cog_triton.engines.mock.mock_request import INPUTS, MockRequest, decode_request
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import EngineCorrupt, InvalidArgument, InvalidPredictorConfig
@@ -103,11 +103,11 @@ def test_chats_are_rendered(tokenizer: EngineTokenizer) -> None:
 
 
 def test_the_family_knows_its_engine(engine: Path, tmp_path: Path) -> None:
-    assert not MockFamily.recognises(tmp_path)
+    assert not MockFamily.matches(tmp_path)
     family = open_engine(engine)
     assert isinstance(family, MockFamily)
     assert (family.limits.max_batch_size, family.limits.max_seq_len) == (256, 131_072)
-    assert (family.world_size, family.guides) == (0, False)
+    assert (family.world_size, family.supports_guided_decoding) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -216,17 +216,17 @@ def test_settings_go_before_the_serve_config() -> None:
 
 def tensors(**own: Any) -> dict[str, Any]:
     plain = EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=3))
-    return {**tensors_of(tensor_contract.to_values(plain)), **own}
+    return {**tensors_of(tensor_contract.encode_request(plain)), **own}
 
 
 def test_a_request_without_inputs_of_the_mock() -> None:
-    request = from_tensors(tensors())
+    request = decode_request(tensors())
     assert (request.tps, request.inject, request.inject_after) == (None, None, 0)
     assert (request.input_ids, request.sampling.max_tokens) == ([1, 2], 3)
 
 
 def test_a_request_with_all_of_them() -> None:
-    request = from_tensors(
+    request = decode_request(
         tensors(
             tps=np.array([[33.5]], np.float32),
             jitter=np.array([[0.5]], np.float32),
@@ -238,7 +238,7 @@ def test_a_request_with_all_of_them() -> None:
     )
     assert request == MockRequest(
         input_ids=[1, 2],
-        sampling=from_tensors(tensors()).sampling,
+        sampling=decode_request(tensors()).sampling,
         tps=33.5,
         jitter=0.5,
         prefill_ms=0.0,
@@ -264,5 +264,5 @@ def test_a_request_with_all_of_them() -> None:
 def test_bad_inputs_are_named(name: str, value: Any, text: str) -> None:
     kind = object if name == "inject" else np.float32 if name in ("tps", "jitter") else np.int32
     with pytest.raises(InvalidArgument) as caught:
-        from_tensors(tensors(**{name: np.array(value, kind)}))
+        decode_request(tensors(**{name: np.array(value, kind)}))
     assert text in caught.value.detail

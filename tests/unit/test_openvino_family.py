@@ -75,9 +75,9 @@ def test_token_ids_must_be_integers(key: str, value: Any, tmp_path: Path) -> Non
 
 
 def test_the_family_knows_its_engines(tmp_path: Path) -> None:
-    assert not OpenVINOFamily.recognises(tmp_path)
+    assert not OpenVINOFamily.matches(tmp_path)
     family = OpenVINOFamily.open(engine(tmp_path))
-    assert OpenVINOFamily.recognises(tmp_path)
+    assert OpenVINOFamily.matches(tmp_path)
     assert family.limits.max_seq_len == 2048
     assert family.limits.end_id is None
     assert family.limits.pad_id == 1

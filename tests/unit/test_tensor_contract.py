@@ -86,7 +86,10 @@ REQUESTS = st.builds(
 
 @given(REQUESTS)
 def test_a_request_comes_back_as_it_was(request: EngineRequest) -> None:
-    assert tensor_contract.from_tensors(tensors_of(tensor_contract.to_values(request))) == request
+    assert (
+        tensor_contract.decode_request(tensors_of(tensor_contract.encode_request(request)))
+        == request
+    )
 
 
 def test_every_field_of_a_request_travels() -> None:
@@ -99,31 +102,31 @@ def test_every_field_of_a_request_travels() -> None:
 
 
 def test_the_contract_names_inputs_of_the_model() -> None:
-    assert tensor_contract.HONOURED | tensor_contract._NEUTRAL.keys() <= INPUTS.keys()
+    assert tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys() <= INPUTS.keys()
 
 
 def request(**values: Any) -> Tensors:
     plain = EngineRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=5))
-    return tensors_of({**tensor_contract.to_values(plain), **values})
+    return tensors_of({**tensor_contract.encode_request(plain), **values})
 
 
 def test_ids_of_zero_are_sent() -> None:
     plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), end_id=0, pad_id=0)
-    values = tensor_contract.to_values(plain)
+    values = tensor_contract.encode_request(plain)
     assert (values["end_id"], values["pad_id"]) == (0, 0)
-    assert "end_id" not in tensor_contract.to_values(replace(plain, end_id=None))
+    assert "end_id" not in tensor_contract.encode_request(replace(plain, end_id=None))
 
 
 def test_the_engine_streams_only_when_asked() -> None:
     tensors = request()
     del tensors["streaming"]
-    assert tensor_contract.from_tensors(tensors).streaming is False
+    assert tensor_contract.decode_request(tensors).streaming is False
 
 
 def test_only_three_inputs_are_required() -> None:
     tensors = tensors_of({"input_ids": [4], "input_lengths": 1, "request_output_len": 2})
     expected = EngineRequest(input_ids=[4], sampling=SamplingParams(max_tokens=2), streaming=False)
-    assert tensor_contract.from_tensors(tensors) == expected
+    assert tensor_contract.decode_request(tensors) == expected
 
 
 @pytest.mark.parametrize("name", ["input_ids", "input_lengths", "request_output_len"])
@@ -131,30 +134,32 @@ def test_a_missing_input_is_named(name: str) -> None:
     tensors = request()
     del tensors[name]
     with pytest.raises(InvalidArgument, match=f"{name}: missing"):
-        tensor_contract.from_tensors(tensors)
+        tensor_contract.decode_request(tensors)
 
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(InvalidArgument, match="input_lengths=4: input_ids has 3 tokens"):
-        tensor_contract.from_tensors(request(input_lengths=4))
+        tensor_contract.decode_request(request(input_lengths=4))
 
 
 def test_sampling_values_are_checked_on_this_side_too() -> None:
     with pytest.raises(InvalidArgument, match="temperature=-1"):
-        tensor_contract.from_tensors(request(temperature=-1))
+        tensor_contract.decode_request(request(temperature=-1))
 
 
 UNSUPPORTED = sorted(
     name
     for name, config in INPUTS.items()
-    if name not in tensor_contract.HONOURED and list(config.dims) == [1] and config.data_type != 13
+    if name not in tensor_contract.SUPPORTED_INPUTS
+    and list(config.dims) == [1]
+    and config.data_type != 13
 )
 
 
 @pytest.mark.parametrize("name", [name for name in UNSUPPORTED if name in tensor_contract._NEUTRAL])
 def test_an_input_that_is_not_supported_may_be_off(name: str) -> None:
     tensors = request(**{name: tensor_contract._NEUTRAL[name]})
-    assert tensor_contract.from_tensors(tensors) == tensor_contract.from_tensors(request())
+    assert tensor_contract.decode_request(tensors) == tensor_contract.decode_request(request())
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -162,17 +167,17 @@ def test_an_input_that_is_not_supported_is_refused_by_name(name: str) -> None:
     dtype = request(**{name: 0})[name].dtype
     value = not tensor_contract._NEUTRAL.get(name, 0) if dtype == np.bool_ else 3
     with pytest.raises(InvalidArgument, match=rf"{name}=.*does not support {name}"):
-        tensor_contract.from_tensors(request(**{name: value}))
+        tensor_contract.decode_request(request(**{name: value}))
 
 
 def test_texts_and_lists_that_are_not_supported_are_refused_by_name() -> None:
     bias = np.zeros((1, 8), dtype=np.float32)
     with pytest.raises(InvalidArgument, match="does not support embedding_bias"):
-        tensor_contract.from_tensors({**request(), "embedding_bias": bias})
+        tensor_contract.decode_request({**request(), "embedding_bias": bias})
 
 
 def test_tensorrt_llms_json_guide_is_any_object() -> None:
-    found = tensor_contract.from_tensors(request(guided_decoding_guide_type="json"))
+    found = tensor_contract.decode_request(request(guided_decoding_guide_type="json"))
     assert found.guide == '{"type":"object"}'
 
 
@@ -192,7 +197,7 @@ def test_guides_that_cannot_be_followed_are_refused(
     guide: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        tensor_contract.from_tensors(request(**guide))
+        tensor_contract.decode_request(request(**guide))
     for word in words:
         assert word in caught.value.detail
 
@@ -204,14 +209,14 @@ def test_empty_tensors_ask_for_nothing() -> None:
         "stop_words_list": np.zeros((1, 2, 0), dtype=np.int32),
         "embedding_bias": np.zeros((1, 0), dtype=np.float32),
     }
-    assert tensor_contract.from_tensors({**request(), **empty}) == tensor_contract.from_tensors(
+    assert tensor_contract.decode_request({**request(), **empty}) == tensor_contract.decode_request(
         request()
     )
 
 
 def test_a_scalar_must_be_one_value() -> None:
     with pytest.raises(InvalidArgument, match="temperature: shape"):
-        tensor_contract.from_tensors(
+        tensor_contract.decode_request(
             {**request(), "temperature": np.ones((1, 2), dtype=np.float32)}
         )
 

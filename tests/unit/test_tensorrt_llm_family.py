@@ -51,9 +51,9 @@ def test_the_registry_opens_it(tmp_path: Path) -> None:
 def test_a_manifest_is_enough_to_know_it(tmp_path: Path) -> None:
     path = trtllm_engines.make(tmp_path / "engine")
     (path / "rank0.engine").unlink()
-    assert not TensorRTLLMFamily.recognises(path)
+    assert not TensorRTLLMFamily.matches(path)
     made_engines.with_manifest(path)
-    assert TensorRTLLMFamily.recognises(path)
+    assert TensorRTLLMFamily.matches(path)
     with pytest.raises(EngineCorrupt, match=r"rank0\.engine is missing"):
         open_engine(path)
 
@@ -61,9 +61,9 @@ def test_a_manifest_is_enough_to_know_it(tmp_path: Path) -> None:
 def test_what_is_none(tmp_path: Path) -> None:
     path = trtllm_engines.make(tmp_path / "engine")
     (path / "config.json").unlink()
-    assert not TensorRTLLMFamily.recognises(path)
+    assert not TensorRTLLMFamily.matches(path)
     made_engines.with_manifest(tmp_path, engine="vllm")
-    assert not TensorRTLLMFamily.recognises(tmp_path)
+    assert not TensorRTLLMFamily.matches(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_request_is_written_in_inputs_of_the_model_or_refused(
 ) -> None:
     opened, inputs = _opened(tmp_path_factory, version)
     try:
-        values = opened.values(request)
+        values = opened.encode_request(request)
     except InvalidArgument as error:
         refused = error.detail.partition("=")[0]
         values = {}
@@ -250,18 +250,18 @@ def _opened(paths: pytest.TempPathFactory, version: str) -> Any:
 def test_greedy_decoding_is_asked_for_by_top_k(tmp_path: Path) -> None:
     opened = trtllm_engines.family(tmp_path / "engine")
     greedy = SamplingParams(max_tokens=3, temperature=0, top_p=0.9, top_k=4)
-    values = opened.values(replace(PLAIN, sampling=greedy))
+    values = opened.encode_request(replace(PLAIN, sampling=greedy))
     assert (values["temperature"], values["runtime_top_k"]) == (1.0, 1)
     assert "runtime_top_p" not in values
-    assert opened.values(PLAIN)["runtime_top_k"] == 5
+    assert opened.encode_request(PLAIN)["runtime_top_k"] == 5
 
 
 def test_further_end_ids_are_stop_words_unless_the_end_is_another(tmp_path: Path) -> None:
     opened = trtllm_engines.family(tmp_path / "engine")
     given = replace(PLAIN, end_id=opened.limits.end_id, stop_words=((8, 9),))
-    assert opened.values(given)["stop_words_list"] == [8, 9, 0, 2, 3, -1]
+    assert opened.encode_request(given)["stop_words_list"] == [8, 9, 0, 2, 3, -1]
     for end in (-1, 77, None):
-        assert "stop_words_list" not in opened.values(replace(PLAIN, end_id=end))
+        assert "stop_words_list" not in opened.encode_request(replace(PLAIN, end_id=end))
 
 
 CHECK = "[TensorRT-LLM][ERROR] Assertion failed: "
@@ -360,7 +360,7 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
 def test_what_the_backend_says_gets_a_code(
     text: str, kind: type[errors.CogTritonError], detail: str, tmp_path: Path
 ) -> None:
-    found = trtllm_engines.family(tmp_path / "engine").error(text)
+    found = trtllm_engines.family(tmp_path / "engine").classify_error(text)
     assert type(found) is kind
     assert detail in found.detail
 
@@ -405,7 +405,9 @@ START = [
 @pytest.mark.parametrize(("line", "said"), START)
 def test_what_triton_says_when_it_does_not_start(line: str, said: str, tmp_path: Path) -> None:
     opened = trtllm_engines.family(tmp_path / "engine")
-    found = opened.start_error(f"I0101 loading\n{line}\nerror: creating server: Internal\n")
+    found = opened.classify_start_failure(
+        f"I0101 loading\n{line}\nerror: creating server: Internal\n"
+    )
     assert isinstance(found, EngineIncompatible)
     assert said in found.detail
-    assert opened.start_error("E0101 something else") is None
+    assert opened.classify_start_failure("E0101 something else") is None

@@ -78,7 +78,7 @@ def is_ready(url: str) -> bool:
 
 def test_an_end_that_triton_lost_is_no_end() -> None:
     with serving(stream(event(output_ids=7))) as server:
-        client = TritonClient(server.url, PATIENCE_S, to_error, tells_end=True)
+        client = TritonClient(server.url, PATIENCE_S, to_error, reports_finish_reason=True)
         tokens = client.tokens(client.request(VALUES))
         assert next(tokens) == [7]
         with pytest.raises(TritonUnavailable, match="lost the end of the answer"):
@@ -88,7 +88,7 @@ def test_an_end_that_triton_lost_is_no_end() -> None:
 def test_an_answer_that_is_told_to_end_needs_no_end_of_the_connection() -> None:
     last = event(output_ids=[8, 9], finish_reason="stop")
     with serving(stream(event(output_ids=7), last, HANG)) as server:
-        client = TritonClient(server.url, PATIENCE_S / 2, to_error, tells_end=True)
+        client = TritonClient(server.url, PATIENCE_S / 2, to_error, reports_finish_reason=True)
         ids = [token for new in client.tokens(client.request(VALUES)) for token in new]
         assert ids == [7, 8, 9]
 

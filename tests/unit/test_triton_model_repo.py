@@ -66,7 +66,7 @@ def test_models_that_stream_are_decoupled(model):
 
 def test_engine_takes_everything_that_the_contract_writes():
     known = inputs("tensorrt_llm")
-    assert known.keys() >= tensor_contract.HONOURED | tensor_contract._NEUTRAL.keys()
+    assert known.keys() >= tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys()
     required = {name for name, tensor in known.items() if not tensor.optional}
     assert required == {"input_lengths", "request_output_len"}
 

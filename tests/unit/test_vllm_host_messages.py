@@ -25,7 +25,7 @@ def test_outputs_that_take_turns_are_joined_each_by_itself() -> None:
                     cumulative_logprobs=[nan, -2.0], output_token_counts=[0, 2],
                     logprobs=["null", '[{"98": {}}, {"99": {}}]'])  # fmt: skip
     last = replace(other, texts=["", "c"], finish_reasons=[None, "length"], finish="stop")
-    joined = TextEvent.joined([first, empty, other, last])
+    joined = TextEvent.coalesce([first, empty, other, last])
     assert joined == TextEvent(
         texts=["a", "bc"],
         finish_reasons=["stop", "length"],
@@ -35,7 +35,7 @@ def test_outputs_that_take_turns_are_joined_each_by_itself() -> None:
         input_token_count=3,
         finish="stop",
     )
-    assert TextEvent.joined([empty, empty]).logprobs == ["[]", "null"]
+    assert TextEvent.coalesce([empty, empty]).logprobs == ["[]", "null"]
 
 
 def test_text_that_came_with_the_cancellation_is_not_lost() -> None:

@@ -18,10 +18,10 @@ from cog_triton.engines.mock.mock_request import INPUTS
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.mock_request import from_tensors
+from cog_triton.engines.mock.mock_request import decode_request
 from cog_triton.backend.engine_model import triton_model
 
-TritonPythonModel = triton_model(MockEngine.from_parameters, from_tensors)
+TritonPythonModel = triton_model(MockEngine.from_parameters, decode_request)
 '''
 
 
@@ -32,7 +32,7 @@ class MockFamily(EngineFamily):
     defaults = MockOptions()
 
     @classmethod
-    def recognises(cls, directory: Path) -> bool:
+    def matches(cls, directory: Path) -> bool:
         return (directory / MODEL_FILE).is_file()
 
     @classmethod

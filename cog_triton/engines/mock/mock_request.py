@@ -41,10 +41,10 @@ class MockRequest(EngineRequest):
     inject_after: int = 0
 
 
-def from_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
+def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
     """Read a request's input tensors; raises E1005 naming what is wrong."""
     common = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
-    request = tensor_contract.from_tensors(common)
+    request = tensor_contract.decode_request(common)
     return MockRequest(
         **{field.name: getattr(request, field.name) for field in fields(request)},
         **{name: _value(name, tensors[name]) for name in INPUTS if name in tensors},

@@ -121,12 +121,12 @@ class OpenVINOFamily(EngineFamily):
     name = "openvino"
 
     @property
-    def guides(self) -> bool:
-        """See `EngineFamily.guides`."""
+    def supports_guided_decoding(self) -> bool:
+        """See `EngineFamily.supports_guided_decoding`."""
         return True
 
     @classmethod
-    def recognises(cls, directory: Path) -> bool:
+    def matches(cls, directory: Path) -> bool:
         return (directory / "openvino_model.xml").is_file()
 
     @classmethod

@@ -59,7 +59,7 @@ class Engine:
         return limits.max_input_len
 
 
-def recognises(directory: Path) -> bool:
+def matches(directory: Path) -> bool:
     """Whether the manifest says so or, without one, config.json and rank*.engine do."""
     manifest = engine_manifest.load(directory)
     if manifest is not None:

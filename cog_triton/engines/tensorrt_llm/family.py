@@ -44,8 +44,8 @@ class TensorRTLLMFamily(EngineFamily):
         self._parameters = render_config.resolve(Parameters(), described)
 
     @classmethod
-    def recognises(cls, directory: Path) -> bool:
-        return engine_directory.recognises(directory)
+    def matches(cls, directory: Path) -> bool:
+        return engine_directory.matches(directory)
 
     @classmethod
     def open(cls, directory: Path) -> Self:
@@ -69,15 +69,15 @@ class TensorRTLLMFamily(EngineFamily):
         self.limits = replace(self.limits, max_input_len=self.engine.max_input_len(chunked=chunked))
 
     @property
-    def guides(self) -> bool:
+    def supports_guided_decoding(self) -> bool:
         """Set by ``guided_decoding_backend``."""
         return self._parameters.guided_decoding_backend is not None
 
-    def adapt(self, config: Any) -> None:
+    def adapt_text_model(self, config: Any) -> None:
         render_config.adapt(config, self._parameters, self.engine)
 
-    def values(self, request: EngineRequest) -> dict[str, Any]:
-        """See `EngineFamily.values`; in the names of the engine's release.
+    def encode_request(self, request: EngineRequest) -> dict[str, Any]:
+        """See `EngineFamily.encode_request`; in the names of the engine's release.
 
         Greedy decoding is asked for as top_k 1, and the backend's defaults are left out: releases
         differ in which zeros they take. Further end ids are stop words, which the engine does not
@@ -89,7 +89,7 @@ class TensorRTLLMFamily(EngineFamily):
         if request.sampling.temperature == 0:
             sampling = replace(request.sampling, temperature=1.0, top_k=1, top_p=0.0)
             request = replace(request, sampling=sampling)
-        values = tensor_contract.to_values(request)
+        values = tensor_contract.encode_request(request)
         if values["runtime_top_p"] == 0:
             del values["runtime_top_p"]
         release = self.engine.contract
@@ -100,12 +100,12 @@ class TensorRTLLMFamily(EngineFamily):
                 )
         return {release.renamed.get(name, name): value for name, value in values.items()}
 
-    def error(self, text: str) -> errors.CogTritonError:
+    def classify_error(self, text: str) -> errors.CogTritonError:
         return (
             errors.from_text(text)
             or backend_errors.of_request(text)
             or errors.TritonUnknownError(text)
         )
 
-    def start_error(self, log: str) -> errors.CogTritonError | None:
+    def classify_start_failure(self, log: str) -> errors.CogTritonError | None:
         return backend_errors.of_start(log)

@@ -31,7 +31,7 @@ class VLLMFamily(EngineFamily):
     """Recognised by ``model.json``."""
 
     name = "vllm"
-    own_models = (TEXT_MODEL,)
+    extra_models = (TEXT_MODEL,)
 
     def __init__(self, directory: Path, model: VLLMModel) -> None:
         limits = EngineLimits(
@@ -45,12 +45,12 @@ class VLLMFamily(EngineFamily):
         self._socket = f"cog-triton-vllm-{secrets.token_hex(8)}"
 
     @property
-    def guides(self) -> bool:
-        """See `EngineFamily.guides`."""
+    def supports_guided_decoding(self) -> bool:
+        """See `EngineFamily.supports_guided_decoding`."""
         return True
 
     @classmethod
-    def recognises(cls, directory: Path) -> bool:
+    def matches(cls, directory: Path) -> bool:
         return (directory / MODEL_FILE).is_file()
 
     @classmethod
@@ -80,8 +80,8 @@ class VLLMFamily(EngineFamily):
             config.parameters[name].string_value = value
         return _MODEL_PY
 
-    def render_own(self, config: Any, arguments: Mapping[str, Any]) -> None:
-        """See `EngineFamily.render_own`; arguments are the parameters in the model's config."""
+    def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:
+        """See `EngineFamily.render_extra_model`; arguments are parameters of the model's config."""
         settable = sorted(config.parameters)
         for name, value in arguments.items():
             if name not in settable:

@@ -45,7 +45,7 @@ class TextEvent:
     error: CogTritonError | None = None
 
     @classmethod
-    def joined(cls, events: Sequence[Self]) -> Self:
+    def coalesce(cls, events: Sequence[Self]) -> Self:
         """Events of one request that follow each other, at least one, as a single event."""
         last = events[-1]
         return cls(

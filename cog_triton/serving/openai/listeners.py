@@ -59,7 +59,7 @@ class Frontend:
                     runtime.tokenizer,
                     runtime.generator,
                     model_name(runtime),
-                    guides=runtime.family.guides,
+                    guides=runtime.family.supports_guided_decoding,
                 )
                 routes += [*api.routes(), Route("/openapi.json", _schema, methods=["GET"])]
             key = self._settings.openai_api_key

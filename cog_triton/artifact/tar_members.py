@@ -19,13 +19,6 @@ from cog_triton.errors import EngineCorrupt
 
 MAX_MEMBERS = 1 << 16
 _MAX_HEADER = 1 << 20
-_EXTENDED = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ def read(tar_path: Path) -> Iterator[Member]:
         refusing(tar_path),
         tar_path.open("rb") as file,
         tar_compression.decompressing(file) as plain,
-        tarfile.open(fileobj=plain, mode="r:", tarinfo=_Header) as tar,
+        tarfile.open(fileobj=_Headers(plain), mode="r:", tarinfo=_Header) as tar,
     ):
         for header in tar:
             name = names.add(header)
@@ -92,13 +85,25 @@ class _Header(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"at byte {tarfile_.offset}: {error}") from error
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Long names and the like are held in memory by tarfile, whatever size they claim."""
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _EXTENDED and header.size > _MAX_HEADER:
-            raise tarfile.HeaderError(f"a header of {header.size} bytes, over {_MAX_HEADER}")
-        return header
+
+class _Headers:
+    """File object for tarfile alone, which reads long names whole, whatever size they claim.
+
+    `_Content` reads the members past it, so all that is read here is headers. The bound is here
+    since tarfile's inner calls differ between the patch releases of Python.
+    """
+
+    def __init__(self, plain: Source) -> None:
+        self._plain = plain
+        self.seek, self.tell = plain.seek, plain.tell
+        self.write, self.close = plain.write, plain.close
+
+    def read(self, size: int) -> bytes:
+        if size < 0:
+            raise tarfile.HeaderError(f"a header of {size} bytes")
+        if size > _MAX_HEADER:
+            raise tarfile.HeaderError(f"a header of {size} bytes, over {_MAX_HEADER}")
+        return self._plain.read(size)
 
 
 class _Names:

@@ -154,12 +154,12 @@ class Settings(BaseSettings):
         }
 
     @property
-    def hosts(self) -> list[str]:
+    def mpi_host_names(self) -> list[str]:
         """MPI_HOSTS, one by one."""
         return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
 
     @property
-    def own_ports(self) -> dict[str, tuple[str, int]]:
+    def http_ports(self) -> dict[str, tuple[str, int]]:
         """Where our own HTTP server listens, as `triton_ports`; what is off is left out."""
         ports = {"OPENAI_PORT": self.openai_port, "METRICS_PORT": self.metrics_port}
         return {name: (self.cog_host, port) for name, port in ports.items() if port is not None}
@@ -176,7 +176,7 @@ class Settings(BaseSettings):
     @property
     def triton_url(self) -> str:
         """Where the serving process reaches Triton, which may bind every address."""
-        return f"http://{reachable(self.triton_host)}:{self.triton_http_port}"
+        return f"http://{url_host(self.triton_host)}:{self.triton_http_port}"
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -191,7 +191,7 @@ def load_settings(**overrides: object) -> Settings:
         raise InvalidArgument("; ".join(problems)) from error
 
 
-def reachable(host: str) -> str:
+def url_host(host: str) -> str:
     """How a URL names `host`, an address that a server on this machine binds."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host

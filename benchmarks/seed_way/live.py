@@ -12,7 +12,7 @@ import queue
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 
-from cog_triton.serving.coglet import live_stream
+from cog_triton.serving.coglet import concurrent_streaming
 
 
 def live(
@@ -42,7 +42,7 @@ def live(
             yield piece
         finish()
 
-    return live_stream.live(read(), lambda: _cancel(task))
+    return concurrent_streaming.cancellable_stream(read(), lambda: _cancel(task))
 
 
 def _cancel(task: Future[None]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import httpx
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton.serving.coglet import live_stream
-from cog_triton.serving.prepare import prepare
+from cog_triton.serving.coglet import concurrent_streaming
+from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.server import TritonServer
@@ -28,10 +28,10 @@ class Predictor(BaseRunner):
 
     async def setup(self) -> None:
         """Start Triton on the mock engine, with the first cog-triton's ensemble."""
-        live_stream.install(type(self).run)
+        concurrent_streaming.install(type(self).run)
         self._loop = asyncio.get_running_loop()
         settings = load_settings(cog_triton_engine="mock")
-        prepared = await prepare(settings)
+        prepared = await prepare_engine(settings)
         repository.reshape(prepared.repository)
         self._tokenizer = EngineTokenizer.load(prepared.family.tokenizer_dir).tokenizer
         self._url = f"{settings.triton_url}/v2/models/ensemble/generate_stream"

@@ -78,8 +78,8 @@ def client(
 
     Example: cog-triton client --request-output-len 200 --tokenizer-dir engine --stop-after-ms 200
     """
-    from cog_triton.triton import client_command
-    from cog_triton.triton.token_request import Question, parse_ids, read_ids
+    from cog_triton.triton import token_client
+    from cog_triton.triton.token_request import TokenRequest, parse_ids, read_ids
 
     with coded_errors():
         ids = None
@@ -87,7 +87,7 @@ def client(
             ids = read_ids(input_tokens_csv)
         elif input_ids is not None:
             ids = parse_ids("--input-ids", input_ids.split(","))
-        prompt = client_command.prompt_of(ids, text, tokenizer_dir)
+        prompt = token_client.load_prompt(ids, text, tokenizer_dir)
         sampling = {
             "temperature": temperature,
             "top_k": top_k,
@@ -97,7 +97,7 @@ def client(
             "frequency_penalty": frequency_penalty,
             "seed": seed,
         }
-        question = Question(
+        request = TokenRequest(
             input_ids=prompt.ids,
             output_len=request_output_len,
             sampling={name: value for name, value in sampling.items() if value is not None},
@@ -108,10 +108,10 @@ def client(
             streaming=streaming,
             exclude_input=exclude_input_in_output,
             stop_after_ms=stop_after_ms,
-            stop_by_hanging_up=stop_via_request_cancel,
+            stop_by_disconnect=stop_via_request_cancel,
             request_id=request_id,
             model=model_name,
         )
-        client_command.run(
-            url, stream_timeout, prompt, question, lambda line: out.print(line, markup=False)
+        token_client.send_and_print(
+            url, stream_timeout, prompt, request, lambda line: out.print(line, markup=False)
         )

@@ -147,7 +147,7 @@ def serve(
 
     Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
     """
-    from cog_triton.serving import standalone_triton
+    from cog_triton.serving import triton_only_server
     from cog_triton.serving.cog_process import CogServer, default_concurrency
     from cog_triton.settings import load_settings
 
@@ -188,7 +188,7 @@ def serve(
         if given and not settings.cog_triton_engine:
             raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
         if triton_only:
-            asyncio.run(standalone_triton.serve(settings, model_repo, _say))
+            asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, _say))
             return
         server = CogServer(
             settings, host, port, max_concurrency or default_concurrency(settings), verbose=verbose

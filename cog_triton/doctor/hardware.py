@@ -89,7 +89,7 @@ def disk(directory: Path, needed: int = 0) -> Check:
 
 def http_queues() -> Check:
     """How far a thread of Triton's HTTP server may be behind before it loses responses."""
-    places = http_thread_queues.attainable() // http_thread_queues.PLACE_BYTES
+    places = http_thread_queues.attainable_send_buffer() // http_thread_queues.RESPONSE_BYTES
     found = f"{places} responses in the queue of each of Triton's HTTP threads"
     if places < _ENOUGH_PLACES:
         return warn(

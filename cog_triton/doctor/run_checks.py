@@ -15,8 +15,8 @@ from cog_triton.settings import Settings, load_settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine, backends_in, library_versions
 from cog_triton.system.ports import OPENAI_PORT
-from cog_triton.triton import install
-from cog_triton.triton.install import Distribution
+from cog_triton.triton import installation
+from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.serve_config import load_serve_config
 
 
@@ -64,16 +64,16 @@ def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     packed = path.stat().st_size if path is not None and path.is_file() else 0
     yield hardware.disk(settings.work_dir, packed)
     cog = {"PORT": (settings.cog_host, settings.port)}
-    yield from hardware.free_ports({**cog, **settings.own_ports, **settings.triton_ports})
+    yield from hardware.free_ports({**cog, **settings.http_ports, **settings.triton_ports})
     if checked is not None:
         yield checked
 
 
 def _triton(
     settings: Settings, scratch: Path
-) -> tuple[Distribution | None, TritonStartFailed | None]:
+) -> tuple[TritonInstallation | None, TritonStartFailed | None]:
     try:
-        return install.find(scratch, settings.tritonserver), None
+        return installation.find_installation(scratch, settings.tritonserver), None
     except TritonStartFailed as error:
         return None, error
 
@@ -85,7 +85,7 @@ def _gpus() -> list[int] | EngineIncompatible:
         return error
 
 
-def _machine(triton: Distribution | None, sm: Sequence[int]) -> Machine | None:
+def _machine(triton: TritonInstallation | None, sm: Sequence[int]) -> Machine | None:
     if triton is None:
         return None
     backends = backends_in(triton.backend_directory)

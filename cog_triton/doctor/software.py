@@ -16,7 +16,7 @@ from cog_triton.errors import TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system.machine import backends_in
 from cog_triton.triton import launch
-from cog_triton.triton.install import Distribution
+from cog_triton.triton.installation import TritonInstallation
 
 _PYTHONS = ((3, 10), (3, 12))
 _PATIENCE_S = 30
@@ -30,7 +30,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     return fail("Python", text, "use Python 3.10, 3.11 or 3.12: `make setup PYTHON=python3.11`")
 
 
-def libpython(triton: Distribution | None) -> Check:
+def libpython(triton: TritonInstallation | None) -> Check:
     """The shared library that the stub of the wheel's tritonserver is linked with."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     if triton is not None and "pytriton" not in triton.binary.parts:
@@ -41,7 +41,7 @@ def libpython(triton: Distribution | None) -> Check:
     return fail("libpython", f"no {name}", f"on Debian: apt-get install {package}")
 
 
-def tritonserver(triton: Distribution | None, error: TritonStartFailed | None) -> Check:
+def tritonserver(triton: TritonInstallation | None, error: TritonStartFailed | None) -> Check:
     """Whether the binary is there and its libraries are found; `error` is why it is not."""
     if triton is None:
         detail = error.detail if error else "not found"
@@ -54,7 +54,7 @@ def tritonserver(triton: Distribution | None, error: TritonStartFailed | None) -
     return ok("Triton", f"{_triton_version(triton)}: {triton.binary}")
 
 
-def backends(triton: Distribution) -> Check:
+def backends(triton: TritonInstallation) -> Check:
     """Which backends there are; every engine's own is compared with the engine."""
     found = backends_in(triton.backend_directory)
     if "python" not in found:
@@ -126,7 +126,7 @@ def _does_not_start(command: list[str], environment: Mapping[str, str]) -> str |
     return said[-1] if said else f"exit code {done.returncode}"
 
 
-def _triton_version(triton: Distribution) -> str:
+def _triton_version(triton: TritonInstallation) -> str:
     file = triton.binary.resolve().parent.parent / "TRITON_VERSION"
     if file.is_file():
         return file.read_text("utf-8").strip()

@@ -1,4 +1,4 @@
-"""The door of the engine: so many requests at once, a bounded queue, and closed in trouble."""
+"""The admission of the engine: so many requests at once, a bounded queue, and closed in trouble."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from cog_triton.errors import CogTritonError, Overloaded, TritonUnavailable
 from cog_triton.settings import Settings
 
-DEFAULT_QUEUE = 64
+DEFAULT_MAX_QUEUE = 64
 
 
 class Ticket:
-    """One request on its way through the door; may be ended from any thread, at any time."""
+    """One request on its way through the admission; may be ended from any thread, at any time."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -26,7 +26,7 @@ class Ticket:
         """Why it was ended here, if it was."""
         self.queue_time: float | None = None
         """Seconds from its arrival to its turn; None before its turn."""
-        self._turn = threading.Event()
+        self._admitted = threading.Event()
         self._stop: Callable[[], None] = lambda: None
 
     @property
@@ -39,7 +39,7 @@ class Ticket:
         self.cancelled = True
         self._stop()
 
-    def interrupt(self, error: CogTritonError) -> None:
+    def fail(self, error: CogTritonError) -> None:
         """End it, with the error that its client gets."""
         self.error = self.error or error
         self._stop()
@@ -49,7 +49,7 @@ class Ticket:
         if self.error is not None:
             raise copy.copy(self.error)  # one error ends many requests, each on its own thread
 
-    def when_ended(self, stop: Callable[[], None]) -> None:
+    def on_end(self, stop: Callable[[], None]) -> None:
         """What ends it from now on; called at once if it has been ended, and maybe twice."""
         self._stop = stop
         if self.ended:
@@ -59,98 +59,98 @@ class Ticket:
 class Admission:
     """Lets at most `slots` requests in; `queue` more wait, first come, first served."""
 
-    def __init__(self, slots: int, queue: float = math.inf) -> None:
+    def __init__(self, slots: int, max_queue: float = math.inf) -> None:
         self.slots = slots
-        self.queue = queue
-        self._inside: set[Ticket] = set()
-        self._line: deque[Ticket] = deque()
-        self._closed: CogTritonError | None = None
+        self.max_queue = max_queue
+        self._running: set[Ticket] = set()
+        self._queue: deque[Ticket] = deque()
+        self._rejection: CogTritonError | None = None
         self._changed = threading.Condition()
 
     @property
     def running(self) -> int:
         """Requests that the engine has."""
-        return len(self._inside)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
-        return len(self._line)
+        return len(self._queue)
 
     @contextmanager
-    def inside(self, ticket: Ticket) -> Iterator[None]:
+    def slot(self, ticket: Ticket) -> Iterator[None]:
         """Wait for the ticket's turn, and hold its slot meanwhile.
 
         Raises E2107 when the queue is full, the error of `refuse` or `close`, and E2105 when the
         ticket was cancelled while it waited.
         """
-        self._enter(ticket)
+        self._acquire(ticket)
         try:
             yield
         finally:
-            self._leave(ticket)
+            self._release(ticket)
 
-    def refuse(self, error: CogTritonError) -> None:
+    def reject_new(self, error: CogTritonError) -> None:
         """Let nobody in any more; who is inside or waits goes on."""
         with self._changed:
-            self._closed = error
+            self._rejection = error
 
     def close(self, error: CogTritonError) -> None:
         """Let nobody in any more, and end everything inside and in the queue with `error`."""
         with self._changed:
-            self._closed = error
-            tickets = [*self._line, *self._inside]
+            self._rejection = error
+            tickets = [*self._queue, *self._running]
         for ticket in tickets:
-            ticket.interrupt(error)
+            ticket.fail(error)
 
     def open(self) -> None:
         """Let requests in again."""
         with self._changed:
-            self._closed = None
+            self._rejection = None
 
-    def until_idle(self, timeout: float) -> bool:
+    def wait_until_idle(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds until nobody is inside or waits; whether it is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not (self._inside or self._line), timeout)
+            return self._changed.wait_for(lambda: not (self._running or self._queue), timeout)
 
-    def _enter(self, ticket: Ticket) -> None:
+    def _acquire(self, ticket: Ticket) -> None:
         arrived = time.perf_counter()
         with self._changed:
-            if self._closed is not None:
-                raise copy.copy(self._closed)
-            if len(self._inside) < self.slots:
-                self._inside.add(ticket)
+            if self._rejection is not None:
+                raise copy.copy(self._rejection)
+            if len(self._running) < self.slots:
+                self._running.add(ticket)
                 ticket.queue_time = 0.0
                 return
-            if len(self._line) >= self.queue:
+            if len(self._queue) >= self.max_queue:
                 raise Overloaded(
                     f"{self.running} predictions run and {self.waiting} wait, no more than"
-                    f" {self.queue} may (MAX_QUEUE); try again later"
+                    f" {self.max_queue} may (MAX_QUEUE); try again later"
                 )
-            self._line.append(ticket)
-        ticket.when_ended(lambda: self._forget(ticket))
-        ticket._turn.wait()
+            self._queue.append(ticket)
+        ticket.on_end(lambda: self._remove_from_queue(ticket))
+        ticket._admitted.wait()
         if ticket.ended:
-            self._leave(ticket)
+            self._release(ticket)
             ticket.raise_error()
             raise TritonUnavailable("cancelled while it waited for its turn")
         ticket.queue_time = time.perf_counter() - arrived
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _release(self, ticket: Ticket) -> None:
         with self._changed:
-            self._inside.discard(ticket)
-            while self._line and len(self._inside) < self.slots:
-                following = self._line.popleft()
-                self._inside.add(following)
-                following._turn.set()
+            self._running.discard(ticket)
+            while self._queue and len(self._running) < self.slots:
+                following = self._queue.popleft()
+                self._running.add(following)
+                following._admitted.set()
             self._changed.notify_all()
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _remove_from_queue(self, ticket: Ticket) -> None:
         with self._changed:
-            if ticket in self._line:
-                self._line.remove(ticket)
+            if ticket in self._queue:
+                self._queue.remove(ticket)
                 self._changed.notify_all()
-        ticket._turn.set()
+        ticket._admitted.set()
 
 
 def admission_for(settings: Settings, max_batch_size: int) -> Admission:
@@ -163,7 +163,7 @@ def admission_for(settings: Settings, max_batch_size: int) -> Admission:
     places = settings.cog_max_concurrency
     queue = settings.max_queue
     if queue is None:
-        queue = min(DEFAULT_QUEUE, max(0, places * 3 // 4 - slots))
+        queue = min(DEFAULT_MAX_QUEUE, max(0, places * 3 // 4 - slots))
     needed = math.ceil((slots + queue) * 4 / 3)
     if places < needed:
         print(

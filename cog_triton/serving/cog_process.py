@@ -18,7 +18,7 @@ from typing import Any
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.settings import Settings, reachable
+from cog_triton.settings import Settings, url_host
 from cog_triton.system import reaper
 from cog_triton.system.paths import data_dir
 from cog_triton.system.ports import require_free
@@ -96,7 +96,7 @@ class CogServer:
         require_free(
             {
                 "PORT": (self._host, self._port),
-                **self._settings.own_ports,
+                **self._settings.http_ports,
                 **self._settings.triton_ports,
             }
         )
@@ -212,7 +212,7 @@ class CogServer:
             raise errors.TritonUnavailable(f"{reason}; stopping")
 
     def _health(self) -> dict[str, Any]:
-        url = f"http://{reachable(self._host)}:{self._port}/health-check"
+        url = f"http://{url_host(self._host)}:{self._port}/health-check"
         try:
             with _direct.open(url, timeout=5) as response:
                 health = json.load(response)
@@ -222,7 +222,7 @@ class CogServer:
 
     def _ready_line(self, seconds: float) -> str:
         settings = self._settings
-        host = reachable(self._host)
+        host = url_host(self._host)
         base = f"http://{'localhost' if host == '127.0.0.1' else host}"
         openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
         return (

@@ -154,7 +154,7 @@ class TextGenerator:
     def stream(self, generation: Generation) -> Generator[str, None, None]:
         """Text as it is generated; fills in `generation`. Blocks; closing it stops the engine.
 
-        The first `next` waits for the request's turn; see `Admission.inside` for what it raises.
+        The first `next` waits for the request's turn; see `Admission.slot` for what it raises.
         """
         generation.started = time.perf_counter()
         if self._observer:
@@ -175,7 +175,7 @@ class TextGenerator:
         text_stream = TextStream(self._tokenizer, generation.stops, min_tokens=sampling.min_tokens)
         try:
             with (
-                self._admission.inside(generation.ticket),
+                self._admission.slot(generation.ticket),
                 closing(self._tokens(generation)) as tokens,
             ):
                 for ids in tokens:
@@ -226,7 +226,7 @@ class TextGenerator:
         http = generation.connection = self._client.request(values, request_id)
         http.pauses = generation.pauses
         ticket = generation.ticket
-        ticket.when_ended(http.hang_up)
+        ticket.on_end(http.abort)
         seen = False
         try:
             for ids in self._client.tokens(http, log_probs):

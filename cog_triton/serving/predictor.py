@@ -15,13 +15,13 @@ from cog_triton.errors import (
     InvalidArgumentMaxTokens,
     InvalidArgumentMinTokens,
 )
-from cog_triton.serving import drain
+from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
-from cog_triton.serving.coglet import live_stream
+from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.openai.listeners import Frontend
+from cog_triton.serving.openai.listeners import HTTPListeners
 from cog_triton.serving.runtime import Runtime
-from cog_triton.serving.telemetry.observers import Telemetry
+from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import gc_tuning
 from cog_triton.system.parent_death import end_parent, exit_with_parent
@@ -40,15 +40,15 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     async def setup(self, weights: str | None = None) -> None:
         """Start everything; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
-        live_stream.install(type(self).run)
+        concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
-        self._telemetry = Telemetry(settings)
-        frontend = Frontend(settings, self._telemetry)
+        self._telemetry = CompositeObserver(settings)
+        listeners = HTTPListeners(settings, self._telemetry)
         self._runtime = await Runtime.start(
             settings, weights, on_failed=end_parent, observer=self._telemetry
         )
-        frontend.open(self._runtime)
-        drain.watch(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
+        listeners.serve_runtime(self._runtime)
+        drain_watch.start(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
         gc_tuning.settle()
 
     def _load_settings(self) -> Settings:
@@ -175,7 +175,9 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             return generation
 
         log_metrics = log_performance_metrics or self._runtime.settings.log_performance_metrics
-        return live_stream.live(self._answer(plan, log_metrics), ticket.cancel)
+        return concurrent_streaming.cancellable_stream(
+            self._answer(plan, log_metrics), ticket.cancel
+        )
 
     def _answer(
         self, plan: Callable[[], Generation], log_metrics: bool
@@ -222,7 +224,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             ),
         )
         generation.notes.extend(rendered.warnings)
-        generation.id, generation.endpoint = live_stream.prediction_id(), _ENDPOINT
+        generation.id, generation.endpoint = concurrent_streaming.prediction_id(), _ENDPOINT
         return generation
 
     @contextmanager

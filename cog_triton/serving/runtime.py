@@ -9,8 +9,8 @@ from typing_extensions import Self
 from cog_triton.engines.base import EngineFamily
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission, admission_for
+from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import Observer, TextGenerator
-from cog_triton.serving.prepare import prepare
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -19,7 +19,7 @@ from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.server import TritonServer
 
 _STOPPING = "the server is stopping; try again"
-_LAST_WORDS_S = 2.0
+_ABORT_GRACE_S = 2.0
 
 
 class Runtime:
@@ -55,7 +55,7 @@ class Runtime:
             tokenizer,
             client,
             admission,
-            on_failure=lambda: self.supervisor.suspect(),
+            on_failure=lambda: self.supervisor.check_engine(),
             encode_request=family.encode_request,
             observer=observer,
         )
@@ -74,8 +74,8 @@ class Runtime:
     ) -> Self:
         """Load the engine and start Triton; raises the coded error that says what is wrong."""
         if settings.cog_triton_rank is not None:
-            settings = _as_leader(settings)
-        prepared = await prepare(settings, weights)
+            settings = _rank_0_settings(settings)
+        prepared = await prepare_engine(settings, weights)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
         server = TritonServer(settings, repository, prepared.run_dir, prepared.world_size)
@@ -105,19 +105,19 @@ class Runtime:
         """Take nothing more, and end what runs or waits within DRAIN_TIMEOUT; blocks."""
         timeout = self.settings.drain_timeout
         self._draining = True
-        self.supervisor.retire()
-        self.admission.refuse(TritonUnavailable(_STOPPING))
-        if not self.admission.until_idle(timeout):
+        self.supervisor.disable_restarts()
+        self.admission.reject_new(TritonUnavailable(_STOPPING))
+        if not self.admission.wait_until_idle(timeout):
             self.admission.close(
                 TritonUnavailable(
                     f"the server is stopping, and waited no longer than {timeout:g} s"
                     " (DRAIN_TIMEOUT); try again"
                 )
             )
-            self.admission.until_idle(_LAST_WORDS_S)
+            self.admission.wait_until_idle(_ABORT_GRACE_S)
 
 
-def _as_leader(settings: Settings) -> Settings:
+def _rank_0_settings(settings: Settings) -> Settings:
     """One rank cannot be started anew by itself: whoever started all of them does that."""
     if settings.cog_triton_rank:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Keeps Triton running: sees its trouble, ends what is in flight, starts it again, or gives up."""
+"""Keeps Triton running: sees its reason, ends what is in flight, starts it again, or gives up."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailab
 from cog_triton.serving.admission import Admission
 from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.liveness import Vitals
+from cog_triton.triton.liveness import ProcessLiveness
 from cog_triton.triton.server import TritonServer
 
 _BACKOFF_S = 0.5
-_LONGEST_BACKOFF_S = 30.0
+_MAX_BACKOFF_S = 30.0
 _STABLE_S = 5.0
 _TICK_S = 0.1
-_TEST_S = 30.0
-_TEST_PAUSE_S = 5.0
+_CHECK_TIMEOUT_S = 30.0
+_CHECK_PAUSE_S = 5.0
 
 
-class State(str, enum.Enum):
+class SupervisorState(str, enum.Enum):
     """What can be said of Triton."""
 
     STARTING = "starting"
@@ -44,7 +44,7 @@ class Supervisor:
 
     Trouble is a process of it that died or was stopped, a probe that gets no answer while no
     stream gets a byte either, or, once a request has failed, a one-token request that fails,
-    too. Then the door is closed, which ends all requests with E2105, everything of Triton is
+    too. Then the admission is closed, which ends all requests with E2105, everything of Triton is
     killed, and it is started again on the same ports, after a pause that doubles from 0.5 s to
     30 s. Restarts that bring no 5 s of readiness count; after TRITON_MAX_RESTARTS of them in a
     row it gives up.
@@ -56,7 +56,7 @@ class Supervisor:
         server: TritonServer,
         client: TritonClient,
         probe: Callable[[], None],
-        door: Admission,
+        admission: Admission,
         on_failed: Callable[[], None],
     ) -> None:
         """`probe` asks the engine for one token; `on_failed` is called after giving up."""
@@ -64,17 +64,17 @@ class Supervisor:
         self._server = server
         self._client = client
         self._probe = probe
-        self._door = door
+        self._admission = admission
         self._on_failed = on_failed
         self._loop = asyncio.new_event_loop()
-        self._suspected = asyncio.Event()
+        self._check_requested = asyncio.Event()
         self._started: Future[None] = Future()
-        self._retired = False
+        self._restarts_disabled = False
         self._task: asyncio.Task[Any] | None = None
         self._thread = threading.Thread(target=self._main, name="triton-supervisor", daemon=True)
         self._ready_at = 0.0
         self._start_s = 0.0
-        self.state = State.STARTING
+        self.state = SupervisorState.STARTING
         self.restarts = 0
         """How often Triton was started again."""
         self.error: CogTritonError | None = None
@@ -91,47 +91,47 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop Triton, and watch it no longer."""
-        self.retire()
-        self._call(lambda: self._task.cancel() if self._task else None)
+        self.disable_restarts()
+        self._call_on_loop(lambda: self._task.cancel() if self._task else None)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def retire(self) -> None:
+    def disable_restarts(self) -> None:
         """Do not start Triton again, whatever happens."""
-        self._retired = True
+        self._restarts_disabled = True
 
-    def suspect(self) -> None:
+    def check_engine(self) -> None:
         """A request has failed: put the engine to the test."""
-        self._call(self._suspected.set)
+        self._call_on_loop(self._check_requested.set)
 
-    def _call(self, function: Callable[[], object]) -> None:
+    def _call_on_loop(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop has ended, and so has Triton
             self._loop.call_soon_threadsafe(function)
 
     def _main(self) -> None:
         self._started.set_running_or_notify_cancel()
         try:
-            failure = self._finish(self._start_server())
+            failure = self._run_task(self._start_server())
             if failure is not None:
-                self.state = State.STOPPED
+                self.state = SupervisorState.STOPPED
                 self._started.set_exception(failure)
                 return
             self._started.set_result(None)
-            failure = self._finish(self._keep_running())
+            failure = self._run_task(self._supervise())
             if isinstance(failure, asyncio.CancelledError):
-                self.state = State.STOPPED
+                self.state = SupervisorState.STOPPED
             elif failure is not None:
                 traceback.print_exception(failure)
-                self._fail(f"supervision failed: {failure!r}")
+                self._give_up(f"supervision failed: {failure!r}")
         finally:
-            self._finish(self._server.stop())
-            self._finish(self._client.aclose())
-            self._finish(self._loop.shutdown_default_executor())
+            self._run_task(self._server.stop())
+            self._run_task(self._client.aclose())
+            self._run_task(self._loop.shutdown_default_executor())
             self._loop.close()
-        if self.state is State.FAILED:
+        if self.state is SupervisorState.FAILED:
             self._on_failed()
 
-    def _finish(self, work: Coroutine[Any, Any, None]) -> BaseException | None:
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> BaseException | None:
         """Run `work` to its end; what ended it, if it did not succeed."""
         self._task = self._loop.create_task(work)
         self._loop.run_until_complete(asyncio.wait({self._task}))
@@ -139,72 +139,76 @@ class Supervisor:
             return asyncio.CancelledError()
         return self._task.exception()
 
-    async def _keep_running(self) -> None:
+    async def _supervise(self) -> None:
         failures = 0
-        while self.state is State.READY:
-            trouble = await self._trouble()
+        while self.state is SupervisorState.READY:
+            reason = await self._wait_for_failure()
             stable = time.monotonic() - self._ready_at >= _STABLE_S
-            failures = await self._bring_back(trouble, 1 if stable else failures + 1)
+            failures = await self._restart(reason, 1 if stable else failures + 1)
 
     async def _start_server(self) -> None:
         began = time.monotonic()
         await self._server.start(self._client.is_ready, lambda: asyncio.to_thread(self._probe))
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
-        self._suspected.clear()
+        self._check_requested.clear()
         self.error = None
-        self.state = State.READY
+        self.state = SupervisorState.READY
 
-    async def _bring_back(self, trouble: str, failures: int) -> int:
+    async def _restart(self, reason: str, failures: int) -> int:
         """End everything and start again until it is ready or must not be; failures by then."""
         while True:
-            pause = min(_BACKOFF_S * 2 ** (failures - 1), _LONGEST_BACKOFF_S)
-            print(f"Triton: {trouble}\n{self._server.tail()}", file=sys.stderr, flush=True)
-            self._close(trouble, failures, pause)
+            pause = min(_BACKOFF_S * 2 ** (failures - 1), _MAX_BACKOFF_S)
+            print(f"Triton: {reason}\n{self._server.log_tail()}", file=sys.stderr, flush=True)
+            self._stop_requests(reason, failures, pause)
             self._server.kill()
-            if self.state is not State.RESTARTING:
+            if self.state is not SupervisorState.RESTARTING:
                 return failures
             await asyncio.sleep(pause)
             self.restarts += 1
             try:
                 await self._start_server()
             except TritonStartFailed as error:
-                trouble = error.detail
+                reason = error.detail
                 failures += 1
             else:
                 break
-        if not self._retired:
-            self._door.open()
+        if not self._restarts_disabled:
+            self._admission.open()
         return failures
 
-    def _close(self, trouble: str, failures: int, pause: float) -> None:
+    def _stop_requests(self, reason: str, failures: int, pause: float) -> None:
         """Choose the next state, and end everything that is in flight."""
-        if self._retired:
-            self.state = State.STOPPED
-            self.error = TritonUnavailable(f"{_line(trouble)}; the server is stopping")
+        if self._restarts_disabled:
+            self.state = SupervisorState.STOPPED
+            self.error = TritonUnavailable(f"{_first_line(reason)}; the server is stopping")
         elif failures > self._settings.triton_max_restarts:
-            self._fail(
-                f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS): {trouble}"
+            self._give_up(
+                f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS): {reason}"
             )
             return
         else:
-            self.state = State.RESTARTING
+            self.state = SupervisorState.RESTARTING
             self.error = TritonUnavailable(
-                f"{_line(trouble)}; Triton is being restarted, try again in"
+                f"{_first_line(reason)}; Triton is being restarted, try again in"
                 f" {math.ceil(pause + self._start_s)} s"
             )
-        self._door.close(self.error)
+        self._admission.close(self.error)
 
-    def _fail(self, why: str) -> None:
-        self.state, self.error = State.FAILED, TritonStartFailed(why)
-        self._door.close(TritonUnavailable(f"{_line(why)}; the server stops"))
+    def _give_up(self, why: str) -> None:
+        self.state, self.error = SupervisorState.FAILED, TritonStartFailed(why)
+        self._admission.close(TritonUnavailable(f"{_first_line(why)}; the server stops"))
 
-    async def _trouble(self) -> str:
-        """Wait for the first sign of trouble; says what it is."""
-        with Vitals(self._server.root) as vitals:
+    async def _wait_for_failure(self) -> str:
+        """Wait for the first sign of reason; says what it is."""
+        with ProcessLiveness(self._server.root_pid) as processes:
             watches = [
                 asyncio.ensure_future(watch)
-                for watch in (vitals.trouble(), self._silence(), self._failed_test())
+                for watch in (
+                    processes.wait_for_failure(),
+                    self._watch_readiness(),
+                    self._watch_requested_checks(),
+                )
             ]
             try:
                 await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -216,40 +220,41 @@ class Supervisor:
                     watch.cancel()
                 await asyncio.gather(*watches, return_exceptions=True)
 
-    async def _silence(self) -> str:
+    async def _watch_readiness(self) -> str:
         """Trouble is a Triton that answers no probe, or is not ready any more."""
         while True:
             await asyncio.sleep(self._settings.triton_probe_period)
             began = time.monotonic()
             probe = asyncio.ensure_future(self._client.is_ready())
             limit = self._settings.triton_probe_timeout
-            if not await _answered(probe, limit):
-                if self._client.heard_at < began:
+            if not await _done_within(probe, limit):
+                if self._client.last_byte_at < began:
                     return f"tritonserver did not answer for {limit:g} s (TRITON_PROBE_TIMEOUT)"
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
 
-    async def _failed_test(self) -> str:
+    async def _watch_requested_checks(self) -> str:
         """Trouble is an engine that, after a request has failed, makes no token any more."""
         while True:
-            await self._suspected.wait()
-            self._suspected.clear()
+            await self._check_requested.wait()
+            self._check_requested.clear()
             began = time.monotonic()
             test = asyncio.ensure_future(asyncio.to_thread(self._probe))
-            if not await _answered(test, _TEST_S):
-                if self._client.heard_at < began:
-                    return f"a request failed, and the engine has been silent for {_TEST_S:g} s"
+            if not await _done_within(test, _CHECK_TIMEOUT_S):
+                if self._client.last_byte_at < began:
+                    silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
+                    return f"a request failed, and the engine has been {silence}"
             elif isinstance(error := test.exception(), CogTritonError):
                 return f"the engine fails every request: {error}"
-            await asyncio.sleep(_TEST_PAUSE_S)
+            await asyncio.sleep(_CHECK_PAUSE_S)
 
 
-def _line(text: str) -> str:
+def _first_line(text: str) -> str:
     """What a client is told of a text that ends in lines of Triton's log."""
     return text.partition("\n")[0]
 
 
-async def _answered(task: asyncio.Future[Any], seconds: float) -> bool:
+async def _done_within(task: asyncio.Future[Any], seconds: float) -> bool:
     """Whether `task` is done in time, in ticks of ours: held up ourselves, we blame nobody."""
     for _ in range(math.ceil(seconds / _TICK_S)):
         if (await asyncio.wait({task}, timeout=_TICK_S))[0]:

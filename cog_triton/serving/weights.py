@@ -33,7 +33,7 @@ async def engine_directory(
     if "://" not in weights:
         tar = Path(weights)
     else:
-        url = _parse(weights)
+        url = _parse_url(weights)
         if url.scheme != "file":
             tar = await _download(
                 weights, shown_name(weights), settings.work_dir / "downloads", retry
@@ -51,7 +51,7 @@ async def engine_directory(
     return await asyncio.to_thread(_unpack, tar, engines)
 
 
-def _parse(weights: str) -> SplitResult:
+def _parse_url(weights: str) -> SplitResult:
     try:
         url = urlsplit(weights)
         _ = url.port  # a password with a bare # or / in it ends up there

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Connection(Protocol):
+class PausableConnection(Protocol):
     """What a stream waits for; see `cog_triton.triton.http_stream.HTTPStream`."""
 
     timeout: float
@@ -24,7 +24,7 @@ class Connection(Protocol):
         ...
 
 
-class Reading(Generic[T]):
+class AsyncStreamReader(Generic[T]):
     """What has arrived since the last look comes as one list: a slow reader costs no wake-ups.
 
     `items` yields None where it would wait for `connection`. A thread brings it to its first
@@ -36,87 +36,87 @@ class Reading(Generic[T]):
     """
 
     def __init__(
-        self, items: Generator[T | None, None, None], connection: Callable[[], Connection]
+        self, items: Generator[T | None, None, None], connection: Callable[[], PausableConnection]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._items = items
         self._connection = connection
         self._descriptor: int | None = None
-        self._heard_at = 0.0
-        self._news = asyncio.Event()
+        self._last_read_at = 0.0
+        self._readable = asyncio.Event()
         self._arrived: list[T] = []
         self._ended = False
         self._error: BaseException | None = None
-        threading.Thread(target=self._begin, name="request", daemon=True).start()
+        threading.Thread(target=self._read_until_first_pause, name="request", daemon=True).start()
 
     @property
     def ended(self) -> bool:
         """Whether the iterator has come to its end, or failed."""
         return self._ended
 
-    async def next(self, timeout: float | None = None) -> list[T] | None:
+    async def read(self, timeout: float | None = None) -> list[T] | None:
         """What has arrived, at least one item; None at the end; raises what the iterator raised.
 
         Empty when nothing has come within `timeout` seconds.
         """
-        if not self._news.is_set():
+        if not self._readable.is_set():
             try:
-                await asyncio.wait_for(self._news.wait(), timeout)
+                await asyncio.wait_for(self._readable.wait(), timeout)
             except asyncio.TimeoutError:
                 return []
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             if not self._ended:
-                self._news.clear()
+                self._readable.clear()
             return arrived
         if self._error is not None:
             raise self._error
         return None
 
-    def _begin(self) -> None:
-        self._take()
+    def _read_until_first_pause(self) -> None:
+        self._read_available()
         try:
-            self._loop.call_soon_threadsafe(self._begun)
+            self._loop.call_soon_threadsafe(self._attach_to_loop)
         except RuntimeError:  # the loop is closed: nobody looks any more
             self._items.close()
 
-    def _begun(self) -> None:
+    def _attach_to_loop(self) -> None:
         if not self._ended:
             self._descriptor = self._connection().fileno()
-            self._loop.add_reader(self._descriptor, self._go_on)
-            self._heard_at = self._loop.time()
-            self._loop.call_later(self._connection().timeout, self._look)
-        self._tell()
+            self._loop.add_reader(self._descriptor, self._on_readable)
+            self._last_read_at = self._loop.time()
+            self._loop.call_later(self._connection().timeout, self._check_timeout)
+        self._notify()
 
-    def _go_on(self) -> None:
-        self._heard_at = self._loop.time()
-        self._take()
-        self._tell()
+    def _on_readable(self) -> None:
+        self._last_read_at = self._loop.time()
+        self._read_available()
+        self._notify()
 
-    def _take(self) -> None:
+    def _read_available(self) -> None:
         """All there is without waiting."""
         try:
             for item in self._items:
                 if item is None:
                     return
                 self._arrived.append(item)
-        except BaseException as error:  # noqa: BLE001 - it is raised by `next`
+        except BaseException as error:  # noqa: BLE001 - it is raised by `read`
             self._error = error
         self._ended = True
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._ended and self._descriptor is not None:
             self._loop.remove_reader(self._descriptor)
             self._descriptor = None
         if self._ended or self._arrived:
-            self._news.set()
+            self._readable.set()
 
-    def _look(self) -> None:
+    def _check_timeout(self) -> None:
         if self._ended:
             return
-        left = self._heard_at + self._connection().timeout - self._loop.time()
+        left = self._last_read_at + self._connection().timeout - self._loop.time()
         if left > 0:
-            self._loop.call_later(left, self._look)
+            self._loop.call_later(left, self._check_timeout)
             return
         self._connection().expire()
-        self._go_on()
+        self._on_readable()

@@ -51,7 +51,7 @@ class TritonClient:
         self._to_error = to_error
         self._reports_finish_reason = reports_finish_reason
         self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
-        self.heard_at = 0.0
+        self.last_byte_at = 0.0
         """When a stream last got a byte, by time.monotonic()."""
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ class TritonClient:
     def request(
         self, values: Mapping[str, Any], request_id: str | None = None, model: str = _MODEL
     ) -> HTTPStream:
-        """A request for `tokens` or `events`, not sent yet; its `hang_up` stops the engine."""
+        """A request for `tokens` or `events`, not sent yet; its `abort` stops the engine."""
         return self._request(values, request_id, self._timeout, model)
 
     def tokens(
@@ -97,7 +97,9 @@ class TritonClient:
         """
         finished: list[str] = []
         with closing(
-            self._answers(request, lambda payload: self._token_ids(payload, log_probs, finished))
+            self._parsed_events(
+                request, lambda payload: self._token_ids(payload, log_probs, finished)
+            )
         ) as answers:
             for ids in answers:
                 yield ids
@@ -111,9 +113,9 @@ class TritonClient:
 
     def events(self, request: HTTPStream) -> Generator[list[dict[str, Any]], None, None]:
         """As `tokens`, but whole events: each a response's outputs by name, tensors flattened."""
-        return self._answers(request, lambda payload: [self._event(payload)])
+        return self._parsed_events(request, lambda payload: [self._event(payload)])
 
-    def _answers(
+    def _parsed_events(
         self, request: HTTPStream, parse: Callable[[bytes], list[T]]
     ) -> Generator[list[T], None, None]:
         buffer = EventBuffer()
@@ -130,14 +132,14 @@ class TritonClient:
                     if is_text:
                         text += chunk
                         continue
-                    self.heard_at = time.monotonic()
-                    found, error = self._read(buffer.feed(chunk), parse)
+                    self.last_byte_at = time.monotonic()
+                    found, error = self._parse_payloads(buffer.feed(chunk), parse)
                     if found:
                         yield found
                     if error is not None:
                         raise error
                 if response.status != 200:
-                    raise self._failure(response.status, text or buffer.rest)
+                    raise self._http_error(response.status, text or buffer.rest)
         except StreamTimeout as error:
             raise TritonTimeout(
                 f"Triton timed out: {error} (TRITON_TIMEOUT). This can happen for extremely long"
@@ -146,7 +148,7 @@ class TritonClient:
         except StreamBroken as error:
             raise TritonUnavailable(f"{error}; try again") from error
         if buffer.rest.strip():
-            raise TritonMalformedEvent(f"the stream ended inside an event: {_show(buffer.rest)}")
+            raise TritonMalformedEvent(f"the stream ended inside an event: {_excerpt(buffer.rest)}")
 
     def stop(self, request_id: str, model: str = _MODEL) -> None:
         """Stop a request that is queued or prefilling, where a closed connection goes unseen."""
@@ -158,7 +160,7 @@ class TritonClient:
             "stop": True,
         }
         request = self._request(values, request_id, _STOP_TIMEOUT_S, model)
-        for _ in self._answers(request, lambda payload: [self._event(payload)]):
+        for _ in self._parsed_events(request, lambda payload: [self._event(payload)]):
             pass
 
     def _request(
@@ -168,7 +170,7 @@ class TritonClient:
         path = f"/v2/models/{quote(model, safe='')}/generate_stream"
         return HTTPStream(self._host, self._port, path, body, timeout)
 
-    def _read(
+    def _parse_payloads(
         self, payloads: list[bytes], parse: Callable[[bytes], list[T]]
     ) -> tuple[list[T], CogTritonError | None]:
         """What `parse` finds up to the first event that is an error, and that error."""
@@ -184,9 +186,9 @@ class TritonClient:
         try:
             event = _decode(payload.decode())
         except ValueError as error:
-            raise TritonMalformedJSON(f"not JSON: {_show(payload)}") from error
+            raise TritonMalformedJSON(f"not JSON: {_excerpt(payload)}") from error
         if not isinstance(event, dict):
-            raise TritonMalformedEvent(f"not an object: {_show(payload)}")
+            raise TritonMalformedEvent(f"not an object: {_excerpt(payload)}")
         if "error" in event:
             raise self._to_error(str(event["error"]))
         return event
@@ -198,21 +200,21 @@ class TritonClient:
         if FINISH_REASON in event:
             finished.append(event[FINISH_REASON])
         if "output_ids" not in event:
-            raise TritonMalformedEvent(f"no output_ids or error key: {_show(payload)}")
+            raise TritonMalformedEvent(f"no output_ids or error key: {_excerpt(payload)}")
         tokens = event["output_ids"]
         # Triton writes a tensor of one element as a bare number.
         ids: list[int] = tokens if isinstance(tokens, list) else [tokens]
         if any(type(token) is not int for token in ids):
-            raise TritonMalformedEvent(f"output_ids are not all integers: {_show(payload)}")
+            raise TritonMalformedEvent(f"output_ids are not all integers: {_excerpt(payload)}")
         if log_probs is not None:
             log_probs += _log_probs(event, len(ids), payload)
         return ids
 
-    def _failure(self, status: int, body: bytes) -> CogTritonError:
+    def _http_error(self, status: int, body: bytes) -> CogTritonError:
         try:
             return self._to_error(str(json.loads(body)["error"]))
         except (ValueError, KeyError, TypeError):
-            return TritonUnknownError(f"Triton answered HTTP {status}: {_show(body)}")
+            return TritonUnknownError(f"Triton answered HTTP {status}: {_excerpt(body)}")
 
 
 def _log_probs(event: Mapping[str, Any], count: int, payload: bytes) -> list[float]:
@@ -220,9 +222,9 @@ def _log_probs(event: Mapping[str, Any], count: int, payload: bytes) -> list[flo
     values = event.get("output_log_probs")
     found: list[Any] = values if isinstance(values, list) else [values]
     if len(found) < count or any(type(value) not in (float, int) for value in found):
-        raise TritonMalformedEvent(f"no output_log_probs for its tokens: {_show(payload)}")
+        raise TritonMalformedEvent(f"no output_log_probs for its tokens: {_excerpt(payload)}")
     return found[len(found) - count :]
 
 
-def _show(raw: bytes) -> str:
+def _excerpt(raw: bytes) -> str:
     return repr(raw[:200].decode("utf-8", "replace"))

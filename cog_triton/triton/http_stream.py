@@ -43,7 +43,7 @@ class HTTPStream:
         self._expired = False
         self._parser = httptools.HttpResponseParser(self)
         self._socket: socket.socket | None = None
-        self._hung_up = False
+        self._aborted = False
         self._chunks: list[bytes] = []
         self._complete = False
         self.status = 0
@@ -54,7 +54,7 @@ class HTTPStream:
         self._socket = socket.socket(self._family, socket.SOCK_STREAM)
         try:
             self._connect()
-            if self._hung_up:
+            if self._aborted:
                 raise StreamBroken("hung up before the request was sent")
             self._send()
         except BaseException:  # __exit__ is not called then
@@ -95,9 +95,9 @@ class HTTPStream:
         """Have `chunks`, which pauses, raise StreamTimeout."""
         self._expired = True
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """End the connection, from any thread; whoever reads it gets StreamBroken."""
-        self._hung_up = True
+        self._aborted = True
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

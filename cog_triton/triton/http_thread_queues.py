@@ -16,40 +16,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PLACE_BYTES = 768
+RESPONSE_BYTES = 768
 """What a response takes in a queue, however long it is: the kernel counts whole buffers."""
 
-_WANTED_BYTES = 8 << 20  # the kernel doubles it
+_SEND_BUFFER_BYTES = 8 << 20  # the kernel doubles it
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # the same on all machines
 _SO_SNDBUFFORCE = 32
 
 
-def widen(pid: int) -> int:
+def enlarge_send_buffers(pid: int) -> int:
     """Let each Unix socket of process `pid` hold 16 MB, or twice net.core.wmem_max.
 
     The latter without CAP_NET_ADMIN. Returns the bytes of the smallest, 0 if there is none. Raises
     OSError where the system does not lend us the sockets of that process.
     """
-    with _opened(pid) as process:
+    with _pidfd(pid) as process:
         sockets = [
             int(entry.name)
             for entry in Path(f"/proc/{pid}/fd").iterdir()
             if _target(entry).startswith("socket:")
         ]
-        return min(filter(None, (_widen(process, number) for number in sockets)), default=0)
+        return min(
+            filter(None, (_enlarge_send_buffer(process, number) for number in sockets)), default=0
+        )
 
 
-def attainable() -> int:
+def attainable_send_buffer() -> int:
     """Bytes for a queue of a Triton that is started here."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        with suppress(OSError), _opened(os.getpid()) as process:
-            _widen(process, ours.fileno())
+        with suppress(OSError), _pidfd(os.getpid()) as process:
+            _enlarge_send_buffer(process, ours.fileno())
         return ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
-def _widen(process: int, number: int) -> int:
+def _enlarge_send_buffer(process: int, number: int) -> int:
     """The bytes of a socket's send buffer from now on, 0 if it is no Unix socket."""
     descriptor = _LIBC.syscall(_PIDFD_GETFD, process, number, 0)
     if descriptor < 0:
@@ -59,13 +61,13 @@ def _widen(process: int, number: int) -> int:
             return 0
         for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):
             with suppress(OSError):
-                found.setsockopt(socket.SOL_SOCKET, option, _WANTED_BYTES)
+                found.setsockopt(socket.SOL_SOCKET, option, _SEND_BUFFER_BYTES)
                 break
         return found.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 @contextmanager
-def _opened(pid: int) -> Iterator[int]:
+def _pidfd(pid: int) -> Iterator[int]:
     descriptor = os.pidfd_open(pid)
     try:
         yield descriptor

@@ -22,17 +22,17 @@ from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton import mpi_rank as _rank
-from cog_triton.triton.install import Distribution
+from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 EXIT_TIMEOUT_S = 5
 _RANK = Path(_rank.__file__).resolve()
 # What a rank on another machine needs of our environment: mpirun takes nothing of it there.
-_CARRIED = re.compile(
+_FORWARDED_VARIABLES = re.compile(
     r"(LD_LIBRARY_)?PATH|PYTHON\w+|VIRTUAL_ENV|OPAL_PREFIX"
     r"|(CUDA|NCCL|NVIDIA|TLLM|TRTLLM|UCX)_\w+"
 )
-_WORKER = (
+_WORKER_OPTIONS = (
     "--model-control-mode=explicit",
     f"--load-model={ENGINE_MODEL}",
     "--allow-http=false",
@@ -42,7 +42,7 @@ _WORKER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchCommand:
     """One command for all processes of a Triton, in a complete environment.
 
     `stop_signal`, sent to the command, lets running requests end within `EXIT_TIMEOUT_S`.
@@ -64,7 +64,7 @@ def world_size(settings: Settings, engine: int | None) -> int:
         if engine is not None and given not in (None, engine):
             raise InvalidArgument(f"WORLD_SIZE={given}: must be {engine}, the engine's ranks")
         return given or engine or 1
-    if _spawns(settings):
+    if _spawns_ranks(settings):
         if given not in (None, 1):
             raise InvalidArgument(
                 f"WORLD_SIZE={given}: must be 1 for an orchestrator, which spawns the ranks itself"
@@ -79,14 +79,14 @@ def world_size(settings: Settings, engine: int | None) -> int:
     return given
 
 
-def make(
+def launch_command(
     settings: Settings,
-    triton: Distribution,
+    triton: TritonInstallation,
     repository: Path,
     run_dir: Path,
     shm_prefix: str,
     world_size: int,
-) -> Launch:
+) -> LaunchCommand:
     """How to start `world_size` ranks on `repository`; files of the moment go to `run_dir`.
 
     The names of a rank's shared memory begin with `shm_prefix` and its number.
@@ -99,7 +99,7 @@ def make(
     if settings.trtllm_orchestrator:
         environment |= {
             "TRTLLM_ORCHESTRATOR": "1",
-            "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if _spawns(settings) else "0",
+            "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if _spawns_ranks(settings) else "0",
         }
     servers = [
         _tritonserver(settings, triton, repository, f"{shm_prefix}{rank}_", rank)
@@ -109,32 +109,32 @@ def make(
     if own is not None:
         if own >= world_size:
             raise InvalidArgument(f"COG_TRITON_RANK={own}: must be less than {world_size}, all")
-        return Launch(argv=servers[own], environment=environment, stop_signal=signal.SIGTERM)
-    hosts = _hosts(settings, repository, world_size)
+        return LaunchCommand(argv=servers[own], environment=environment, stop_signal=signal.SIGTERM)
+    hosts = _mpi_hosts(settings, repository, world_size)
     if world_size == 1 and not settings.trtllm_orchestrator:
-        return Launch(argv=servers[0], environment=environment, stop_signal=signal.SIGTERM)
+        return LaunchCommand(argv=servers[0], environment=environment, stop_signal=signal.SIGTERM)
     per_host = world_size // max(len(hosts), 1)
     argv = [find_mpirun(settings, environment), "--allow-run-as-root", "--oversubscribe"]
     # Bound, as mpirun does by default, all threads of a tritonserver would share one core.
     argv += ["--bind-to", "none", *shlex.split(settings.mpirun_args)]
-    carried = []
+    forwarded = []
     if hosts:
-        names = sorted(filter(_CARRIED.fullmatch, environment))
-        carried = ["env", *(f"{name}={environment[name]}" for name in names)]
+        names = sorted(filter(_FORWARDED_VARIABLES.fullmatch, environment))
+        forwarded = ["env", *(f"{name}={environment[name]}" for name in names)]
     else:
         argv.append("--noprefix")  # else mpirun's own directories go before ours in PATH
     for rank, server in enumerate(servers):
         argv += [":"] if rank else []
         argv += ["-n", "1"]
         argv += ["--host", f"{hosts[rank // per_host]}:{per_host}"] if hosts else []
-        argv += [sys.executable, "-S", "-I", str(_RANK), *carried, *server]
+        argv += [sys.executable, "-S", "-I", str(_RANK), *forwarded, *server]
     environment[_rank.SHM_DIRECTORY] = f"/dev/shm/{shm_prefix}mpi"
     if not hosts:  # files of its own go with ours; those that machines share are no place for them
         environment |= {
             "OMPI_MCA_orte_tmpdir_base": str(run_dir),
             "PRTE_MCA_prte_tmpdir_base": str(run_dir),
         }
-    return Launch(argv=argv, environment=environment, stop_signal=signal.SIGUSR1)
+    return LaunchCommand(argv=argv, environment=environment, stop_signal=signal.SIGUSR1)
 
 
 def find_mpirun(settings: Settings, environment: Mapping[str, str] = os.environ) -> str:
@@ -151,7 +151,7 @@ def find_mpirun(settings: Settings, environment: Mapping[str, str] = os.environ)
 
 
 def _tritonserver(
-    settings: Settings, triton: Distribution, repository: Path, shm_prefix: str, rank: int
+    settings: Settings, triton: TritonInstallation, repository: Path, shm_prefix: str, rank: int
 ) -> list[str]:
     argv = [
         str(triton.binary),
@@ -162,8 +162,8 @@ def _tritonserver(
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
     ]
     if rank:
-        return [*argv, *_WORKER]
-    if _spawns(settings):
+        return [*argv, *_WORKER_OPTIONS]
+    if _spawns_ranks(settings):
         # The memory of the GPUs is for the workers.
         argv += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
         argv += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(len(visible_gpus()))]
@@ -176,14 +176,14 @@ def _tritonserver(
     return argv
 
 
-def _spawns(settings: Settings) -> bool:
+def _spawns_ranks(settings: Settings) -> bool:
     return settings.trtllm_orchestrator and settings.trtllm_orchestrator_spawn_processes
 
 
-def _hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
+def _mpi_hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
     """MPI_HOSTS, which must agree with the num_nodes of the engine's model."""
     nodes = _num_nodes(repository)
-    hosts = settings.hosts
+    hosts = settings.mpi_host_names
     if nodes > 1 and not hosts:
         raise InvalidArgument(
             f"num_nodes={nodes}: name the machines in MPI_HOSTS, this one first, or start every"
@@ -195,7 +195,7 @@ def _hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
         raise InvalidArgument(
             f"MPI_HOSTS={settings.mpi_hosts!r}: {world_size} ranks must be equally many on each"
         )
-    if len(hosts) > 1 and _spawns(settings):
+    if len(hosts) > 1 and _spawns_ranks(settings):
         raise InvalidArgument(
             f"MPI_HOSTS={settings.mpi_hosts!r}: an orchestrator spawns on one machine only; set"
             " TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=0"

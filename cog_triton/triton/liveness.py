@@ -13,11 +13,11 @@ from cog_triton.system import reaper
 
 _SERVER = "tritonserver"
 _STUB = "triton_python_backend_stub"
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _DEAD = ("", "Z", "X")
 
 
-class Vitals:
+class ProcessLiveness:
     """Watches all that runs under one process; use as a context manager.
 
     The death of a server or a stub is told by the kernel (pidfd_open(2)); that of any other
@@ -26,8 +26,8 @@ class Vitals:
 
     def __init__(self, root: int) -> None:
         """`root` is the process that all of them descend from; start when they are ready."""
-        self._all = reaper.descendants(root)
-        self._names = {pid: name for pid in self._all if (name := _name(pid)) is not None}
+        self._pids = reaper.descendants(root)
+        self._names = {pid: name for pid in self._pids if (name := _name(pid)) is not None}
         self._descriptors: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class Vitals:
             os.close(descriptor)
         self._descriptors.clear()
 
-    async def trouble(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until a process has died or was stopped; says which and what."""
         loop = asyncio.get_running_loop()
         died = asyncio.Event()
@@ -52,8 +52,8 @@ class Vitals:
                     loop.add_reader(self._descriptors[pid], died.set)
             while True:
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(died.wait(), _LOOK_S)
-                states = {pid: _state(pid) for pid in self._all}
+                    await asyncio.wait_for(died.wait(), _POLL_S)
+                states = {pid: _state(pid) for pid in self._pids}
                 # A server takes its stubs along: it is the one to name.
                 for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
                     if states[pid] in _DEAD:
@@ -69,7 +69,7 @@ class Vitals:
         return f"{self._names.get(pid, 'a process of Triton')} (process {pid})"
 
 
-def servers(root: int) -> list[int]:
+def tritonserver_pids(root: int) -> list[int]:
     """Every tritonserver that runs under the process `root`."""
     return [pid for pid in reaper.descendants(root) if _name(pid) == _SERVER]
 

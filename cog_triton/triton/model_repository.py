@@ -13,13 +13,13 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import data_dir
-from cog_triton.triton import text_model_arguments
+from cog_triton.triton import text_model_config
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 
 ENGINE_MODEL = "tensorrt_llm"
 
 
-def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Path:
+def render_repository(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Path:
     """Write every model's ``config.pbtxt`` and ``1/`` under `target`; returns `target`.
 
     Raises E1202 naming an argument that its model does not have.
@@ -29,7 +29,7 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
     engine_config: Any = None
     others = [name for name in MODELS if name != ENGINE_MODEL]
     for model in FAMILY_MODELS:
-        if model not in family.extra_models and serve_config.of(model):
+        if model not in family.extra_models and serve_config.arguments_of(model):
             raise InvalidPredictorConfig(f"{model}.args: a {family.name} engine has no {model}")
     for model in (ENGINE_MODEL, *others, *family.extra_models):
         config = read_config(source / model / "config.pbtxt")
@@ -37,7 +37,7 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
         version.mkdir(parents=True)
         if model == ENGINE_MODEL:
             engine_config = config
-            model_py = family.render(config, serve_config.of(model))
+            model_py = family.render(config, serve_config.arguments_of(model))
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.reports_finish_reason:
@@ -45,13 +45,15 @@ def render(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Pat
                     name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
                 )
         elif model in family.extra_models:
-            family.render_extra_model(config, serve_config.of(model))
+            family.render_extra_model(config, serve_config.arguments_of(model))
         else:
             config.max_batch_size = engine_config.max_batch_size
             if "tokenizer_dir" in config.parameters:
                 config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
             family.adapt_text_model(config)
-            text_model_arguments.apply(config, serve_config.of(model), family.tokenizer_dir)
+            text_model_config.apply_arguments(
+                config, serve_config.arguments_of(model), family.tokenizer_dir
+            )
         code = source / model / "1" / "model.py"
         if code.is_file():
             shutil.copy(code, version)

@@ -16,7 +16,7 @@ MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensor
 FAMILY_MODELS = ("vllm_model",)
 # Beside what is read here, a model's config of the seed has keys for the tools that deploy it: what
 # they are called in the environment of a server, None where they mean nothing to it.
-_DEPLOYMENT: Mapping[str, Mapping[str, str | None]] = {
+_DEPLOYMENT_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "instantiate": {"build": None},
     "server": {
         "base_model": None,
@@ -34,13 +34,13 @@ class ServeConfig:
 
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def of(self, model: str) -> Mapping[str, Any]:
+    def arguments_of(self, model: str) -> Mapping[str, Any]:
         """The arguments of one model, empty when none were given."""
         return self.arguments.get(model, {})
 
-    def having(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
+    def with_defaults(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
         """The same with these arguments of `model`, before any that it has."""
-        return ServeConfig({**self.arguments, model: {**self.of(model), **arguments}})
+        return ServeConfig({**self.arguments, model: {**self.arguments_of(model), **arguments}})
 
 
 def load_serve_config(path: Path) -> ServeConfig:
@@ -61,19 +61,19 @@ def load_serve_config(path: Path) -> ServeConfig:
     where = ""
     for key in ("instantiate", "server"):
         if key in models or where:
-            _only(models, [key, *_DEPLOYMENT[key]], path, where)
-            for beside, variable in _DEPLOYMENT[key].items():
+            _require_known_keys(models, [key, *_DEPLOYMENT_KEYS[key]], path, where)
+            for beside, variable in _DEPLOYMENT_KEYS[key].items():
                 if variable and beside in models:
                     at = f"{where}.{beside}".lstrip(".")
                     print(f"Warning: {path}: {at} is not read: set {variable}", flush=True)
             where = f"{where}.{key}".lstrip(".")
             models = _mapping(models.get(key), path, where)
-    _only(models, [*MODELS, *FAMILY_MODELS], path, where)
+    _require_known_keys(models, [*MODELS, *FAMILY_MODELS], path, where)
     arguments = {}
     for model, body in models.items():
         at = f"{where}.{model}".lstrip(".")
         content = _mapping(body, path, at)
-        _only(content, ["args"], path, at)
+        _require_known_keys(content, ["args"], path, at)
         arguments[model] = _mapping(content.get("args"), path, f"{at}.args")
         for key in arguments[model]:
             if not isinstance(key, str):
@@ -89,7 +89,9 @@ def _mapping(value: Any, path: Path, where: str) -> dict[str, Any]:
     return value
 
 
-def _only(mapping: Mapping[Any, Any], known: list[str], path: Path, where: str) -> None:
+def _require_known_keys(
+    mapping: Mapping[Any, Any], known: list[str], path: Path, where: str
+) -> None:
     for key in mapping:
         if key not in known:
             raise InvalidPredictorConfig(

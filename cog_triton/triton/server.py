@@ -16,11 +16,11 @@ from pathlib import Path
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
-from cog_triton.triton import http_thread_queues, install, launch, liveness
+from cog_triton.triton import http_thread_queues, installation, launch, liveness
 
 _POLL_S = 0.02
 _TAIL_LINES = 25
-_TAKEN = re.compile(r"Socket '\S*:(\d+)' already in use")
+_PORT_IN_USE = re.compile(r"Socket '\S*:(\d+)' already in use")
 
 
 class TritonServer:
@@ -44,7 +44,7 @@ class TritonServer:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def root(self) -> int:
+    def root_pid(self) -> int:
         """The process that everything of Triton descends from; only while it is started."""
         assert self._process is not None
         return self._process.process.pid
@@ -60,9 +60,9 @@ class TritonServer:
         """
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
-        triton = install.find(self._work_dir, self._settings.tritonserver)
+        triton = installation.find_installation(self._work_dir, self._settings.tritonserver)
         prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
-        command = launch.make(
+        command = launch.launch_command(
             self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
         )
         self._stop_signal = command.stop_signal
@@ -76,13 +76,13 @@ class TritonServer:
                 stderr=log,
             )
         try:
-            await self._until_ready(is_ready, probe)
+            await self._wait_until_ready(is_ready, probe)
         except BaseException:
             self.kill()
             raise
-        for pid in liveness.servers(self.root):
+        for pid in liveness.tritonserver_pids(self.root_pid):
             with suppress(OSError):  # `cog-triton doctor` tells what it means
-                http_thread_queues.widen(pid)
+                http_thread_queues.enlarge_send_buffers(pid)
 
     async def stop(self) -> None:
         """Let running requests end for a few seconds, then stop whatever is left."""
@@ -100,25 +100,25 @@ class TritonServer:
             self._process.kill()
             self._process = None
 
-    def tail(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of the log, without its tables of options and models."""
         lines = self.log.read_text("utf-8", "replace").splitlines()
         said = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
         return "\n".join(said[-_TAIL_LINES:])
 
-    def _taken_port(self) -> str:
+    def _port_in_use_hint(self) -> str:
         """What to do if another program took one of its ports since they were looked at."""
-        found = _TAKEN.search(self.log.read_text("utf-8", "replace"))
+        found = _PORT_IN_USE.search(self.log.read_text("utf-8", "replace"))
         for name, (_, port) in self._settings.triton_ports.items():
             if found and int(found[1]) == port:
                 return f": {name}={port} is in use by now; choose another with {name}=..."
         return ""
 
-    async def _until_ready(
+    async def _wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
-        watch = asyncio.ensure_future(self._until_dead())
-        ready = asyncio.ensure_future(self._prove(is_ready, probe))
+        watch = asyncio.ensure_future(self._wait_for_exit())
+        ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
         try:
             await asyncio.wait(
                 {watch, ready},
@@ -130,12 +130,13 @@ class TritonServer:
             if watch.done():
                 raise TritonStartFailed(
                     f"tritonserver exited with code {watch.result()} during start-up"
-                    f"{self._taken_port()}; its last lines (of {self.log}):\n{self.tail()}"
+                    f"{self._port_in_use_hint()}; its last lines (of {self.log}):"
+                    f"\n{self.log_tail()}"
                 )
             if not ready.done():
                 raise TritonStartFailed(
                     f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
-                    f" (TRITON_START_TIMEOUT); its last lines (of {self.log}):\n{self.tail()}"
+                    f" (TRITON_START_TIMEOUT); its last lines (of {self.log}):\n{self.log_tail()}"
                 )
             try:
                 ready.result()
@@ -145,13 +146,13 @@ class TritonServer:
             watch.cancel()
             ready.cancel()
 
-    async def _until_dead(self) -> int:
+    async def _wait_for_exit(self) -> int:
         assert self._process is not None
         while (code := self._process.poll()) is None:
             await asyncio.sleep(_POLL_S)
         return code
 
-    async def _prove(
+    async def _probe_when_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
         while not await is_ready():

@@ -33,11 +33,11 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class TokenRequest:
     """What is asked; `sampling` has only what is to be sent, by the names of `SamplingParams`.
 
     `stop_after_ms` 0 is never; the engine is stopped by a second request with the same id or, with
-    `stop_by_hanging_up`, by closing the connection, which loses an answer that is not streamed.
+    `stop_by_disconnect`, by closing the connection, which loses an answer that is not streamed.
     """
 
     input_ids: Sequence[int]
@@ -50,7 +50,7 @@ class Question:
     streaming: bool = False
     exclude_input: bool = False
     stop_after_ms: int = 0
-    stop_by_hanging_up: bool = False
+    stop_by_disconnect: bool = False
     request_id: str = ""
     model: str = "tensorrt_llm"
 
@@ -81,7 +81,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Answer:
+class TokenResponse:
     """`sequences` are generated token ids, a list for each beam or sequence, without the input.
 
     `stopped` tells that a stop was sent before the end.
@@ -91,21 +91,21 @@ class Answer:
     stopped: bool
 
 
-def ask(
+def send_token_request(
     client: TritonClient,
-    question: Question,
+    question: TokenRequest,
     on_tokens: Callable[[list[int]], None] = lambda ids: None,
-) -> Answer:
+) -> TokenResponse:
     """Send `question` and wait for all of its answer; `on_tokens` gets what streams in.
 
     Raises the coded error of the engine or of the connection.
     """
     request_id = question.request_id or f"client-{os.getpid()}-{next(_numbers)}"
     request = client.request(question.values(), request_id, question.model)
-    stopper = _Stopper(
+    stopper = _DelayedStop(
         question.stop_after_ms,
-        request.hang_up
-        if question.stop_by_hanging_up
+        request.abort
+        if question.stop_by_disconnect
         else lambda: client.stop(request_id, question.model),
     )
     found: dict[int, list[int]] = {}
@@ -113,22 +113,22 @@ def ask(
         with stopper:
             for events in client.events(request):
                 for event in events:
-                    for place, ids in _rows(event, question):
+                    for place, ids in _sequences(event, question):
                         found.setdefault(place, []).extend(ids)
                         if question.streaming:
                             on_tokens(ids)
     except CogTritonError:
-        if not (stopper.stopped and question.stop_by_hanging_up):
+        if not (stopper.stopped and question.stop_by_disconnect):
             raise
     if stopper.error is not None:
         raise stopper.error
     sequences = [found[place] for place in sorted(found)]
     if not (question.streaming or question.exclude_input):
         sequences = [ids[len(question.input_ids) :] for ids in sequences]
-    return Answer(sequences or [[]], stopper.stopped)
+    return TokenResponse(sequences or [[]], stopper.stopped)
 
 
-class _Stopper:
+class _DelayedStop:
     """Calls `stop` once, some time after the start, unless the end comes first."""
 
     def __init__(self, after_ms: int, stop: Callable[[], None]) -> None:
@@ -159,7 +159,7 @@ class _Stopper:
             self.error = error
 
 
-def _rows(event: Mapping[str, Any], question: Question) -> list[tuple[int, list[int]]]:
+def _sequences(event: Mapping[str, Any], question: TokenRequest) -> list[tuple[int, list[int]]]:
     """Token ids of an event by their place; flattened beams are as long as the longest."""
     ids = _whole_numbers(event, "output_ids")
     if not ids:

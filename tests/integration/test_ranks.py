@@ -15,12 +15,12 @@ from stack import wait_until
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import TritonStartFailed, TritonUnknownError
 from cog_triton.serving.admission import admission_for
-from cog_triton.serving.supervisor import State, Supervisor
+from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.settings import load_settings
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.model_repository import render
+from cog_triton.triton.model_repository import render_repository
 from cog_triton.triton.serve_config import ServeConfig
 from cog_triton.triton.server import TritonServer
 
@@ -47,7 +47,7 @@ class Ranks:
         names = ("triton_http_port", "triton_grpc_port", "triton_metrics_port")
         self.settings = load_settings(**dict(zip(names, ports, strict=True)), **settings)
         self.directory = directory
-        repository = render(
+        repository = render_repository(
             open_engine(engine_dir),
             ServeConfig({"tensorrt_llm": {"num_threads": 1}}),
             directory / "model_repo",
@@ -60,7 +60,7 @@ class Ranks:
 
     async def start(self) -> None:
         await self.server.start(self.client.is_ready, self.predict)
-        self.processes |= reaper.descendants(self.server.root)
+        self.processes |= reaper.descendants(self.server.root_pid)
         log = self.server.log.read_text()
         for rank in (0, 1):
             assert f"rank {rank} of 2 has joined" in log
@@ -82,7 +82,7 @@ class Ranks:
         mark = "--allow-http=false" if rank else "--http-port="
         (found,) = (
             pid
-            for pid in reaper.descendants(self.server.root)
+            for pid in reaper.descendants(self.server.root_pid)
             if (words := command_line(pid)) and words[0].endswith("bin/tritonserver")
             if any(word.startswith(mark) for word in words)
         )
@@ -158,13 +158,13 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
             lambda: given_up.append("given up"),
         )
         await supervisor.start()
-        ranks.processes |= reaper.descendants(ranks.server.root)
+        ranks.processes |= reaper.descendants(ranks.server.root_pid)
         before = ranks.processes.copy()
         os.kill(ranks.tritonserver(1), signal.SIGKILL)
-        while not (supervisor.restarts == 1 and supervisor.state is State.READY):
+        while not (supervisor.restarts == 1 and supervisor.state is SupervisorState.READY):
             await asyncio.sleep(0.02)
         assert not any(running(pid) for pid in before)
-        ranks.processes |= reaper.descendants(ranks.server.root)
+        ranks.processes |= reaper.descendants(ranks.server.root_pid)
         await ranks.predict()
         await supervisor.stop()
         assert given_up == []

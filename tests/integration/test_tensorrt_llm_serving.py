@@ -103,7 +103,7 @@ class Served:
 def served(directory: Path, config: dict[str, Any], serve: str) -> Iterator[Served]:
     family = trtllm_engines.family(directory / "engine", config)
     target, seen = directory / "repo", directory / "seen"
-    model_repository.render(family, load_serve_config(CONFIGS / serve), target)
+    model_repository.render_repository(family, load_serve_config(CONFIGS / serve), target)
     path = target / "tensorrt_llm" / "config.pbtxt"
     engine = model_repository.read_config(path)
     engine.backend = "python"

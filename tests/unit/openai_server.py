@@ -28,7 +28,7 @@ from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.openai.application import create_app
-from cog_triton.serving.openai.routes import OpenAI
+from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.uvicorn_server import HTTPServer, bind
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
@@ -50,7 +50,7 @@ class Served:
     url: str
     triton: ScriptedServer
     metrics: Metrics
-    door: Admission
+    admission: Admission
     ended: list[tuple[Generation, BaseException | None]] = field(default_factory=list)
     trouble: CogTritonError | None = None
 
@@ -89,20 +89,22 @@ def api(
     limits = EngineLimits(
         max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
     )
-    metrics, door = Seen(), Admission(slots, queue)
+    metrics, admission = Seen(), Admission(slots, queue)
     with serving(answer) as triton:
         client = TritonClient(
             triton.url,
             2 * PATIENCE_S,
             lambda text: errors.from_text(text) or TritonUnknownError(text),
         )
-        generator = TextGenerator(settings, limits, TOKENIZER, client, door, observer=metrics)
+        generator = TextGenerator(settings, limits, TOKENIZER, client, admission, observer=metrics)
         listening = bind("OPENAI_PORT", "127.0.0.1", 0)
-        served = Served(f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, door)
+        served = Served(
+            f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, admission
+        )
         served.ended = metrics.generations
         key = settings.openai_api_key
         app = create_app(
-            OpenAI(settings, TOKENIZER, generator, "small", guides=guides).routes(),
+            OpenAIRoutes(settings, TOKENIZER, generator, "small", guides=guides).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

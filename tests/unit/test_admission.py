@@ -1,4 +1,4 @@
-"""The engine's door: at most so many inside, first come first served, nobody forgotten."""
+"""The engine's admission: at most so many inside, first come first served, nobody forgotten."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ PATIENCE_S = 10
 class Guest:
     """A thread that goes in, stays until it may leave, and keeps what it was refused with."""
 
-    def __init__(self, door: Admission) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.ticket = Ticket()
         self.inside, self.may_leave = Event(), Event()
         self.error: Exception | None = None
-        self._door = door
+        self._admission = admission
         self.thread = threading.Thread(target=self._visit)
         self.thread.start()
 
     def _visit(self) -> None:
         try:
-            with self._door.inside(self.ticket):
-                self.ticket.when_ended(self.may_leave.set)
+            with self._admission.slot(self.ticket):
+                self.ticket.on_end(self.may_leave.set)
                 self.inside.set()
                 assert self.may_leave.wait(PATIENCE_S)
                 self.ticket.raise_error()
@@ -55,24 +55,24 @@ def until(condition: object) -> None:
 
 @contextmanager
 def full(slots: int, waiting: int, queue: float = 10):
-    """A door with every slot taken and a line before it."""
-    door = Admission(slots, queue)
+    """A admission with every slot taken and a line before it."""
+    admission = Admission(slots, queue)
     guests = []
     try:
         for place in range(slots + waiting):
-            guests.append(Guest(door))
-            until(lambda place=place: door.running + door.waiting == place + 1)
-        yield door, guests[:slots], guests[slots:]
+            guests.append(Guest(admission))
+            until(lambda place=place: admission.running + admission.waiting == place + 1)
+        yield admission, guests[:slots], guests[slots:]
     finally:
         for guest in guests:
             guest.ticket.cancel()
             guest.leave()
-    assert (door.running, door.waiting) == (0, 0)
+    assert (admission.running, admission.waiting) == (0, 0)
 
 
 def test_no_more_than_the_slots_are_inside() -> None:
-    with full(2, 3) as (door, inside, line):
-        assert (door.running, door.waiting) == (2, 3)
+    with full(2, 3) as (admission, inside, line):
+        assert (admission.running, admission.waiting) == (2, 3)
         assert all(guest.inside.wait(PATIENCE_S) for guest in inside)
         assert not any(guest.inside.is_set() for guest in line)
 
@@ -87,30 +87,34 @@ def test_who_comes_first_goes_in_first() -> None:
 
 
 def test_beyond_the_queue_it_is_told_what_runs_and_waits() -> None:
-    with full(2, 3, queue=3) as (door, inside, _):
-        with pytest.raises(Overloaded) as caught, door.inside(Ticket()):
+    with full(2, 3, queue=3) as (admission, inside, _):
+        with pytest.raises(Overloaded) as caught, admission.slot(Ticket()):
             pass
         for words in ("2 predictions run", "3 wait", "MAX_QUEUE", "try again"):
             assert words in caught.value.detail
         inside[0].leave()
-        late = Guest(door)
-        until(lambda: door.waiting == 3)
+        late = Guest(admission)
+        until(lambda: admission.waiting == 3)
         late.ticket.cancel()
         late.leave()
 
 
 def test_without_a_queue_only_the_slots_count() -> None:
-    with full(1, 0, queue=0) as (door, _, _), pytest.raises(Overloaded), door.inside(Ticket()):
+    with (
+        full(1, 0, queue=0) as (admission, _, _),
+        pytest.raises(Overloaded),
+        admission.slot(Ticket()),
+    ):
         pass
 
 
 def test_who_is_cancelled_while_waiting_leaves_the_line_at_once() -> None:
-    with full(1, 3) as (door, (first,), line):
+    with full(1, 3) as (admission, (first,), line):
         line[1].ticket.cancel()
         line[1].thread.join(PATIENCE_S)
         assert isinstance(line[1].error, TritonUnavailable)
         assert not line[1].inside.is_set()
-        assert door.waiting == 2
+        assert admission.waiting == 2
         first.leave()
         assert line[0].inside.wait(PATIENCE_S)
         line[0].leave()
@@ -118,48 +122,48 @@ def test_who_is_cancelled_while_waiting_leaves_the_line_at_once() -> None:
 
 
 def test_closing_ends_who_is_inside_and_who_waits_and_who_comes() -> None:
-    with full(2, 2) as (door, inside, line):
-        door.close(TritonUnavailable("it has died"))
+    with full(2, 2) as (admission, inside, line):
+        admission.close(TritonUnavailable("it has died"))
         for guest in (*inside, *line):
             guest.thread.join(PATIENCE_S)
             assert "it has died" in str(guest.error)
-        with pytest.raises(TritonUnavailable, match="it has died"), door.inside(Ticket()):
+        with pytest.raises(TritonUnavailable, match="it has died"), admission.slot(Ticket()):
             pass
-        door.open()
-        with door.inside(Ticket()):
-            assert door.running == 1
+        admission.open()
+        with admission.slot(Ticket()):
+            assert admission.running == 1
 
 
 def test_errors_are_not_shared_between_threads() -> None:
-    with full(1, 1) as (door, (first,), (second,)):
-        door.close(TritonUnavailable("it has died"))
+    with full(1, 1) as (admission, (first,), (second,)):
+        admission.close(TritonUnavailable("it has died"))
         first.thread.join(PATIENCE_S)
         second.thread.join(PATIENCE_S)
         assert first.error is not second.error
 
 
 def test_refusing_lets_who_is_there_go_on() -> None:
-    with full(1, 1) as (door, (first,), (second,)):
-        door.refuse(TritonUnavailable("stopping"))
-        with pytest.raises(TritonUnavailable, match="stopping"), door.inside(Ticket()):
+    with full(1, 1) as (admission, (first,), (second,)):
+        admission.reject_new(TritonUnavailable("stopping"))
+        with pytest.raises(TritonUnavailable, match="stopping"), admission.slot(Ticket()):
             pass
         first.leave()
         assert second.inside.wait(PATIENCE_S)
         assert first.error is None
-        assert door.until_idle(0.01) is False
+        assert admission.wait_until_idle(0.01) is False
         with ThreadPoolExecutor() as pool:
-            idle = pool.submit(door.until_idle, PATIENCE_S)
+            idle = pool.submit(admission.wait_until_idle, PATIENCE_S)
             second.leave()
             assert idle.result() is True
 
 
 def test_what_was_cancelled_before_it_came_holds_nothing() -> None:
-    with full(1, 0) as (door, _, _):
+    with full(1, 0) as (admission, _, _):
         ticket = Ticket()
         ticket.cancel()
-        with pytest.raises(TritonUnavailable), door.inside(ticket):
+        with pytest.raises(TritonUnavailable), admission.slot(ticket):
             pass
-        assert door.waiting == 0
+        assert admission.waiting == 0
 
 
 def test_queue_time() -> None:
@@ -174,17 +178,17 @@ def test_queue_time() -> None:
 
 
 def test_an_error_inside_frees_the_slot() -> None:
-    door = Admission(1, 0)
+    admission = Admission(1, 0)
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), door.inside(Ticket()):
+        with pytest.raises(ZeroDivisionError), admission.slot(Ticket()):
             raise ZeroDivisionError
-    assert door.running == 0
+    assert admission.running == 0
 
 
 def test_the_first_reason_is_the_one_that_is_told() -> None:
     ticket = Ticket()
-    ticket.interrupt(TritonUnavailable("first"))
-    ticket.interrupt(TritonUnavailable("second"))
+    ticket.fail(TritonUnavailable("first"))
+    ticket.fail(TritonUnavailable("second"))
     with pytest.raises(TritonUnavailable, match="first"):
         ticket.raise_error()
 
@@ -194,7 +198,7 @@ def test_the_first_reason_is_the_one_that_is_told() -> None:
 def test_many_that_come_go_and_are_cancelled_leave_an_empty_door(
     slots: int, data: st.DataObject
 ) -> None:
-    door = Admission(slots, 8)
+    admission = Admission(slots, 8)
     cancelled = data.draw(st.sets(st.integers(0, 29)))
     most = 0
 
@@ -204,8 +208,8 @@ def test_many_that_come_go_and_are_cancelled_leave_an_empty_door(
         if number in cancelled:
             threading.Timer(0.0005 * (number % 4), ticket.cancel).start()
         try:
-            with door.inside(ticket):
-                most = max(most, door.running)
+            with admission.slot(ticket):
+                most = max(most, admission.running)
                 time.sleep(0.001)
         except (Overloaded, TritonUnavailable):
             pass
@@ -213,7 +217,7 @@ def test_many_that_come_go_and_are_cancelled_leave_an_empty_door(
     with ThreadPoolExecutor(30) as pool:
         list(pool.map(visit, range(30)))
     assert most <= slots
-    assert (door.running, door.waiting) == (0, 0)
+    assert (admission.running, admission.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +236,8 @@ def test_slots_and_queue(
     cog: int, concurrency: int | None, queue: int | None, expected: tuple[int, int]
 ) -> None:
     given = load_settings(cog_max_concurrency=cog, max_concurrency=concurrency, max_queue=queue)
-    door = admission_for(given, 16)
-    assert (door.slots, door.queue) == expected
+    admission = admission_for(given, 16)
+    assert (admission.slots, admission.max_queue) == expected
 
 
 @pytest.mark.parametrize(

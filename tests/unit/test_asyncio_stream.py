@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from cog_triton.triton.asyncio_stream import Reading
+from cog_triton.triton.asyncio_stream import AsyncStreamReader
 
 PATIENCE_S = 10
 
@@ -37,7 +37,7 @@ class Line:
     def send(self, *items: int) -> None:
         self._theirs.sendall(bytes(items))
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         self._theirs.close()
 
     def items(self) -> Generator[int | None, None, None]:
@@ -71,13 +71,13 @@ class Line:
                 yield item
 
 
-def reading_of(line: Line) -> Reading[int]:
-    return Reading(line.items(), lambda: line)
+def reading_of(line: Line) -> AsyncStreamReader[int]:
+    return AsyncStreamReader(line.items(), lambda: line)
 
 
-async def all_of(reading: Reading[int]) -> list[int]:
+async def all_of(reading: AsyncStreamReader[int]) -> list[int]:
     found: list[int] = []
-    while (items := await reading.next()) is not None:
+    while (items := await reading.read()) is not None:
         assert items
         found += items
     return found
@@ -92,14 +92,14 @@ def test_everything_arrives_once_and_in_order(pause: float | None) -> None:
             if pause is not None:
                 time.sleep(pause)
             line.send(number % 100)
-        line.hang_up()
+        line.abort()
 
     async def read() -> None:
         reading = reading_of(line)
         threading.Thread(target=write).start()
         assert await all_of(reading) == [number % 100 for number in range(500)]
         assert reading.ended
-        assert await reading.next() is None
+        assert await reading.read() is None
 
     asyncio.run(read())
     assert line.closed.is_set()
@@ -111,13 +111,13 @@ def test_the_event_loop_reads_and_only_when_something_came() -> None:
     async def read() -> None:
         reading = reading_of(line)
         line.send(1)
-        assert await reading.next() == [1]
+        assert await reading.read() == [1]
         for number in range(5):
             await asyncio.sleep(0.01)
             line.send(number)
-            assert await reading.next() == [number]
-        line.hang_up()
-        assert await reading.next() is None
+            assert await reading.read() == [number]
+        line.abort()
+        assert await reading.read() is None
 
     asyncio.run(read())
     assert line.threads == {threading.get_ident()}
@@ -132,7 +132,7 @@ def test_many_are_read_side_by_side() -> None:
             for place, line in enumerate(lines):
                 line.send((number + place) % 100)
         for line in lines:
-            line.hang_up()
+            line.abort()
         for place, reading in enumerate(readings):
             assert await all_of(reading) == [(number + place) % 100 for number in range(20)]
 
@@ -146,10 +146,10 @@ def test_what_arrives_while_nobody_looks_comes_together() -> None:
         for number in range(10):
             line.send(number)
             await asyncio.sleep(0.01)
-        found = await reading.next()
+        found = await reading.read()
         assert not reading.ended
-        line.hang_up()
-        assert await reading.next() is None
+        line.abort()
+        assert await reading.read() is None
         return found
 
     assert asyncio.run(read()) == list(range(10))
@@ -164,10 +164,10 @@ def test_an_error_comes_after_what_was_read_before_it(first: int) -> None:
         wanted = [7, 1] if first == 1 else [7]
         found: list[int] = []
         while len(found) < len(wanted):
-            found += await reading.next() or []
+            found += await reading.read() or []
         assert found == wanted
         with pytest.raises(ValueError, match="broken"):
-            await reading.next()
+            await reading.read()
         assert reading.ended
         assert line.closed.is_set()
 
@@ -184,7 +184,7 @@ def test_an_error_before_the_first_pause() -> None:
 
     async def read() -> None:
         with pytest.raises(ValueError, match="refused"):
-            await Reading(items(), connection).next()
+            await AsyncStreamReader(items(), connection).read()
 
     asyncio.run(read())
 
@@ -193,12 +193,12 @@ def test_nothing_within_the_time_is_an_empty_list() -> None:
     async def read() -> None:
         line = Line()
         reading = reading_of(line)
-        assert await reading.next(0.01) == []
+        assert await reading.read(0.01) == []
         line.send(7)
-        assert await reading.next() == [7]
-        assert await reading.next(0.01) == []
-        line.hang_up()
-        assert await reading.next() is None
+        assert await reading.read() == [7]
+        assert await reading.read(0.01) == []
+        line.abort()
+        assert await reading.read() is None
 
     asyncio.run(read())
 
@@ -209,10 +209,10 @@ def test_silence_expires_and_what_comes_in_time_does_not() -> None:
         reading = reading_of(line)
         for number in range(5):
             line.send(number)
-            assert await reading.next() == [number]
+            assert await reading.read() == [number]
             await asyncio.sleep(0.1)
         with pytest.raises(TimeoutError, match="nothing came"):
-            await reading.next()
+            await reading.read()
         assert line.closed.is_set()
 
     asyncio.run(read())
@@ -226,9 +226,9 @@ def test_a_descriptor_that_is_used_again_is_another_streams() -> None:
             descriptors.add(line.fileno())
             reading = reading_of(line)
             line.send(number)
-            assert await reading.next() == [number]
-            line.hang_up()
-            assert await reading.next() is None
+            assert await reading.read() == [number]
+            line.abort()
+            assert await reading.read() is None
             assert line.closed.is_set()
         assert len(descriptors) < 50
 
@@ -243,7 +243,7 @@ def test_a_loop_that_has_ended_leaves_nothing_open(begun: bool) -> None:
         reading = reading_of(line)
         if begun:
             line.send(1)
-            assert await reading.next() == [1]
+            assert await reading.read() == [1]
 
     asyncio.run(leave())
     if not begun:

@@ -28,7 +28,7 @@ from seed_way.decode import Stops, Text, events
 from cog_triton.bench.self_monitor import Load
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.family import MockFamily
-from cog_triton.triton.model_repository import read_config, render
+from cog_triton.triton.model_repository import read_config, render_repository
 from cog_triton.triton.serve_config import ServeConfig
 
 OUTPUTS = ["The", " sea event: output\n", "\n\nevent: completed\n", "", "本"]
@@ -335,7 +335,7 @@ def test_the_seeds_way_reads_events_in_every_cut() -> None:
 
 def test_the_seeds_ensemble(tmp_path: Path) -> None:
     family = MockFamily.open(mock_directory.make(tmp_path / "engines"))
-    made = render(family, ServeConfig(), tmp_path / "repository")
+    made = render_repository(family, ServeConfig(), tmp_path / "repository")
     repository.reshape(made)
     ensemble = read_config(made / "ensemble" / "config.pbtxt")
     names = {item.name for item in ensemble.input}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.serving.coglet.http_server import tune
+from cog_triton.serving.coglet.http_server import tune_listening_socket
 from cog_triton.system.ports import free_ports
 
 PATIENCE_S = 60
@@ -40,7 +40,7 @@ def accepted_nodelay(found: socket.socket) -> int:
 
 def test_what_the_socket_accepts_sends_at_once(listening: socket.socket) -> None:
     assert accepted_nodelay(listening) == 0
-    tune(listening.getsockname()[1], PATIENCE_S)
+    tune_listening_socket(listening.getsockname()[1], PATIENCE_S)
     assert accepted_nodelay(listening) == 1
     listening.setblocking(False)
     with pytest.raises(BlockingIOError):  # it is still ours, and still open
@@ -49,7 +49,7 @@ def test_what_the_socket_accepts_sends_at_once(listening: socket.socket) -> None
 
 def test_a_burst_finds_places(listening: socket.socket) -> None:
     listening.listen(16)
-    tune(listening.getsockname()[1], PATIENCE_S)
+    tune_listening_socket(listening.getsockname()[1], PATIENCE_S)
     with ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(socket.create_connection(listening.getsockname(), timeout=5))
@@ -59,7 +59,7 @@ def test_a_socket_that_comes_later_is_met(capsys: pytest.CaptureFixture[str]) ->
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         waiting = threading.Thread(
-            target=tune, args=(found.getsockname()[1], PATIENCE_S), daemon=True
+            target=tune_listening_socket, args=(found.getsockname()[1], PATIENCE_S), daemon=True
         )
         waiting.start()
         waiting.join(0.05)
@@ -78,7 +78,7 @@ def test_nothing_else_is_touched_and_giving_up_is_told(
     port = free_ports(1)[0]
     with socket.create_connection(listening.getsockname()) as client:
         before = open_files()
-        tune(port, 0.05)
+        tune_listening_socket(port, 0.05)
         assert open_files() == before
         assert nodelay(listening) == nodelay(client) == 0
     assert f"Cog did not listen on PORT={port} within 0.05 s" in capsys.readouterr().err

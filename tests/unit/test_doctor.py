@@ -25,7 +25,7 @@ from cog_triton.system import ports
 from cog_triton.system.machine import Machine
 from cog_triton.system.ports import free_ports
 from cog_triton.triton import http_thread_queues
-from cog_triton.triton.install import Distribution
+from cog_triton.triton.installation import TritonInstallation
 
 
 @pytest.fixture(autouse=True)
@@ -125,12 +125,12 @@ def test_a_tritonserver_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "/nowhere/tritonserver" in said
 
 
-def binary(directory: Path, script: str) -> Distribution:
+def binary(directory: Path, script: str) -> TritonInstallation:
     path = directory / "bin" / "tritonserver"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    return Distribution(path, directory / "backends", dict(os.environ))
+    return TritonInstallation(path, directory / "backends", dict(os.environ))
 
 
 def test_a_tritonserver_whose_libraries_are_missing(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_health_is_the_lack_of_failures() -> None:
 def test_short_queues_of_triton_are_told(
     size: int, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_thread_queues, "attainable", lambda: size)
+    monkeypatch.setattr(http_thread_queues, "attainable_send_buffer", lambda: size)
     found = hardware.http_queues()
     assert found.state is state
     assert str(size // 768) in found.found

@@ -399,16 +399,16 @@ def test_an_interrupted_request_ends_with_what_interrupted_it() -> None:
         ThreadPoolExecutor() as pool,
         generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
     ):
-        door = generator._admission = Admission(1, 1)
+        admission = generator._admission = Admission(1, 1)
         texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)))
         assert next(texts) == "a"
         reader = pool.submit(next, texts)
-        door.close(TritonUnavailable("Triton has died"))
+        admission.close(TritonUnavailable("Triton has died"))
         error = reader.exception(PATIENCE_S)
         assert isinstance(error, TritonUnavailable)
         assert "Triton has died" in str(error)
         assert server.request().left.wait(PATIENCE_S)
-        assert door.running == 0
+        assert admission.running == 0
 
 
 @pytest.mark.parametrize(

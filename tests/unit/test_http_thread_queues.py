@@ -48,7 +48,7 @@ def open_here() -> set[str]:
 
 def widened(pid: int) -> int:
     try:
-        return http_thread_queues.widen(pid)
+        return http_thread_queues.enlarge_send_buffers(pid)
     except PermissionError:
         pytest.skip("this system lends no sockets of other processes")
 
@@ -59,14 +59,14 @@ def test_unix_sockets_are_widened_and_others_left(other: subprocess.Popen[str]) 
     *after, tcp_after = buffers(other)
     assert min(after) == smallest > max(before)
     assert tcp_after == tcp
-    assert http_thread_queues.attainable() == smallest
+    assert http_thread_queues.attainable_send_buffer() == smallest
 
 
 def test_nothing_stays_open_here(other: subprocess.Popen[str]) -> None:
     buffers(other)
     before = open_here()
     widened(other.pid)
-    http_thread_queues.attainable()
+    http_thread_queues.attainable_send_buffer()
     assert open_here() == before
 
 
@@ -74,7 +74,7 @@ def test_a_process_that_is_gone() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     with pytest.raises(OSError, match="No such"):
-        http_thread_queues.widen(process.pid)
+        http_thread_queues.enlarge_send_buffers(process.pid)
 
 
 def test_what_a_system_gives_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +87,4 @@ def test_what_a_system_gives_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert http_thread_queues.attainable() == default
+    assert http_thread_queues.attainable_send_buffer() == default

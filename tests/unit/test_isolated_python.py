@@ -50,10 +50,10 @@ print(json.dumps([*seen, importlib.util.find_spec("httpx") is None]))
     start = f"""
 import json, subprocess, sys
 from pathlib import Path
-from cog_triton.triton import install
+from cog_triton.triton import installation
 import huggingface_hub, numpy
 assert huggingface_hub.__version__ == numpy.__version__ == "ours"
-found = install.find(Path("{tmp_path}/work"), Path("{server}"))
+found = installation.find_installation(Path("{tmp_path}/work"), Path("{server}"))
 subprocess.run([found.binary], env=found.environment, check=True)
 """
     done = subprocess.run(

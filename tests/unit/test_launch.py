@@ -11,8 +11,8 @@ import pytest
 from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import load_settings
 from cog_triton.triton import launch
-from cog_triton.triton.install import Distribution
-from cog_triton.triton.launch import Launch
+from cog_triton.triton.installation import TritonInstallation
+from cog_triton.triton.launch import LaunchCommand
 
 TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
@@ -34,16 +34,16 @@ def mpirun(tmp_path: Path) -> Path:
     return path
 
 
-def made(repository: Path, world_size: int, **settings: Any) -> Launch:
+def made(repository: Path, world_size: int, **settings: Any) -> LaunchCommand:
     environment = {
         "PATH": "/nowhere",
         "LD_LIBRARY_PATH": "/own",
         "NCCL_DEBUG": "INFO",
         "HF_TOKEN": "secret",
     }
-    return launch.make(
+    return launch.launch_command(
         load_settings(**settings),
-        Distribution(TRITON, Path("/backends"), environment),
+        TritonInstallation(TRITON, Path("/backends"), environment),
         repository,
         repository.parent,
         "cog_triton_ab_",
@@ -51,7 +51,7 @@ def made(repository: Path, world_size: int, **settings: Any) -> Launch:
     )
 
 
-def ranks(command: Launch) -> list[list[str]]:
+def ranks(command: LaunchCommand) -> list[list[str]]:
     """mpirun's own options, then the words of each rank."""
     parts: list[list[str]] = [[]]
     for word in command.argv:

@@ -12,7 +12,7 @@ import pytest
 from small_triton import SmallTriton
 
 from cog_triton.system import reaper
-from cog_triton.triton.liveness import Vitals
+from cog_triton.triton.liveness import ProcessLiveness
 
 PATIENCE_S = 10
 
@@ -40,7 +40,7 @@ def of(small: SmallTriton, word: str) -> list[int]:
     """Its processes with `word` in their command line."""
     lines = {
         pid: Path(f"/proc/{pid}/cmdline").read_text()
-        for pid in reaper.descendants(small.server.root)
+        for pid in reaper.descendants(small.server.root_pid)
     }
     return [pid for pid, line in sorted(lines.items()) if word in line]
 
@@ -48,9 +48,9 @@ def of(small: SmallTriton, word: str) -> list[int]:
 def trouble_after(small: SmallTriton, word: str, number: int) -> str:
     async def main() -> str:
         await ready(small)
-        (victim, *_) = [pid for pid in of(small, word) if pid != small.server.root]
-        with Vitals(small.server.root) as vitals:
-            watch = asyncio.ensure_future(vitals.trouble())
+        (victim, *_) = [pid for pid in of(small, word) if pid != small.server.root_pid]
+        with ProcessLiveness(small.server.root_pid) as liveness:
+            watch = asyncio.ensure_future(liveness.wait_for_failure())
             await asyncio.sleep(0.1)
             assert not watch.done()
             os.kill(victim, number)
@@ -83,8 +83,8 @@ def test_what_died_or_was_stopped_is_named(
 def test_the_death_of_another_process_is_no_trouble(triton: SmallTriton) -> None:
     async def main() -> None:
         await ready(triton)
-        with Vitals(triton.server.root) as vitals:
-            watch = asyncio.ensure_future(vitals.trouble())
+        with ProcessLiveness(triton.server.root_pid) as liveness:
+            watch = asyncio.ensure_future(liveness.wait_for_failure())
             os.kill(of(triton, "601")[0], signal.SIGKILL)
             assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
             watch.cancel()
@@ -95,9 +95,9 @@ def test_the_death_of_another_process_is_no_trouble(triton: SmallTriton) -> None
 def test_what_has_died_before_anyone_looked_is_told(triton: SmallTriton) -> None:
     async def main() -> str:
         await ready(triton)
-        with Vitals(triton.server.root) as vitals:
+        with ProcessLiveness(triton.server.root_pid) as liveness:
             os.kill(of(triton, "bin/tritonserver")[-1], signal.SIGKILL)
-            return await asyncio.wait_for(vitals.trouble(), PATIENCE_S)
+            return await asyncio.wait_for(liveness.wait_for_failure(), PATIENCE_S)
 
     assert "tritonserver" in asyncio.run(main())
 
@@ -107,8 +107,8 @@ def test_no_descriptor_is_left(triton: SmallTriton) -> None:
         await ready(triton)
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):
-            with Vitals(triton.server.root) as vitals:
-                watch = asyncio.ensure_future(vitals.trouble())
+            with ProcessLiveness(triton.server.root_pid) as liveness:
+                watch = asyncio.ensure_future(liveness.wait_for_failure())
                 await asyncio.sleep(0.01)
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)

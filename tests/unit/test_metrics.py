@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from cog_triton.errors import Overloaded, PromptTooLong
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.telemetry.histogram import Distribution
-from cog_triton.serving.telemetry.metrics import Metrics, gaps
+from cog_triton.serving.telemetry.histogram import BatchHistogram
+from cog_triton.serving.telemetry.metrics import Metrics, inter_token_latencies
 from cog_triton.text.sampling import SamplingParams
 
 
@@ -92,8 +92,8 @@ def test_a_client_that_leaves_is_no_error(how: str) -> None:
 def test_values_that_are_asked_for_when_read() -> None:
     metrics = Metrics()
     state = {"running": 3.0, "restarts": 0.0}
-    metrics.watch("requests_running", "Running", lambda: state["running"])
-    metrics.watch_total("engine_restarts", "Restarts", lambda: state["restarts"])
+    metrics.register_gauge("requests_running", "Running", lambda: state["running"])
+    metrics.register_counter("engine_restarts", "Restarts", lambda: state["restarts"])
     state["restarts"] = 2
     values = read(metrics)
     assert (values["requests_running"], values["engine_restarts_total"]) == (3, 2)
@@ -111,7 +111,7 @@ def test_gaps_add_up_to_the_time_from_first_to_last(steps: list[tuple[float, int
     for pause, count in steps:
         now += pause
         arrivals.append((now, count))
-    found = list(gaps(arrivals))
+    found = list(inter_token_latencies(arrivals))
     assert sum(count for _, count in found) == sum(count for _, count in steps[1:])
     total = now - arrivals[0][0] if arrivals else 0
     assert sum(gap * count for gap, count in found) == pytest.approx(total, abs=1e-9)
@@ -122,11 +122,11 @@ def test_the_distribution_is_a_histogram_of_the_library(values: list[float]) -> 
     buckets = (0.5, 1.0, 2.5)
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     expected = Histogram("x", "Help", buckets=buckets, registry=theirs)
-    found = Distribution("x", "Help", buckets)
+    found = BatchHistogram("x", "Help", buckets)
     ours.register(found)
     for value in values:
         expected.observe(value)
-    found.add((value, 1) for value in values)
+    found.observe_many((value, 1) for value in values)
 
     def text(registry: CollectorRegistry) -> list[str]:
         lines = generate_latest(registry).decode().splitlines()
@@ -136,10 +136,10 @@ def test_the_distribution_is_a_histogram_of_the_library(values: list[float]) -> 
 
 
 def test_many_threads_lose_no_value() -> None:
-    found = Distribution("x", "Help", (1.0,))
+    found = BatchHistogram("x", "Help", (1.0,))
     with ThreadPoolExecutor(8) as pool:
         for _ in range(400):
-            pool.submit(found.add, [(0.5, 2), (3, 1)])
+            pool.submit(found.observe_many, [(0.5, 2), (3, 1)])
     registry = CollectorRegistry()
     registry.register(found)
     text = generate_latest(registry).decode()

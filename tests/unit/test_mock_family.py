@@ -27,7 +27,7 @@ from cog_triton.text.chat import parse_messages, render_messages
 from cog_triton.text.detokenize import Detokenizer
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.model_repository import max_batch_size, read_config, render
+from cog_triton.triton.model_repository import max_batch_size, read_config, render_repository
 from cog_triton.triton.serve_config import ServeConfig
 
 
@@ -189,7 +189,7 @@ def test_unknown_options_are_refused_with_the_nearest() -> None:
 
 def test_the_rendered_repository(engine: Path, tmp_path: Path) -> None:
     family = MockFamily.open(engine)
-    repository = render(family, ServeConfig({"tensorrt_llm": ALL}), tmp_path / "repo")
+    repository = render_repository(family, ServeConfig({"tensorrt_llm": ALL}), tmp_path / "repo")
     assert max_batch_size(repository) == 8
     assert family.defaults == MockOptions.parse(ALL)
     config = read_config(repository / "tensorrt_llm" / "config.pbtxt")
@@ -207,11 +207,11 @@ def test_the_rendered_repository(engine: Path, tmp_path: Path) -> None:
 
 def test_settings_go_before_the_serve_config() -> None:
     config = ServeConfig({"tensorrt_llm": {"tps": 1, "jitter": 0.5}, "ensemble": {"a": 1}})
-    assert config.having("tensorrt_llm", {"tps": 9}).arguments == {
+    assert config.with_defaults("tensorrt_llm", {"tps": 9}).arguments == {
         "tensorrt_llm": {"tps": 9, "jitter": 0.5},
         "ensemble": {"a": 1},
     }
-    assert ServeConfig().having("tensorrt_llm", {}).of("tensorrt_llm") == {}
+    assert ServeConfig().with_defaults("tensorrt_llm", {}).arguments_of("tensorrt_llm") == {}
 
 
 def tensors(**own: Any) -> dict[str, Any]:

@@ -24,7 +24,9 @@ INSTANCE_COUNTS = {
 def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     """Every model's rendered config, parsed again."""
     family = OpenVINOFamily.open(engine(directory / "engine"))
-    target = model_repository.render(family, ServeConfig(arguments or {}), directory / "repo")
+    target = model_repository.render_repository(
+        family, ServeConfig(arguments or {}), directory / "repo"
+    )
     assert target == directory / "repo"
     assert sorted(path.name for path in target.iterdir()) == sorted(MODELS)
     return {

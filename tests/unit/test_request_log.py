@@ -14,7 +14,7 @@ import pytest
 
 from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.telemetry.request_log import RequestLog, servers_stderr
+from cog_triton.serving.telemetry.request_log import RequestLog, inherited_stderr
 from cog_triton.text.sampling import SamplingParams
 
 SECRET = "xyzzy"
@@ -129,9 +129,9 @@ def test_a_log_that_is_gone_harms_nobody() -> None:
 def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> None:
     """As coglet does: stderr is a pipe now, and the inherited one has another number."""
     child = (
-        "import os; from cog_triton.serving.telemetry.request_log import servers_stderr;"
+        "import os; from cog_triton.serving.telemetry.request_log import inherited_stderr;"
         "kept = os.dup(2); read, write = os.pipe(); os.dup2(write, 2);"
-        "found = servers_stderr(); assert found == kept, (found, kept);"
+        "found = inherited_stderr(); assert found == kept, (found, kept);"
         "os.write(found, b'told')"
     )
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
@@ -143,8 +143,8 @@ def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> No
 
 def test_without_such_a_one_it_is_stderr_itself() -> None:
     code = (
-        "import os; from cog_triton.serving.telemetry.request_log import servers_stderr;"
-        "os.close(2); os.pipe(); assert servers_stderr() == 2"
+        "import os; from cog_triton.serving.telemetry.request_log import inherited_stderr;"
+        "os.close(2); os.pipe(); assert inherited_stderr() == 2"
     )
     assert subprocess.call([sys.executable, "-c", code], stderr=subprocess.PIPE) == 0
-    assert servers_stderr() >= 2
+    assert inherited_stderr() >= 2

@@ -40,7 +40,9 @@ def test_what_yaml_says_is_what_each_model_gets(
     for key in reversed(around):
         document = {key: document}
     loaded = load(tmp_path, yaml.safe_dump(document))
-    assert {model: loaded.of(model) for model in MODELS} == {m: config.get(m, {}) for m in MODELS}
+    assert {model: loaded.arguments_of(model) for model in MODELS} == {
+        m: config.get(m, {}) for m in MODELS
+    }
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_what_yaml_says_is_what_each_model_gets(
 )
 def test_nothing_said_is_nothing_set(text: str, tmp_path: Path) -> None:
     config = load(tmp_path, text)
-    assert all(config.of(model) == {} for model in MODELS)
+    assert all(config.arguments_of(model) == {} for model in MODELS)
 
 
 # As configs/example_official_model_config.yaml of the seed, which deployment tools read, too.
@@ -79,7 +81,7 @@ def test_keys_of_deployment_tools(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load(tmp_path, OFFICIAL + server)
-    assert config.of("tensorrt_llm") == ({"decoupled_mode": True} if server else {})
+    assert config.arguments_of("tensorrt_llm") == ({"decoupled_mode": True} if server else {})
     said = capsys.readouterr().out
     for key, variable in (
         ("weights", "COG_WEIGHTS"),

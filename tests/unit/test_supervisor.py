@@ -21,7 +21,7 @@ from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknow
 from cog_triton.serving import supervisor
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
-from cog_triton.serving.supervisor import State, Supervisor
+from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
@@ -36,22 +36,22 @@ class Supervised:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.triton = SmallTriton(directory, **settings)
         self.failed = threading.Event()
-        self.door = Admission(2, 10)
+        self.admission = Admission(2, 10)
         self.client = TritonClient(self.triton.settings.triton_url, 60, to_error)
         self.generator = TextGenerator(
             self.triton.settings,
             LIMITS,
             EngineTokenizer(byte_level()),
             self.client,
-            self.door,
-            on_failure=lambda: self.supervisor.suspect(),
+            self.admission,
+            on_failure=lambda: self.supervisor.check_engine(),
         )
         self.supervisor = Supervisor(
             self.triton.settings,
             self.triton.server,
             self.client,
             self.generator.probe,
-            self.door,
+            self.admission,
             self.failed.set,
         )
 
@@ -64,7 +64,7 @@ class Supervised:
     def stream(self, tokens: int = 5000) -> Stream:
         return Stream(self.generator, tokens)
 
-    def until(self, state: State) -> None:
+    def until(self, state: SupervisorState) -> None:
         until(lambda: self.supervisor.state is state)
 
 
@@ -115,16 +115,16 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
 
 
 def test_it_starts_serves_and_stops(supervised: Supervised) -> None:
-    assert supervised.supervisor.state is State.STARTING
+    assert supervised.supervisor.state is SupervisorState.STARTING
     supervised.start()
-    assert supervised.supervisor.state is State.READY
+    assert supervised.supervisor.state is SupervisorState.READY
     assert supervised.supervisor.error is None
     assert supervised.stream(3).end() is None
     supervised.stop()
-    assert supervised.supervisor.state is State.STOPPED
+    assert supervised.supervisor.state is SupervisorState.STOPPED
     assert not supervised.triton.server.alive
     assert not supervised.failed.is_set()
-    supervised.supervisor.suspect()  # the last words of a request may come late
+    supervised.supervisor.check_engine()  # the last words of a request may come late
 
 
 def test_a_start_that_fails_is_told_and_nothing_is_retried(supervised: Supervised) -> None:
@@ -158,13 +158,13 @@ def test_all_requests_end_with_e2105_and_later_ones_are_served(
     inside = [supervised.stream(), supervised.stream()]
     assert all(stream.flowing.wait(PATIENCE_S) for stream in inside)
     waiting = [supervised.stream(), supervised.stream()]
-    until(lambda: supervised.door.waiting == 2)
+    until(lambda: supervised.admission.waiting == 2)
     os.kill(supervised.triton.starts[0], number)
     ends = [stream.end() for stream in (*inside, *waiting)]
     assert all(isinstance(error, TritonUnavailable) for error in ends)
     assert all("try again" in str(error) for error in ends)
     until(lambda: supervised.supervisor.restarts == 1)
-    supervised.until(State.READY)
+    supervised.until(SupervisorState.READY)
     until(lambda: supervised.stream(3).end() is None)
     assert len(supervised.triton.starts) == 2
     assert supervised.supervisor.error is None
@@ -173,13 +173,13 @@ def test_all_requests_end_with_e2105_and_later_ones_are_served(
 def test_meanwhile_it_is_told_why_and_how_long(supervised: Supervised) -> None:
     supervised.start()
     supervised.triton.goes_wrong("unready")
-    supervised.until(State.RESTARTING)
+    supervised.until(SupervisorState.RESTARTING)
     error = supervised.stream(1).end()
     assert isinstance(error, TritonUnavailable)
     assert "not ready" in str(error)
     assert isinstance(supervised.supervisor.error, TritonUnavailable)
     supervised.triton.is_well()
-    supervised.until(State.READY)
+    supervised.until(SupervisorState.READY)
 
 
 def test_a_server_that_hangs_is_killed_and_started_again(supervised: Supervised) -> None:
@@ -190,7 +190,7 @@ def test_a_server_that_hangs_is_killed_and_started_again(supervised: Supervised)
     error = stream.end()
     supervised.triton.is_well()
     assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
-    supervised.until(State.READY)
+    supervised.until(SupervisorState.READY)
     assert len(supervised.triton.starts) == 2
 
 
@@ -200,7 +200,7 @@ def test_a_slow_probe_is_no_hang_while_bytes_come(supervised: Supervised) -> Non
 
     def hear() -> None:
         while not heard.wait(0.01):
-            supervised.client.heard_at = time.monotonic()
+            supervised.client.last_byte_at = time.monotonic()
 
     hearing = threading.Thread(target=hear)
     hearing.start()
@@ -216,10 +216,10 @@ def test_an_engine_that_fails_every_request_is_started_again(supervised: Supervi
     supervised.start()
     supervised.triton.goes_wrong("broken")
     assert "CUDA error" in str(supervised.stream(3).end())
-    supervised.until(State.RESTARTING)
+    supervised.until(SupervisorState.RESTARTING)
     assert "the engine fails every request" in str(supervised.supervisor.error)
     supervised.triton.is_well()
-    supervised.until(State.READY)
+    supervised.until(SupervisorState.READY)
 
 
 def test_one_failed_request_alone_restarts_nothing(supervised: Supervised) -> None:
@@ -248,7 +248,7 @@ def test_it_gives_up_after_so_many_restarts_in_a_row(
     item.triton.goes_wrong("dies")
     os.kill(item.triton.starts[0], signal.SIGKILL)
     assert item.failed.wait(PATIENCE_S)
-    assert item.supervisor.state is State.FAILED
+    assert item.supervisor.state is SupervisorState.FAILED
     assert len(item.triton.starts) == 3
     said = str(item.supervisor.error)
     for words in ("E2106", "given up after 2 restarts", "TRITON_MAX_RESTARTS", "code 3"):
@@ -267,9 +267,9 @@ def test_lives_that_are_too_short_are_a_crash_loop(
     item.start()
     for count in range(1, 4):
         until(lambda count=count: len(item.triton.starts) == count)
-        item.until(State.READY)
+        item.until(SupervisorState.READY)
         os.kill(item.triton.starts[-1], signal.SIGKILL)
-        until(lambda: item.supervisor.state is not State.READY)
+        until(lambda: item.supervisor.state is not SupervisorState.READY)
     assert item.failed.wait(PATIENCE_S)
     item.stop()
 
@@ -278,18 +278,18 @@ def test_lives_that_last_are_none(supervised: Supervised) -> None:
     supervised.start()
     for count in range(1, 9):
         until(lambda count=count: len(supervised.triton.starts) == count)
-        supervised.until(State.READY)
+        supervised.until(SupervisorState.READY)
         os.kill(supervised.triton.starts[-1], signal.SIGKILL)
-        until(lambda: supervised.supervisor.state is not State.READY)
-    supervised.until(State.READY)
+        until(lambda: supervised.supervisor.state is not SupervisorState.READY)
+    supervised.until(SupervisorState.READY)
     assert not supervised.failed.is_set()
 
 
 def test_once_retired_it_starts_nothing_again(supervised: Supervised) -> None:
     supervised.start()
-    supervised.supervisor.retire()
+    supervised.supervisor.disable_restarts()
     os.kill(supervised.triton.starts[0], signal.SIGKILL)
-    supervised.until(State.STOPPED)
+    supervised.until(SupervisorState.STOPPED)
     assert "the server is stopping" in str(supervised.stream(1).end())
     assert len(supervised.triton.starts) == 1
     assert not supervised.failed.is_set()

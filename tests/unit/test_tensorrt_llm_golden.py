@@ -34,7 +34,7 @@ def test_the_rendered_repository(case: str, model: str, tmp_path: Path) -> None:
     opened = trtllm_engines.family(tmp_path / "engine", config)
     target = tmp_path / "repo"
     settings = load_serve_config(CONFIGS / serve) if serve else ServeConfig()
-    model_repository.render(opened, settings, target)
+    model_repository.render_repository(opened, settings, target)
     text = (target / model / "config.pbtxt").read_text("utf-8")
     text = text.replace(str(tmp_path / "engine"), "/ENGINE")
     assert "${" not in text

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cog_triton.cli.app import app
 from cog_triton.errors import InvalidArgument
-from cog_triton.triton.token_request import Question
+from cog_triton.triton.token_request import TokenRequest
 
 
 @pytest.fixture(autouse=True)
@@ -224,4 +224,4 @@ def test_refusals(arguments: tuple[str, ...], says: str) -> None:
 
 def test_no_tokens_at_all_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="there is no token"):
-        Question(input_ids=[], output_len=1)
+        TokenRequest(input_ids=[], output_len=1)

@@ -13,7 +13,7 @@ from small_http import reply, serving
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.telemetry import tracing
-from cog_triton.serving.telemetry.observers import Telemetry
+from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import load_settings
 from cog_triton.text.sampling import SamplingParams
 
@@ -25,8 +25,8 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_wanted_unless_said() -> None:
-    assert not tracing.wanted()
-    Telemetry(load_settings())
+    assert not tracing.enabled()
+    CompositeObserver(load_settings())
 
 
 def test_wanted_without_the_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_wanted_without_the_packages_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(InvalidArgument, match=r"OTEL_EXPORTER_OTLP_ENDPOINT.*opentelemetry-sdk"):
-        Telemetry(load_settings())
+        CompositeObserver(load_settings())
 
 
 def test_spans_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_spans_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(answer) as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "here")
-        tracer = tracing.Tracing()
+        tracer = tracing.TracingObserver()
         made = Generation([1, 2], SamplingParams(max_tokens=9), (), id="id-1", endpoint="chat")
         made.output_token_count, made.finish_reason, made.duration = 3, "stop", 0.5
         tracer.started(made)

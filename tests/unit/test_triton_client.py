@@ -306,7 +306,7 @@ def test_hanging_up_ends_a_reader_that_waits(before: list[int]) -> None:
         assert server.request().json == VALUES
         assert not before or all_read.wait(PATIENCE_S)
         assert not reader.done()
-        request.hang_up()
+        request.abort()
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
         assert server.request().left.wait(PATIENCE_S)
     assert ids == before
@@ -318,7 +318,7 @@ def test_hanging_up_between_two_reads() -> None:
         request = client.request(VALUES)
         with closing(client.tokens(request)) as tokens:  # type: ignore[type-var]
             assert next(tokens) == [1]
-            request.hang_up()
+            request.abort()
             assert server.request().left.wait(PATIENCE_S)
             with pytest.raises(TritonUnavailable):
                 next(tokens)
@@ -327,7 +327,7 @@ def test_hanging_up_between_two_reads() -> None:
 def test_a_request_that_was_hung_up_is_not_sent() -> None:
     with connected(stream(event(output_ids=1))) as (client, server):
         request = client.request(VALUES, "hung up")
-        request.hang_up()
+        request.abort()
         with pytest.raises(TritonUnavailable):
             next(client.tokens(request))
         # Connections are accepted in order, so what came before this one has been read.
@@ -339,8 +339,8 @@ def test_hanging_up_again_or_after_the_end_does_nothing() -> None:
     with connected(stream(event(output_ids=1))) as (client, _):
         request = client.request(VALUES)
         assert list(client.tokens(request)) == [[1]]
-        request.hang_up()
-        request.hang_up()
+        request.abort()
+        request.abort()
 
 
 def test_hanging_up_leaves_other_requests_alone() -> None:
@@ -350,7 +350,7 @@ def test_hanging_up_leaves_other_requests_alone() -> None:
         requests = [client.request(VALUES) for _ in range(3)]
         readers = [client.tokens(request) for request in requests]
         assert [next(tokens) for tokens in readers] == [[1]] * 3
-        requests[1].hang_up()
+        requests[1].abort()
         seen.set()
         assert list(readers[0]) == list(readers[2]) == [[2]]
         readers[1].close()  # type: ignore[attr-defined]

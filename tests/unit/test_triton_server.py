@@ -13,7 +13,7 @@ import pytest
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import load_settings
-from cog_triton.triton import install
+from cog_triton.triton import installation
 from cog_triton.triton.server import TritonServer
 
 # Says on what it was started, and what it started itself.
@@ -258,7 +258,7 @@ def test_death_later_is_seen(tmp_path: Path) -> None:
 
 def test_a_binary_that_is_named_is_used(tmp_path: Path) -> None:
     binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
-    found = install.find(tmp_path, binary)
+    found = installation.find_installation(tmp_path, binary)
     assert found.binary == binary
     assert found.backend_directory == tmp_path / "opt" / "backends"
     changed = {"PATH", "PYTHONPATH", "VIRTUAL_ENV"}
@@ -274,11 +274,11 @@ def test_a_binary_that_is_none(kind: str, tmp_path: Path) -> None:
     elif kind == "a directory":
         binary.mkdir()
     with pytest.raises(TritonStartFailed, match=r"TRITONSERVER='.*': not an executable"):
-        install.find(tmp_path, binary)
+        installation.find_installation(tmp_path, binary)
 
 
 not_in_an_image = pytest.mark.skipif(
-    install._IMAGE_BINARY.is_file(), reason="an image's own tritonserver comes first"
+    installation._IMAGE_BINARY.is_file(), reason="an image's own tritonserver comes first"
 )
 
 
@@ -286,7 +286,7 @@ not_in_an_image = pytest.mark.skipif(
 def test_a_binary_in_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
     monkeypatch.setenv("PATH", f"{binary.parent}:{os.environ['PATH']}")
-    assert install.find(tmp_path).binary == binary
+    assert installation.find_installation(tmp_path).binary == binary
 
 
 @not_in_an_image
@@ -295,7 +295,7 @@ def test_the_wheels_server_is_completed_with_its_stub(
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/own")
-    found = install.find(tmp_path)
+    found = installation.find_installation(tmp_path)
     assert os.access(found.binary, os.X_OK)
     stub = found.backend_directory / "python" / "triton_python_backend_stub"
     assert os.access(stub, os.X_OK)
@@ -303,5 +303,5 @@ def test_the_wheels_server_is_completed_with_its_stub(
     assert found.backend_directory.is_relative_to(tmp_path)
     assert found.environment["PATH"].split(":")[0] == str(Path(sys.prefix) / "bin")
     assert found.environment["LD_LIBRARY_PATH"].split(":")[-1] == "/own"
-    again = install.find(tmp_path)
+    again = installation.find_installation(tmp_path)
     assert again.backend_directory == found.backend_directory

@@ -249,7 +249,9 @@ def test_adapters_that_are_not_described(text: str | None, tmp_path: Path) -> No
 
 def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     family = VLLMFamily.open(vllm_engine(directory / "engine", max_num_seqs=16))
-    target = model_repository.render(family, ServeConfig(arguments or {}), directory / "repo")
+    target = model_repository.render_repository(
+        family, ServeConfig(arguments or {}), directory / "repo"
+    )
     names = sorted([*MODELS, "vllm_model"])
     assert sorted(path.name for path in target.iterdir()) == names
     return {name: model_repository.read_config(target / name / "config.pbtxt") for name in names}
@@ -273,7 +275,7 @@ def test_the_repository_holds_both_contracts(tmp_path: Path) -> None:
 def test_what_model_json_says_is_not_shown_to_tritons_clients(tmp_path: Path) -> None:
     vllm_engine(tmp_path / "engine", hf_token="hf_secret")
     family = VLLMFamily.open(tmp_path / "engine")
-    model_repository.render(family, ServeConfig(), tmp_path / "repo")
+    model_repository.render_repository(family, ServeConfig(), tmp_path / "repo")
     for path in (tmp_path / "repo").rglob("*"):
         assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
 

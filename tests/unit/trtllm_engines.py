@@ -63,7 +63,7 @@ def render(
     opened: TensorRTLLMFamily, target: Path, arguments: dict[str, dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """Every model's config, written by our code and read back by Triton's own protobuf."""
-    model_repository.render(opened, ServeConfig(arguments or {}), target)
+    model_repository.render_repository(opened, ServeConfig(arguments or {}), target)
     return {
         model: model_repository.read_config(target / model / "config.pbtxt") for model in MODELS
     }

@@ -21,13 +21,13 @@ import time
 from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
-_LOOK_S = 0.001
-_GIVE_UP_S = 60.0
+_POLL_S = 0.001
+_TIMEOUT_S = 60.0
 _BACKLOG = 4096
 """Connections; Linux takes its net.core.somaxconn if that is less."""
 
 
-def tune(port: int, within: float = _GIVE_UP_S) -> None:
+def tune_listening_socket(port: int, within: float = _TIMEOUT_S) -> None:
     """Wait for this process to listen on TCP `port`; then turn Nagle's algorithm off there, and
     let more connections wait.
 
@@ -35,9 +35,9 @@ def tune(port: int, within: float = _GIVE_UP_S) -> None:
     """
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        if any(_set(int(entry.name), port) for entry in _DESCRIPTORS.iterdir()):
+        if any(_tune_if_listening(int(entry.name), port) for entry in _DESCRIPTORS.iterdir()):
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     print(
         f"cog-triton: Cog did not listen on PORT={port} within {within:g} s: Nagle's algorithm is"
         " left on, and first tokens may come 40 ms late, those of bursts 1 s",
@@ -49,18 +49,18 @@ def tune(port: int, within: float = _GIVE_UP_S) -> None:
 def main() -> None:
     """Run ``python -m cog.server.http`` with this process's arguments, to its end."""
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
-    threading.Thread(target=tune, args=(port,), name="tune", daemon=True).start()
+    threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True).start()
     runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)
 
 
-def _set(descriptor: int, port: int) -> bool:
+def _tune_if_listening(descriptor: int, port: int) -> bool:
     """Whether `descriptor` listens on `port`; it may be anything, and may be closed by now."""
     try:
         found = socket.socket(fileno=descriptor)  # no copy: the peer of a copy sees no end
     except OSError:
         return False
     try:
-        if not _listens(found, port):
+        if not _is_listening(found, port):
             return False
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         found.listen(_BACKLOG)
@@ -71,7 +71,7 @@ def _set(descriptor: int, port: int) -> bool:
     return True
 
 
-def _listens(found: socket.socket, port: int) -> bool:
+def _is_listening(found: socket.socket, port: int) -> bool:
     return (
         found.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) == socket.IPPROTO_TCP
         and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1

@@ -17,7 +17,7 @@ from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unautho
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import json_response
 
-GUARDED = "/v1/"
+AUTHENTICATED_PREFIX = "/v1/"
 
 
 def create_app(
@@ -38,30 +38,30 @@ def create_app(
         try:
             require_ready()
         except CogTritonError as error:
-            return error_responses.response(error, 503)
+            return error_responses.error_response(error, 503)
         return json_response({"status": "ready"})
 
     def refused(request: Request, error: Exception) -> Response:
-        found = error_responses.coded(error)
+        found = error_responses.to_coded_error(error)
         on_refused(endpoint_of(request.scope), found)
-        return error_responses.response(found)
+        return error_responses.error_response(found)
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        found = _of_status(error, request)
+        found = _from_http_exception(error, request)
         on_refused(endpoint_of(request.scope), found)
-        response = error_responses.response(found, error.status_code)
+        response = error_responses.error_response(found, error.status_code)
         response.headers.update(error.headers or {})
         return response
 
     return Starlette(
         routes=[*routes, Route("/health", health, methods=["GET"])],
-        middleware=[Middleware(_Guard, api_key=api_key, on_refused=on_refused)],
+        middleware=[Middleware(_AuthMiddleware, api_key=api_key, on_refused=on_refused)],
         exception_handlers={CogTritonError: refused, HTTPException: http_error},
     )
 
 
-class _Guard:
+class _AuthMiddleware:
     """Asks for the API key, and answers what nobody foresaw."""
 
     def __init__(
@@ -72,10 +72,10 @@ class _Guard:
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._may_pass(scope):
+        if scope["type"] == "http" and not self._authorized(scope):
             error = Unauthorized("send the server's API key, as Authorization: Bearer KEY")
             self._on_refused(endpoint_of(scope), error)
-            await error_responses.response(error)(scope, receive, send)
+            await error_responses.error_response(error)(scope, receive, send)
             return
         begun = False
 
@@ -89,12 +89,12 @@ class _Guard:
         except Exception as error:
             if begun:
                 raise
-            found = error_responses.coded(error)
+            found = error_responses.to_coded_error(error)
             self._on_refused(endpoint_of(scope), found)
-            await error_responses.response(found)(scope, receive, send)
+            await error_responses.error_response(found)(scope, receive, send)
 
-    def _may_pass(self, scope: Scope) -> bool:
-        if self._expected is None or not scope["path"].startswith(GUARDED):
+    def _authorized(self, scope: Scope) -> bool:
+        if self._expected is None or not scope["path"].startswith(AUTHENTICATED_PREFIX):
             return True
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(sent, self._expected)
@@ -106,7 +106,7 @@ def endpoint_of(scope: Scope) -> str:
     return names.get(scope["path"], "other")
 
 
-def _of_status(error: HTTPException, request: Request) -> CogTritonError:
+def _from_http_exception(error: HTTPException, request: Request) -> CogTritonError:
     """Our error behind one of Starlette's."""
     path = repr(request.url.path)[:80]
     if error.status_code == 404:

@@ -21,7 +21,7 @@ _STATUS: dict[type[CogTritonError], int] = {
 }
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 # Words that OpenAI's clients look for, beside our own.
-_WORDS: dict[type[CogTritonError], str] = {
+_OPENAI_CODES: dict[type[CogTritonError], str] = {
     errors.PromptTooLong: "context_length_exceeded",
     errors.Unauthorized: "invalid_api_key",
     errors.Overloaded: "rate_limit_exceeded",
@@ -34,7 +34,7 @@ def status_of(error: CogTritonError) -> int:
     return _STATUS.get(type(error), 400 if isinstance(error, UserError) else 500)
 
 
-def coded(error: BaseException) -> CogTritonError:
+def to_coded_error(error: BaseException) -> CogTritonError:
     """`error`, or E2100 for one that nobody foresaw, which is told in the server's log."""
     if isinstance(error, CogTritonError):
         return error
@@ -42,10 +42,10 @@ def coded(error: BaseException) -> CogTritonError:
     return errors.TritonUnknownError(f"internal error: {type(error).__name__}")
 
 
-def body(error: CogTritonError, status: int | None = None) -> dict[str, Any]:
+def error_body(error: CogTritonError, status: int | None = None) -> dict[str, Any]:
     """OpenAI's error object; the message starts with our code, and ends with OpenAI's word."""
     status = status or status_of(error)
-    word = _WORDS.get(type(error))
+    word = _OPENAI_CODES.get(type(error))
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {
@@ -57,7 +57,7 @@ def body(error: CogTritonError, status: int | None = None) -> dict[str, Any]:
     }
 
 
-def response(error: CogTritonError, status: int | None = None) -> Response:
+def error_response(error: CogTritonError, status: int | None = None) -> Response:
     """The error as a response; what may pass says when to try again."""
     status = status or status_of(error)
     headers = {}
@@ -67,7 +67,7 @@ def response(error: CogTritonError, status: int | None = None) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 413:
         headers["Connection"] = "close"  # the rest of the body is not read
-    return json_response(body(error, status), status, headers)
+    return json_response(error_body(error, status), status, headers)
 
 
 def json_response(

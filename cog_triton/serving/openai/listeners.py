@@ -14,47 +14,47 @@ from cog_triton.artifact import engine_manifest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
-from cog_triton.serving.openai.routes import OpenAI
+from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.uvicorn_server import HTTPServer, bind
 from cog_triton.serving.runtime import Runtime
-from cog_triton.serving.telemetry.observers import Telemetry
-from cog_triton.settings import Settings, reachable
+from cog_triton.serving.telemetry.composite_observer import CompositeObserver
+from cog_triton.settings import Settings, url_host
 
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_SCRAPE_S = 5.0
-_UNNAMED = "cog-triton"
+_PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SCRAPE_TIMEOUT_S = 5.0
+_DEFAULT_MODEL_NAME = "cog-triton"
 
 
-class Frontend:
+class HTTPListeners:
     """OPENAI_PORT and METRICS_PORT, as far as they are set.
 
-    Until `open`, every path answers 503; requests are never refused by the kernel.
+    Until `serve_runtime`, every path answers 503; requests are never refused by the kernel.
     """
 
-    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+    def __init__(self, settings: Settings, telemetry: CompositeObserver) -> None:
         """Raises E1005 when a port is taken."""
         self._settings = settings
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
-        self._apps: dict[str, _Changing] = {}
+        self._apps: dict[str, _SwappableApp] = {}
         self._servers = []
-        for name, (host, port) in settings.own_ports.items():
-            app = self._apps[name] = _Changing(starting_app)
+        for name, (host, port) in settings.http_ports.items():
+            app = self._apps[name] = _SwappableApp(starting_app)
             self._servers.append(HTTPServer(app, bind(name, host, port)))
         for server in self._servers:
             server.start()
 
-    def open(self, runtime: Runtime) -> None:
+    def serve_runtime(self, runtime: Runtime) -> None:
         """Serve `runtime` from now on."""
-        self._watch(runtime)
+        self._register_gauges(runtime)
         for name, app in self._apps.items():
             routes = [
                 Route("/metrics", self._own_metrics, methods=["GET"]),
                 Route("/metrics/triton", self._triton_metrics, methods=["GET"]),
             ]
             if name == "OPENAI_PORT":
-                api = OpenAI(
+                api = OpenAIRoutes(
                     self._settings,
                     runtime.tokenizer,
                     runtime.generator,
@@ -75,31 +75,37 @@ class Frontend:
         for server in self._servers:
             server.stop()
 
-    def _watch(self, runtime: Runtime) -> None:
-        door, supervisor, metrics = runtime.admission, runtime.supervisor, self._metrics
-        metrics.watch("requests_running", "Requests the engine has", lambda: door.running)
-        metrics.watch("requests_waiting", "Requests that wait for their turn", lambda: door.waiting)
-        metrics.watch("ready", "1 while requests are served", lambda: _is_ready(runtime))
-        metrics.watch_total(
+    def _register_gauges(self, runtime: Runtime) -> None:
+        admission, supervisor, metrics = runtime.admission, runtime.supervisor, self._metrics
+        metrics.register_gauge(
+            "requests_running", "Requests the engine has", lambda: admission.running
+        )
+        metrics.register_gauge(
+            "requests_waiting", "Requests that wait for their turn", lambda: admission.waiting
+        )
+        metrics.register_gauge("ready", "1 while requests are served", lambda: _is_ready(runtime))
+        metrics.register_counter(
             "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts
         )
 
     async def _own_metrics(self, request: Request) -> Response:
         text = await asyncio.to_thread(self._metrics.text)
-        return Response(text, headers={"Content-Type": _TEXT})
+        return Response(text, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
 
     async def _triton_metrics(self, request: Request) -> Response:
         """Triton's own, from its port, which may be one that only this machine reaches."""
-        host, port = reachable(self._settings.triton_host), self._settings.triton_metrics_port
+        host, port = url_host(self._settings.triton_host), self._settings.triton_metrics_port
         try:
-            async with httpx.AsyncClient(timeout=_SCRAPE_S, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
                 answer = await client.get(f"http://{host}:{port}/metrics")
         except httpx.HTTPError as error:
             raise TritonUnavailable(f"Triton's metrics: {type(error).__name__}") from error
-        return Response(answer.content, answer.status_code, {"Content-Type": _TEXT})
+        return Response(
+            answer.content, answer.status_code, {"Content-Type": _PROMETHEUS_CONTENT_TYPE}
+        )
 
 
-class _Changing:
+class _SwappableApp:
     """An application that becomes another one while it is served."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -114,13 +120,13 @@ def model_name(runtime: Runtime) -> str:
     if runtime.settings.served_model_name:
         return runtime.settings.served_model_name
     manifest = engine_manifest.load(runtime.family.directory)
-    return manifest.model_id if manifest else _UNNAMED
+    return manifest.model_id if manifest else _DEFAULT_MODEL_NAME
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers 503 to everything."""
     error = TritonUnavailable("the server is starting; try again")
-    await error_responses.response(error)(scope, receive, send)
+    await error_responses.error_response(error)(scope, receive, send)
 
 
 def _is_ready(runtime: Runtime) -> float:

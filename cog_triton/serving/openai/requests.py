@@ -23,7 +23,7 @@ _MAX_STOPS = 16
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
 # Field -> values that leave the answer as it is; the reason is told for all others.
-_NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "audio": (_EMPTY, "this server answers text alone"),
     "best_of": ((None, 1), "one answer is made for each request"),
     "echo": ((None, False), "the prompt is not sent back"),
@@ -49,7 +49,7 @@ _NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((None,), "tools are not supported"),
 }
 # They tell of the caller or are hints to a cache: no answer depends on them.
-_NO_EFFECT = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+_IGNORED_FIELDS = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 
 
 class StreamOptions(BaseModel):
@@ -85,7 +85,7 @@ class ResponseFormat(BaseModel):
     json_schema: JSONSchema | None = None
 
 
-class Request(BaseModel, ABC):
+class GenerationRequest(BaseModel, ABC):
     """What both endpoints take."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -145,7 +145,7 @@ class Request(BaseModel, ABC):
         return stops
 
 
-class ChatRequest(Request):
+class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions; `messages` are checked by `cog_triton.text.chat`."""
 
     messages: Any
@@ -156,7 +156,7 @@ class ChatRequest(Request):
 
     @property
     def limit(self) -> int:
-        """See `Request.limit`; `max_completion_tokens` is the newer name."""
+        """See `GenerationRequest.limit`; `max_completion_tokens` is the newer name."""
         old, new = self.max_tokens, self.max_completion_tokens
         if None not in (old, new) and old != new:
             raise InvalidArgument(
@@ -166,7 +166,7 @@ class ChatRequest(Request):
 
     @property
     def log_probs(self) -> bool:
-        """See `Request.log_probs`."""
+        """See `GenerationRequest.log_probs`."""
         return bool(self.logprobs)
 
     def guide(self) -> str | None:
@@ -181,7 +181,7 @@ class ChatRequest(Request):
         return text
 
 
-class CompletionRequest(Request):
+class CompletionRequest(GenerationRequest):
     """POST /v1/completions; the prompt is one text, or the token ids of one."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -189,7 +189,7 @@ class CompletionRequest(Request):
 
     @property
     def log_probs(self) -> bool:
-        """See `Request.log_probs`."""
+        """See `GenerationRequest.log_probs`."""
         return self.logprobs is not None
 
     def one_prompt(self) -> str | list[int]:
@@ -205,7 +205,7 @@ class CompletionRequest(Request):
         return only if isinstance(only, str | list) else [only]
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=GenerationRequest)
 
 
 def parse(kind: type[R], body: Any) -> R:
@@ -216,32 +216,32 @@ def parse(kind: type[R], body: Any) -> R:
         raise BadMessages("messages: missing; it is required")
     fields = dict(body)
     for name in body.keys() - {field.alias or key for key, field in kind.model_fields.items()}:
-        _refuse(name, fields.pop(name), kind)
+        _check_unsupported(name, fields.pop(name), kind)
     try:
         request = kind.model_validate(fields)
     except ValidationError as error:
-        raise InvalidArgument(_told(error)) from None
-    _check(request)
+        raise InvalidArgument(_describe(error)) from None
+    _check_combinations(request)
     return request
 
 
-def _refuse(name: str, value: Any, kind: type[Request]) -> None:
+def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> None:
     """Raise unless a field that no model has is one that changes nothing."""
-    if name in _NO_EFFECT:
+    if name in _IGNORED_FIELDS:
         return
-    if name in _NEUTRAL:
-        allowed, reason = _NEUTRAL[name]
+    if name in _NO_OP_VALUES:
+        allowed, reason = _NO_OP_VALUES[name]
         if any(type(value) is type(item) and value == item for item in allowed):
             return
         if isinstance(value, float) and value in [x for x in allowed if type(x) is int]:
             return
-        raise InvalidArgument(f"{name}={_shown(value)}: not supported: {reason}")
-    known = [*kind.model_fields, *_NEUTRAL, *_NO_EFFECT]
-    shown = name if name.isidentifier() else _shown(name)
+        raise InvalidArgument(f"{name}={_shortened(value)}: not supported: {reason}")
+    known = [*kind.model_fields, *_NO_OP_VALUES, *_IGNORED_FIELDS]
+    shown = name if name.isidentifier() else _shortened(name)
     raise InvalidArgument(f"{shown}: unknown field{nearest(name, known)}")
 
 
-def _check(request: Request) -> None:
+def _check_combinations(request: GenerationRequest) -> None:
     """The rules that hold between fields."""
     options = request.stream_options
     if options is not None and not request.stream:
@@ -268,23 +268,23 @@ def _check(request: Request) -> None:
         )
 
 
-def _told(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"] if _is_place(part))
+    where = ".".join(str(part) for part in first["loc"] if _is_field_path(part))
     if first["type"] == "missing":
         return f"{where}: missing; it is required"
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown field"
-    return f"{where}={_shown(first['input'])}: {first['msg'].lower()}"
+    return f"{where}={_shortened(first['input'])}: {first['msg'].lower()}"
 
 
-def _is_place(part: object) -> bool:
+def _is_field_path(part: object) -> bool:
     """Pydantic puts the member of a union it tried, such as `list[int]`, into the path, too."""
     return isinstance(part, int) or (
         isinstance(part, str) and part.isidentifier() and part != "str"
     )
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

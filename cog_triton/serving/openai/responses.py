@@ -18,70 +18,70 @@ from cog_triton.text.detokenize import TokenText
 Object = dict[str, Any]
 
 
-class Answer(ABC):
+class ResponseBuilder(ABC):
     """One answer on its way to the client."""
 
     endpoint: ClassVar[str]
     prefix: ClassVar[str]
-    kind: ClassVar[str]
-    piece_kind: ClassVar[str]
+    full_object: ClassVar[str]
+    chunk_object: ClassVar[str]
 
     def __init__(self, model: str, token_text: TokenText) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._head: Object = {"id": self.id, "created": int(time.time()), "model": model}
         self._token_text = token_text
 
-    def opening(self) -> Object | None:
+    def first_chunk(self) -> Object | None:
         """The piece that comes before any text."""
         return None
 
     @abstractmethod
-    def piece(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
+    def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
         """New text, and the log probabilities of its tokens if they were asked for."""
 
     @abstractmethod
-    def closing(self, generation: Generation) -> Object:
+    def last_chunk(self, generation: Generation) -> Object:
         """The piece that says why the answer ends."""
 
     @abstractmethod
-    def whole(
+    def full_response(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
         """The answer in one object."""
 
-    def usage(self, generation: Generation) -> Object:
+    def usage_chunk(self, generation: Generation) -> Object:
         """The piece with the token counts, which has no choices."""
         told = usage(generation, generation.output_token_count)
-        return {**self._object(self.piece_kind, []), "usage": told}
+        return {**self._object(self.chunk_object, []), "usage": told}
 
-    def _object(self, kind: str, choices: list[Object]) -> Object:
-        return {**self._head, "object": kind, "choices": choices}
+    def _object(self, full_object: str, choices: list[Object]) -> Object:
+        return {**self._head, "object": full_object, "choices": choices}
 
 
-class ChatAnswer(Answer):
+class ChatResponseBuilder(ResponseBuilder):
     """A `chat.completion`, or its `chat.completion.chunk` pieces."""
 
     endpoint = "chat"
     prefix = "chatcmpl"
-    kind = "chat.completion"
-    piece_kind = "chat.completion.chunk"
+    full_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
-    def opening(self) -> Object | None:
+    def first_chunk(self) -> Object | None:
         """Who speaks."""
         return self._delta({"role": "assistant", "content": ""}, None)
 
-    def piece(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
-        """See `Answer.piece`."""
+    def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
+        """See `ResponseBuilder.chunk`."""
         return self._delta({"content": text}, log_probs)
 
-    def closing(self, generation: Generation) -> Object:
-        """See `Answer.closing`."""
+    def last_chunk(self, generation: Generation) -> Object:
+        """See `ResponseBuilder.last_chunk`."""
         return self._delta({}, None, generation.finish_reason)
 
-    def whole(
+    def full_response(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
-        """See `Answer.whole`."""
+        """See `ResponseBuilder.full_response`."""
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text, "refusal": None},
@@ -89,7 +89,7 @@ class ChatAnswer(Answer):
             "finish_reason": generation.finish_reason,
         }
         return {
-            **self._object(self.kind, [choice]),
+            **self._object(self.full_object, [choice]),
             "usage": usage(generation, generation.output_token_count),
         }
 
@@ -105,7 +105,7 @@ class ChatAnswer(Answer):
             "logprobs": self._log_probs(log_probs),
             "finish_reason": finish_reason,
         }
-        return self._object(self.piece_kind, [choice])
+        return self._object(self.chunk_object, [choice])
 
     def _log_probs(self, log_probs: Sequence[TokenLogProb] | None) -> Object | None:
         if log_probs is None:
@@ -124,30 +124,30 @@ class ChatAnswer(Answer):
         return {"content": content, "refusal": None}
 
 
-class CompletionAnswer(Answer):
-    """A `text_completion`, whole or in pieces of the same kind."""
+class CompletionResponseBuilder(ResponseBuilder):
+    """A `text_completion`, whole or in pieces of the same full_object."""
 
     endpoint = "completions"
     prefix = "cmpl"
-    kind = "text_completion"
-    piece_kind = "text_completion"
+    full_object = "text_completion"
+    chunk_object = "text_completion"
 
     def __init__(self, model: str, token_text: TokenText) -> None:
         super().__init__(model, token_text)
         self._offset = 0
 
-    def piece(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
-        """See `Answer.piece`."""
+    def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
+        """See `ResponseBuilder.chunk`."""
         return self._choice(text, log_probs, None)
 
-    def closing(self, generation: Generation) -> Object:
-        """See `Answer.closing`."""
+    def last_chunk(self, generation: Generation) -> Object:
+        """See `ResponseBuilder.last_chunk`."""
         return self._choice("", None, generation.finish_reason)
 
-    def whole(
+    def full_response(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
-        """See `Answer.whole`."""
+        """See `ResponseBuilder.full_response`."""
         answer = self._choice(text, log_probs, generation.finish_reason)
         return {**answer, "usage": usage(generation, generation.output_token_count)}
 
@@ -160,7 +160,7 @@ class CompletionAnswer(Answer):
             "logprobs": self._log_probs(log_probs),
             "finish_reason": finish_reason,
         }
-        return self._object(self.kind, [choice])
+        return self._object(self.full_object, [choice])
 
     def _log_probs(self, log_probs: Sequence[TokenLogProb] | None) -> Object | None:
         """`text_offset` is where the token begins in the text, in characters."""
@@ -190,7 +190,7 @@ def usage(generation: Generation, output: int) -> Object:
     }
 
 
-def event(data: Object) -> bytes:
+def sse_event(data: Object) -> bytes:
     """One server-sent event."""
     return (
         b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -17,20 +17,29 @@ from cog_triton import errors
 from cog_triton.errors import InvalidArgument, NotFound, RequestTooLarge
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest, parse
-from cog_triton.serving.openai.requests import Request as AnyRequest
-from cog_triton.serving.openai.responses import Answer, ChatAnswer, CompletionAnswer, Object
-from cog_triton.serving.openai.streaming import Exchange
+from cog_triton.serving.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse,
+)
+from cog_triton.serving.openai.responses import (
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    Object,
+    ResponseBuilder,
+)
+from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.settings import Settings
 from cog_triton.text import chat
 from cog_triton.text.detokenize import TokenText
 from cog_triton.text.stop_strings import parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
-R = TypeVar("R", bound=AnyRequest)
+R = TypeVar("R", bound=GenerationRequest)
 
 
-class OpenAI:
+class OpenAIRoutes:
     """The endpoints; `model` is the one name that requests may give."""
 
     def __init__(
@@ -68,25 +77,31 @@ class OpenAI:
         return json_response(self._description())
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, ChatRequest, self._chat_prompt, ChatAnswer)
+        return await self._answer(request, ChatRequest, self._chat_prompt, ChatResponseBuilder)
 
     async def _complete(self, request: Request) -> Response:
-        return await self._answer(request, CompletionRequest, self._plain_prompt, CompletionAnswer)
+        return await self._answer(
+            request, CompletionRequest, self._plain_prompt, CompletionResponseBuilder
+        )
 
     async def _answer(
         self,
         request: Request,
         kind: type[R],
         to_ids: Callable[[R], list[int]],
-        answer_kind: type[Answer],
+        builder_type: type[ResponseBuilder],
     ) -> Response:
         raw = await _body(request, self._settings.max_request_bytes)
         # A long prompt takes its time to parse and to encode, which is not the others' time.
-        return await asyncio.to_thread(self._prepare, raw, kind, to_ids, answer_kind)
+        return await asyncio.to_thread(self._prepare, raw, kind, to_ids, builder_type)
 
     def _prepare(
-        self, raw: bytes, kind: type[R], to_ids: Callable[[R], list[int]], answer_kind: type[Answer]
-    ) -> Exchange:
+        self,
+        raw: bytes,
+        kind: type[R],
+        to_ids: Callable[[R], list[int]],
+        builder_type: type[ResponseBuilder],
+    ) -> GenerationResponse:
         request = parse(kind, _json(raw))
         self._require_model(request.model)
         stops = request.stops()
@@ -99,19 +114,19 @@ class OpenAI:
         generation.ignore_eos = bool(request.ignore_eos)
         generation.return_log_probs = request.log_probs
         generation.guide = self._guide(request)
-        answer = answer_kind(self._model, self._token_text)
-        generation.id, generation.endpoint = answer.id, answer.endpoint
+        builder = builder_type(self._model, self._token_text)
+        generation.id, generation.endpoint = builder.id, builder.endpoint
         options = request.stream_options
-        return Exchange(
+        return GenerationResponse(
             self._generator,
             generation,
-            answer,
+            builder,
             stream=bool(request.stream),
             include_usage=bool(options and options.include_usage),
             usage_so_far=bool(options and options.continuous_usage_stats),
         )
 
-    def _guide(self, request: AnyRequest) -> str | None:
+    def _guide(self, request: GenerationRequest) -> str | None:
         guide = request.guide()
         if guide is not None and not self._guides:
             raise InvalidArgument(

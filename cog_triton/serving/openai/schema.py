@@ -73,7 +73,7 @@ def openapi() -> dict[str, Any]:
             "/v1/models/{model}": {
                 "get": {**_operation("The model", "401", "404"), "parameters": [name]}
             },
-            "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
+            "/v1/chat/completions": {"post": _post("ResponseBuilder a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
             "/health": {"get": _operation("Whether requests are served", "503")},
         },

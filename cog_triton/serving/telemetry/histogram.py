@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 
-class Distribution(Collector):
+class BatchHistogram(Collector):
     """Counts of values up to each of `buckets`, which ascend."""
 
     def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
@@ -22,7 +22,7 @@ class Distribution(Collector):
         self._sum = 0.0
         self._lock = threading.Lock()
 
-    def add(self, values: Iterable[tuple[float, int]]) -> None:
+    def observe_many(self, values: Iterable[tuple[float, int]]) -> None:
         """Each value as often as the number beside it says."""
         bounds = self._bounds
         found = [(bisect_left(bounds, value), value, count) for value, count in values]

@@ -21,12 +21,12 @@ from prometheus_client.registry import Collector
 
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.telemetry.histogram import Distribution
+from cog_triton.serving.telemetry.histogram import BatchHistogram
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
-_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LONG = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480)
-_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480)
+_LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 class Metrics:
@@ -34,28 +34,32 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._first = self._histogram(
+        self._time_to_first_token = self._histogram(
             "time_to_first_token_seconds",
             "From the arrival of a request to its first token, queue included",
-            _FIRST,
+            _TTFT_BUCKETS,
         )
-        self._between = Distribution(
+        self._inter_token_latency = BatchHistogram(
             "cog_triton_inter_token_latency_seconds",
             "Between two tokens of a stream; of tokens that came together, their share",
-            _SHORT,
+            _ITL_BUCKETS,
         )
-        self.registry.register(self._between)
+        self.registry.register(self._inter_token_latency)
         self._duration = self._histogram(
             "request_duration_seconds",
             "From the arrival of a request to its end, however it ended",
-            _LONG,
+            _DURATION_BUCKETS,
         )
         self._queue = self._histogram(
-            "queue_time_seconds", "From the arrival of a request to its turn in the engine", _FIRST
+            "queue_time_seconds",
+            "From the arrival of a request to its turn in the engine",
+            _TTFT_BUCKETS,
         )
-        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt lengths", _TOKENS)
+        self._prompt_length = self._histogram(
+            "request_prompt_tokens", "Prompt lengths", _LENGTH_BUCKETS
+        )
         self._output_length = self._histogram(
-            "request_generation_tokens", "Output lengths", _TOKENS
+            "request_generation_tokens", "Output lengths", _LENGTH_BUCKETS
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts")
         self._tokens = self._counter("generation_tokens", "Tokens generated")
@@ -76,13 +80,13 @@ class Metrics:
         """The exposition, in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+    def register_gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Ask `value` for a gauge whenever the metrics are read."""
         Gauge(f"cog_triton_{name}", help_text, registry=self.registry).set_function(value)
 
-    def watch_total(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+    def register_counter(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Ask `value` for a counter whenever the metrics are read."""
-        self.registry.register(_Total(f"cog_triton_{name}", help_text, value))
+        self.registry.register(_CallbackCounter(f"cog_triton_{name}", help_text, value))
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
         """See `Observer.refused`."""
@@ -103,8 +107,8 @@ class Metrics:
         if generation.queue_time is not None:
             self._queue.observe(generation.queue_time)
         if generation.time_to_first_token is not None:
-            self._first.observe(generation.time_to_first_token)
-        self._between.add(gaps(generation.arrivals))
+            self._time_to_first_token.observe(generation.time_to_first_token)
+        self._inter_token_latency.observe_many(inter_token_latencies(generation.arrivals))
         if outcome == "cancelled":
             self._cancelled.inc()
         elif error is not None:
@@ -129,7 +133,7 @@ def code_of(error: BaseException) -> str:
     return error.code if isinstance(error, CogTritonError) else TritonUnknownError.code
 
 
-def gaps(arrivals: Iterable[tuple[float, int]]) -> Iterable[tuple[float, int]]:
+def inter_token_latencies(arrivals: Iterable[tuple[float, int]]) -> Iterable[tuple[float, int]]:
     """Seconds from token to token, and for how many; of one read, all share the time before it."""
     before: float | None = None
     for when, count in arrivals:
@@ -138,7 +142,7 @@ def gaps(arrivals: Iterable[tuple[float, int]]) -> Iterable[tuple[float, int]]:
         before = when
 
 
-class _Total(Collector):
+class _CallbackCounter(Collector):
     def __init__(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         self._name, self._help, self._value = name, help_text, value
 

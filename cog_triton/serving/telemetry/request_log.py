@@ -21,7 +21,7 @@ class RequestLog:
 
     def __init__(self, log_format: str, descriptor: int | None = None) -> None:
         self._json = log_format == "json"
-        self._descriptor = servers_stderr() if descriptor is None else descriptor
+        self._descriptor = inherited_stderr() if descriptor is None else descriptor
 
     def started(self, generation: Generation) -> None:
         """Nothing is written yet."""
@@ -63,7 +63,7 @@ class RequestLog:
             os.write(self._descriptor, f"{line}\n".encode())
 
 
-def servers_stderr() -> int:
+def inherited_stderr() -> int:
     """A descriptor of the stderr that Cog's server was started with.
 
     coglet 0.23.1 has put a pipe of its own in the worker's place for stderr, and wraps every

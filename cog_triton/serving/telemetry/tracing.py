@@ -15,16 +15,16 @@ from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.telemetry.metrics import code_of, outcome_of
 
-_SWITCHES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NS = 1_000_000_000
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Whether the environment asks for spans."""
-    return any(os.environ.get(name) for name in _SWITCHES)
+    return any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
 
 
-class Tracing:
+class TracingObserver:
     """An observer that makes a span once its request has ended, and never in between."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Tracing:
             self._trace: Any = importlib.import_module("opentelemetry.trace")
         except ImportError as error:
             raise InvalidArgument(
-                f"{_SWITCHES[0]}: is set, but {error.name} is not installed: install"
+                f"{_ENDPOINT_VARIABLES[0]}: is set, but {error.name} is not installed: install"
                 " opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http, or unset it"
             ) from error
         name = os.environ.get("OTEL_SERVICE_NAME", "cog-triton")

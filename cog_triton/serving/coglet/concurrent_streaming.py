@@ -26,8 +26,8 @@ Chunks = Generator[str, None, None]
 _cancellers: weakref.WeakKeyDictionary[Iterator[str], Callable[[], None]] = (
     weakref.WeakKeyDictionary()
 )
-_run_coroutine_threadsafe = asyncio.run_coroutine_threadsafe
-_PREDICTION = "_ctx_wrapper"
+_original_run_coroutine_threadsafe = asyncio.run_coroutine_threadsafe
+_PREDICTION_COROUTINE = "_ctx_wrapper"
 """What coglet calls the coroutine that it wraps a prediction's in."""
 
 
@@ -38,7 +38,7 @@ def install(run: Callable[..., Any]) -> None:
     find files among its inputs; there are none, and so it is told to leave that.
     """
     run.__no_type_check__ = True  # type: ignore[attr-defined]
-    asyncio.run_coroutine_threadsafe = _answered  # type: ignore[assignment]
+    asyncio.run_coroutine_threadsafe = _patched_run_coroutine_threadsafe  # type: ignore[assignment]
 
 
 def prediction_id() -> str:
@@ -47,7 +47,7 @@ def prediction_id() -> str:
     return next((str(value) for key, value in values if key.name == "_coglet_prediction_id"), "")
 
 
-def live(chunks: Chunks, cancel: Callable[[], None]) -> Iterator[str]:
+def cancellable_stream(chunks: Chunks, cancel: Callable[[], None]) -> Iterator[str]:
     """`chunks`, for coglet to iterate, in the caller's context: its print() and its metrics
     belong to the prediction.
 
@@ -79,7 +79,7 @@ def _iterate(
         context.run(chunks.close)
 
 
-class _Answer:
+class _CompletedFuture:
     """What coglet asks of the future of a prediction's coroutine, which has ended already."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -108,7 +108,9 @@ class _Answer:
         return True
 
 
-def _answered(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
-    if getattr(coroutine, "__name__", "") == _PREDICTION:
-        return _Answer(coroutine)
-    return _run_coroutine_threadsafe(coroutine, loop)
+def _patched_run_coroutine_threadsafe(
+    coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
+) -> Any:
+    if getattr(coroutine, "__name__", "") == _PREDICTION_COROUTINE:
+        return _CompletedFuture(coroutine)
+    return _original_run_coroutine_threadsafe(coroutine, loop)

@@ -12,11 +12,11 @@ from cog_triton import errors
 from cog_triton.settings import load_settings
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.token_request import Question, ask
+from cog_triton.triton.token_request import TokenRequest, send_token_request
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokenPrompt:
     """Token ids and, unless ids were given, the text and the tokenizer that they came from."""
 
     ids: Sequence[int]
@@ -31,14 +31,16 @@ class Prompt:
         return self.tokenizer.token_id(self.tokenizer.eos_token)
 
 
-def prompt_of(ids: Sequence[int] | None, text: str, tokenizer_dir: Path | None) -> Prompt:
+def load_prompt(ids: Sequence[int] | None, text: str, tokenizer_dir: Path | None) -> TokenPrompt:
     """The ids if given, else `text` by the tokenizer of `tokenizer_dir` or of ENGINE_DIR.
 
     Raises:
         TritonTokenizerError: there is no usable tokenizer, and it is needed.
     """
     if ids is not None:
-        return Prompt(ids, None, EngineTokenizer.load(tokenizer_dir) if tokenizer_dir else None)
+        return TokenPrompt(
+            ids, None, EngineTokenizer.load(tokenizer_dir) if tokenizer_dir else None
+        )
     directory = tokenizer_dir or load_settings().engine_dir
     if not (directory / "tokenizer.json").is_file():
         raise errors.TritonTokenizerError(
@@ -46,27 +48,27 @@ def prompt_of(ids: Sequence[int] | None, text: str, tokenizer_dir: Path | None) 
             " send --input-ids"
         )
     tokenizer = EngineTokenizer.load(directory)
-    return Prompt(tokenizer.encode(text), text, tokenizer)
+    return TokenPrompt(tokenizer.encode(text), text, tokenizer)
 
 
-def run(
-    url: str, timeout: float, prompt: Prompt, question: Question, say: Callable[[str], None]
+def send_and_print(
+    url: str, timeout: float, prompt: TokenPrompt, request: TokenRequest, say: Callable[[str], None]
 ) -> None:
     """Ask Triton at `url`, and tell the answer as TensorRT-LLM's own client does."""
-    client = TritonClient(_checked(url), timeout, _to_error)
+    client = TritonClient(_base_url(url), timeout, _to_error)
     try:
-        answer = ask(client, question, lambda ids: say(str(ids)))
+        answer = send_token_request(client, request, lambda ids: say(str(ids)))
     finally:
         asyncio.run(client.aclose())
     count = max(map(len, answer.sequences))
-    if not question.stop_after_ms:
+    if not request.stop_after_ms:
         say("Got completed request")
     elif answer.stopped:
-        say(f"Stopped after {question.stop_after_ms} ms: {count} of {question.output_len} tokens")
+        say(f"Stopped after {request.stop_after_ms} ms: {count} of {request.output_len} tokens")
     else:
-        say(f"Got completed request: it had ended before {question.stop_after_ms} ms")
+        say(f"Got completed request: it had ended before {request.stop_after_ms} ms")
     shown = [[*prompt.ids, *ids] for ids in answer.sequences]
-    say(f"output_ids = {answer.sequences if question.exclude_input else shown}")
+    say(f"output_ids = {answer.sequences if request.exclude_input else shown}")
     if prompt.text is not None:
         say(f"Input: {prompt.text}")
     if prompt.tokenizer is not None:
@@ -79,7 +81,7 @@ def _to_error(text: str) -> errors.CogTritonError:
     return errors.from_text(text) or errors.TritonUnknownError(text)
 
 
-def _checked(url: str) -> str:
+def _base_url(url: str) -> str:
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)

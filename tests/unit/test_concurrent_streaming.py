@@ -18,7 +18,7 @@ from scripted_server import stream as event_stream
 from test_generate import generating, tokens
 
 from cog_triton.errors import InvalidArgument, TritonUnavailable
-from cog_triton.serving.coglet import live_stream
+from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.text.sampling import SamplingParams
 
 PREDICTION: ContextVar[str] = ContextVar("PREDICTION", default="none")
@@ -30,7 +30,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEventLoop]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    live_stream.install(start)
+    concurrent_streaming.install(start)
     yield loop
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
@@ -80,7 +80,7 @@ def start(
 
     async def run() -> Iterator[str]:
         PREDICTION.set(prediction)
-        return live_stream.live(chunks, cancel)
+        return concurrent_streaming.cancellable_stream(chunks, cancel)
 
     future = asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop)
     return future, future.result()
@@ -217,7 +217,7 @@ def test_a_cancellation_before_there_is_a_stream(loop: asyncio.AbstractEventLoop
     source = Source()
 
     async def run() -> Iterator[str]:
-        return live_stream.live(source.chunks(), source.cancel)
+        return concurrent_streaming.cancellable_stream(source.chunks(), source.cancel)
 
     future = asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop)
     future.cancel()
@@ -234,7 +234,7 @@ def test_a_prediction_is_run_where_it_is_asked_for(loop: asyncio.AbstractEventLo
 
     async def run() -> Iterator[str]:
         threads.append(threading.get_ident())
-        return live_stream.live((text for text in ("a",)), lambda: None)
+        return concurrent_streaming.cancellable_stream((text for text in ("a",)), lambda: None)
 
     busy = threading.Event()
     loop.call_soon_threadsafe(busy.wait, PATIENCE_S)
@@ -306,20 +306,20 @@ def test_other_futures_are_what_they_were(loop: asyncio.AbstractEventLoop) -> No
 
 
 def test_nothing_is_kept_of_streams_that_are_over(loop: asyncio.AbstractEventLoop) -> None:
-    before = len(live_stream._cancellers)
+    before = len(concurrent_streaming._cancellers)
     for _ in range(5):
         source = Source()
         _, stream = start(loop, source.chunks(), source.cancel)
         source.send("x", None)
         assert list(stream) == ["x"]
-        unread = live_stream.live(source.chunks(), source.cancel)
+        unread = concurrent_streaming.cancellable_stream(source.chunks(), source.cancel)
         del unread
-    assert len(live_stream._cancellers) == before
+    assert len(concurrent_streaming._cancellers) == before
 
 
 def test_installing_twice_wraps_once(loop: asyncio.AbstractEventLoop) -> None:
     once: Callable[..., Any] = asyncio.run_coroutine_threadsafe
-    live_stream.install(start)
+    concurrent_streaming.install(start)
     assert asyncio.run_coroutine_threadsafe is once
 
 

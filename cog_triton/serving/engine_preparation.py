@@ -17,13 +17,13 @@ from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine, backends_in, library_versions
-from cog_triton.triton import install, launch
-from cog_triton.triton.model_repository import ENGINE_MODEL, render
+from cog_triton.triton import installation, launch
+from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedEngine:
     """An engine, its rendered `repository` for `world_size` ranks, and where files go."""
 
     family: EngineFamily
@@ -32,7 +32,7 @@ class Prepared:
     world_size: int
 
 
-async def prepare(settings: Settings, weights: str | None = None) -> Prepared:
+async def prepare_engine(settings: Settings, weights: str | None = None) -> PreparedEngine:
     """Get the engine, compare it with this machine, and render its models.
 
     Cheap checks come first: a bad config is told before any weights are fetched. Raises the coded
@@ -47,11 +47,13 @@ async def prepare(settings: Settings, weights: str | None = None) -> Prepared:
     )
     family = open_engine(await _directory(settings, weights or settings.cog_weights))
     if isinstance(family, MockFamily):
-        config = config.having(ENGINE_MODEL, settings.mock_options)
+        config = config.with_defaults(ENGINE_MODEL, settings.mock_options)
     world_size = launch.world_size(settings, family.world_size or 1)
     run_dir = fresh_run_dir(settings.work_dir)
     _require_machine(settings, family, config, run_dir)
-    return Prepared(family, render(family, config, run_dir / "model_repo"), run_dir, world_size)
+    return PreparedEngine(
+        family, render_repository(family, config, run_dir / "model_repo"), run_dir, world_size
+    )
 
 
 async def _directory(settings: Settings, weights: str | None) -> Path:
@@ -81,15 +83,15 @@ def _require_machine(
     settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
 ) -> None:
     """Compare the engine with this machine before Triton loads it; raises E1305 or E1306."""
-    triton = install.find(run_dir, settings.tritonserver)
-    nodes = str(config.of(ENGINE_MODEL).get("num_nodes", 1))
+    triton = installation.find_installation(run_dir, settings.tritonserver)
+    nodes = str(config.arguments_of(ENGINE_MODEL).get("num_nodes", 1))
     try:
         needs = compatibility.needs_of(
             family.directory,
             family.backend,
             family.world_size,
             family.versions,
-            max(int(nodes) if nodes.isdecimal() else 1, len(settings.hosts), 1),
+            max(int(nodes) if nodes.isdecimal() else 1, len(settings.mpi_host_names), 1),
         )
         here = Machine(
             visible_gpus() if family.world_size else (),

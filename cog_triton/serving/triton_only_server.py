@@ -11,17 +11,19 @@ from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
-from cog_triton.serving.prepare import fresh_run_dir, prepare
-from cog_triton.settings import Settings, reachable
+from cog_triton.serving.engine_preparation import fresh_run_dir, prepare_engine
+from cog_triton.settings import Settings, url_host
 from cog_triton.system import ports
 from cog_triton.triton import launch
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.server import TritonServer
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
-async def serve(settings: Settings, repository: Path | None, say: Callable[[str], None]) -> None:
+async def serve_triton_only(
+    settings: Settings, repository: Path | None, say: Callable[[str], None]
+) -> None:
     """Serve until SIGINT or SIGTERM; the second one stops at once.
 
     `repository` is used as it is; without it, the engine's is rendered. Triton is not started again
@@ -34,9 +36,9 @@ async def serve(settings: Settings, repository: Path | None, say: Callable[[str]
     rank = settings.cog_triton_rank
     if not rank:
         ports.require_free(settings.triton_ports)
-    repository, world_size, run_dir = await _repository(settings, repository)
+    repository, world_size, run_dir = await _model_repository(settings, repository)
     server = TritonServer(settings, repository, run_dir, world_size)
-    stops = _Stops()
+    stops = _StopSignals()
     began = time.monotonic()
     starting = asyncio.ensure_future(_start(settings, server, leads=not rank))
     try:
@@ -44,7 +46,7 @@ async def serve(settings: Settings, repository: Path | None, say: Callable[[str]
         if not stops.first.done():
             starting.result()
             say(_ready_line(settings, world_size, server.log, time.monotonic() - began))
-            await _until_dead(server, stops.first)
+            await _wait_for_exit(server, stops.first)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -55,7 +57,7 @@ async def serve(settings: Settings, repository: Path | None, say: Callable[[str]
         stops.close()
 
 
-class _Stops:
+class _StopSignals:
     """The first and the second request to stop."""
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class _Stops:
             self._loop.remove_signal_handler(number)
 
 
-async def _repository(settings: Settings, repository: Path | None) -> tuple[Path, int, Path]:
+async def _model_repository(settings: Settings, repository: Path | None) -> tuple[Path, int, Path]:
     """The model repository to serve, how many ranks serve it, and where its files go."""
     if repository is not None:
         if not any(repository.glob("*/config.pbtxt")):
@@ -87,7 +89,7 @@ async def _repository(settings: Settings, repository: Path | None) -> tuple[Path
         require_gpu(settings.cog_triton_sm)
         run_dir = fresh_run_dir(settings.work_dir)
         return repository.resolve(), launch.world_size(settings, None), run_dir
-    prepared = await prepare(settings)
+    prepared = await prepare_engine(settings)
     return prepared.repository, prepared.world_size, prepared.run_dir
 
 
@@ -107,21 +109,21 @@ async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> No
         await server.start(it.is_ready, nothing)
 
 
-async def _until_dead(server: TritonServer, stop: asyncio.Future[None]) -> None:
+async def _wait_for_exit(server: TritonServer, stop: asyncio.Future[None]) -> None:
     while server.alive:
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(stop), _LOOK_S)
+            await asyncio.wait_for(asyncio.shield(stop), _POLL_S)
             return
     if not stop.done():
         raise TritonUnavailable(
-            f"Triton has died; its last lines (of {server.log}):\n{server.tail()}"
+            f"Triton has died; its last lines (of {server.log}):\n{server.log_tail()}"
         )
 
 
 def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) -> str:
     if settings.cog_triton_rank:
         return f"Rank {settings.cog_triton_rank} of {world_size} started (log: {log})"
-    host = reachable(settings.triton_host)
+    host = url_host(settings.triton_host)
     of_ranks = "" if world_size == 1 else f" on {world_size} ranks"
     return (
         f"Triton ready in {seconds:.1f} s{of_ranks} (log: {log}):"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.serving import drain
+from cog_triton.serving import drain_watch
 from cog_triton.system.ports import free_ports
 
 PATIENCE_S = 10
@@ -17,7 +17,7 @@ PATIENCE_S = 10
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "_LOOK_S", 0.005)
+    monkeypatch.setattr(drain_watch, "_POLL_S", 0.005)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
@@ -28,9 +28,9 @@ def test_who_listens_is_seen(host: str) -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     port = listener.getsockname()[1]
-    assert drain.is_listening(port)
+    assert drain_watch.is_listening(port)
     listener.close()
-    assert not drain.is_listening(port)
+    assert not drain_watch.is_listening(port)
 
 
 def test_a_connection_on_the_port_is_no_listener() -> None:
@@ -38,13 +38,13 @@ def test_a_connection_on_the_port_is_no_listener() -> None:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             listener.close()
-            assert not drain.is_listening(port)
+            assert not drain_watch.is_listening(port)
 
 
 def test_a_listener_that_goes_is_told_once() -> None:
     told = threading.Semaphore(0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        drain.watch(listener.getsockname()[1], None, told.release)
+        drain_watch.start(listener.getsockname()[1], None, told.release)
         assert not told.acquire(timeout=0.1)
     assert told.acquire(timeout=PATIENCE_S)
     assert not told.acquire(timeout=0.1)
@@ -53,7 +53,7 @@ def test_a_listener_that_goes_is_told_once() -> None:
 def test_a_listener_that_is_yet_to_come_is_waited_for() -> None:
     told = threading.Event()
     (port,) = free_ports(1)
-    drain.watch(port, None, told.set)
+    drain_watch.start(port, None, told.set)
     assert not told.wait(0.1)
     with socket.create_server(("127.0.0.1", port)):
         assert not told.wait(0.1)
@@ -68,7 +68,7 @@ def test_a_file_is_removed_when_everything_has_ended(tmp_path: Path) -> None:
         told.set()
         assert ended.wait(PATIENCE_S)
 
-    drain.watch(free_ports(1)[0], file, end)
+    drain_watch.start(free_ports(1)[0], file, end)
     assert not told.wait(0.1)
     file.touch()
     assert told.wait(PATIENCE_S)

@@ -21,9 +21,9 @@ _INSTANCE_COUNTS: Mapping[str, str] = {
 }
 _TOKENIZER_TYPES = ("auto", "llama", "t5")
 # What only our own rendering writes.
-_OURS = ("engine_input_names",)
+_INTERNAL_PARAMETERS = ("engine_input_names",)
 _NO_IMAGES = "images are not served here, text alone is"
-_REFUSED: Mapping[str, Mapping[str, str]] = {
+_UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     "preprocessing": {
         "multimodal_model_path": _NO_IMAGES,
         "max_num_images": _NO_IMAGES,
@@ -37,7 +37,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def apply(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
+def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
     """Set `arguments` on a text model's config; `engine_dir` is the engine that is served.
 
     Raises:
@@ -45,7 +45,7 @@ def apply(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
     """
     for name, value in arguments.items():
         where = f"{config.name}.args.{name}={value!r}"
-        reason = _REFUSED.get(config.name, {}).get(name)
+        reason = _UNSUPPORTED.get(config.name, {}).get(name)
         if reason is not None:
             raise InvalidPredictorConfig(f"{where}: {reason}")
         setter = _setters(config).get(name)
@@ -55,7 +55,11 @@ def apply(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
                 f"{where}: unknown argument{nearest(name, known)}; known: {', '.join(known)}"
             )
         try:
-            setter(config, name, _place(value, engine_dir) if name.endswith("_dir") else value)
+            setter(
+                config,
+                name,
+                _resolve_engine_dir(value, engine_dir) if name.endswith("_dir") else value,
+            )
         except ValueError as error:
             raise InvalidPredictorConfig(f"{where}: {error}") from None
 
@@ -65,7 +69,7 @@ Setter = Callable[[Any, str, Any], None]
 
 def _setters(config: Any) -> dict[str, Setter]:
     found: dict[str, Setter] = {
-        name: _set_parameter for name in config.parameters if name not in _OURS
+        name: _set_parameter for name in config.parameters if name not in _INTERNAL_PARAMETERS
     }
     found["triton_max_batch_size"] = _set_batch_size
     if config.name in _INSTANCE_COUNTS:
@@ -85,7 +89,7 @@ def _setters(config: Any) -> dict[str, Setter]:
     return found
 
 
-def _place(value: Any, engine_dir: Path) -> Any:
+def _resolve_engine_dir(value: Any, engine_dir: Path) -> Any:
     """The seed's configs name the image's engine directory, wherever the engine really is."""
     return str(engine_dir) if isinstance(value, str) and Path(value) == IMAGE_ENGINE_DIR else value
 
@@ -97,11 +101,11 @@ def _set_parameter(config: Any, name: str, value: Any) -> None:
 
 
 def _set_batch_size(config: Any, name: str, value: Any) -> None:
-    config.max_batch_size = _whole(value, 1)
+    config.max_batch_size = _integer(value, 1)
 
 
 def _set_instances(config: Any, name: str, value: Any) -> None:
-    count = _whole(value, 1)
+    count = _integer(value, 1)
     if config.name == "postprocessing" and count > 1:
         count = 1
         print(
@@ -113,11 +117,11 @@ def _set_instances(config: Any, name: str, value: Any) -> None:
 
 
 def _set_queue_delay(config: Any, name: str, value: Any) -> None:
-    config.dynamic_batching.max_queue_delay_microseconds = _whole(value, 0)
+    config.dynamic_batching.max_queue_delay_microseconds = _integer(value, 0)
 
 
 def _set_queue_size(config: Any, name: str, value: Any) -> None:
-    config.dynamic_batching.default_queue_policy.max_queue_size = _whole(value, 0)
+    config.dynamic_batching.default_queue_policy.max_queue_size = _integer(value, 0)
 
 
 def _check_tokenizer_type(config: Any, name: str, value: Any) -> None:
@@ -143,7 +147,7 @@ def _check_decoupled(config: Any, name: str, value: Any) -> None:
         raise ValueError("must be true: this model streams")
 
 
-def _whole(value: Any, least: int) -> int:
+def _integer(value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"must be a whole number, {least} or more")
     return value

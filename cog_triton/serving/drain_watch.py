@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _LISTENING = b"0A"
 
 
-def watch(port: int, file: Path | None, drain: Callable[[], None]) -> None:
+def start(port: int, file: Path | None, drain: Callable[[], None]) -> None:
     """On a thread, call `drain` once when `file` exists or nothing listens on `port` any more.
 
     `file` is removed when `drain` returns. A port on which nobody listens yet is waited for.
@@ -30,7 +30,7 @@ def watch(port: int, file: Path | None, drain: Callable[[], None]) -> None:
             if listened and not listens:
                 break
             listened = listens
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         drain()
         if file is not None:
             file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from cog_triton.serving.telemetry.request_log import RequestLog
 from cog_triton.settings import Settings
 
 
-class Telemetry:
+class CompositeObserver:
     """Hands on what happens to metrics, log and traces, as far as they are wanted."""
 
     def __init__(self, settings: Settings) -> None:
@@ -21,8 +21,8 @@ class Telemetry:
         observers: list[Observer] = [self.metrics]
         if settings.log_requests:
             observers.append(RequestLog(settings.log_format))
-        if tracing.wanted():
-            observers.append(tracing.Tracing())
+        if tracing.enabled():
+            observers.append(tracing.TracingObserver())
         self._observers: Sequence[Observer] = observers
 
     def started(self, generation: Generation) -> None:

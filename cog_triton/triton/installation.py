@@ -19,7 +19,7 @@ _STUB = "triton_python_backend_stub"
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class TritonInstallation:
     """A tritonserver that can be started: `environment` is complete, not an addition."""
 
     binary: Path
@@ -27,7 +27,7 @@ class Distribution:
     environment: Mapping[str, str]
 
 
-def find(work_dir: Path, binary: Path | None = None) -> Distribution:
+def find_installation(work_dir: Path, binary: Path | None = None) -> TritonInstallation:
     """The given binary, the image's, PATH's, or the one in the nvidia-pytriton wheel.
 
     The wheel's server runs models in our own Python, and its Python backend is completed under
@@ -42,10 +42,10 @@ def find(work_dir: Path, binary: Path | None = None) -> Distribution:
     if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
     backends = binary.resolve().parent.parent / "backends"
-    return Distribution(binary, backends, isolated_python.environment(work_dir / "python"))
+    return TritonInstallation(binary, backends, isolated_python.environment(work_dir / "python"))
 
 
-def _from_wheel(work_dir: Path) -> Distribution:
+def _from_wheel(work_dir: Path) -> TritonInstallation:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise TritonStartFailed(
@@ -58,9 +58,9 @@ def _from_wheel(work_dir: Path) -> Distribution:
     if not stub.is_file():
         raise TritonStartFailed(f"no Python {version} stub in {stub.parent.parent}")
     library_dir = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    return Distribution(
+    return TritonInstallation(
         root / "bin" / "tritonserver",
-        _complete_backends(root / "backends", stub, work_dir / "backends"),
+        _link_backends(root / "backends", stub, work_dir / "backends"),
         {
             **os.environ,
             "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
@@ -78,7 +78,7 @@ def _from_wheel(work_dir: Path) -> Distribution:
     )
 
 
-def _complete_backends(source: Path, stub: Path, target: Path) -> Path:
+def _link_backends(source: Path, stub: Path, target: Path) -> Path:
     """The wheel keeps the stubs apart from the backend: bring the right one to its side.
 
     An image's files may not be written, and a copy has their modes: hence the links.

@@ -27,7 +27,7 @@ _START_S = 120
 _STOP_S = 30
 _HERE = Path(__file__).parent
 _POLL_S = 0.02
-_PREDICTOR = "from seed_way.predictor import Predictor\n\n__all__ = ['Predictor']\n"
+_PREDICTOR = "from original_way.predictor import Predictor\n\n__all__ = ['Predictor']\n"
 _STUB = "predict.py:Predictor"
 
 
@@ -88,7 +88,7 @@ def server(
 
 
 @contextmanager
-def seed_server(
+def original_server(
     *,
     tps: float = 0,
     tokens_per_response: int = 1,
@@ -96,7 +96,7 @@ def seed_server(
     checkout: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """The first cog-triton's way over the same mock engine; see `seed_way`."""
+    """The original cog-triton's way over the same mock engine; see `original_way`."""
     port, http, grpc, metrics = free_ports(4)
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
         own = {
@@ -113,7 +113,7 @@ def seed_server(
             "MOCK_TPS": f"{tps:g}",
             "MOCK_TOKENS_PER_RESPONSE": str(tokens_per_response),
             "MOCK_JOIN": str(join),
-            "SEED_CHECKOUT": str(checkout.resolve()) if checkout else "",
+            "ORIGINAL_CHECKOUT": str(checkout.resolve()) if checkout else "",
             **(environment or {}),
         }
         project = _project(Path(scratch) / "project", own)

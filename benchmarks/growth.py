@@ -1,7 +1,7 @@
 """What a token costs as streams become many and outputs long, flat out.
 
-Prints tokens/s and CPU for each token, and ratios to the smallest load; the first cog-triton's way
-beside it for long outputs.
+Prints tokens/s and CPU for each token, and ratios to the smallest load; for long outputs beside
+the original cog-triton's way.
 
     .venv/bin/python benchmarks/growth.py
 """
@@ -13,14 +13,14 @@ import statistics
 
 from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
-from _servers import Server, mock_server, seed_server
+from _servers import Server, mock_server, original_server
 
 FLAT, NONE = Target(1.2), Target(0)
 _PATIENCE_S = "30"
 """Seconds without a byte after which a stream has failed."""
 WIDE = tuple((streams, 128) for streams in (1, 16, 64, 128, 256))
 LONG = tuple((4, tokens) for tokens in (128, 1024, 8192))
-SEED_LONG = tuple((4, tokens) for tokens in (128, 1024, 2048))
+ORIGINAL_LONG = tuple((4, tokens) for tokens in (128, 1024, 2048))
 Load = tuple[int, int]
 
 
@@ -64,8 +64,10 @@ def run(args: argparse.Namespace) -> Report:
             "tokens": load(server, "ours", long, args, failures),
         }
     if not args.quick:
-        with seed_server() as server:
-            found["tokens, seed's way"] = load(server, "seed's way", SEED_LONG, args, failures)
+        with original_server() as server:
+            found["tokens, original's way"] = load(
+                server, "original's way", ORIGINAL_LONG, args, failures
+            )
     for name, cells in found.items():
         if not cells:
             continue
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> Report:
         last = list(cells)[-1]
         base = (16, 128) if name == "streams" and (16, 128) in cells else next(iter(cells))
         what = f"CPU for a token: {last[0]} x {last[1]} / {base[0]} x {base[1]}"
-        what += ", seed's way" if "seed" in name else ""
+        what += ", original's way" if "original" in name else ""
         grown = cost(cells[last]) / cost(cells[base])
         report.figures.append(Figure(what, grown, "x", FLAT if name == "tokens" else None))
         report.grids.append(grid)

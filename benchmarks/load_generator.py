@@ -115,7 +115,7 @@ def asyncio_streams(streams: int) -> Reader:
 
 
 def with_httpx(streams: int, *, lines: bool) -> Reader:
-    """httpx, as the seed's script and most others use it."""
+    """httpx, as the original's script and most others use it."""
 
     async def one(http: httpx.AsyncClient, url: str) -> int:
         count, times = 0, []

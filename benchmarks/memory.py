@@ -19,10 +19,10 @@ from urllib.request import urlopen
 
 import _load
 from _report import Figure, Grid, Report, Target, main, say
-from _servers import Server, mock_server, seed_server
+from _servers import Server, mock_server, original_server
 
 SMALL = Target(1)
-SEED = "seed's way"
+ORIGINAL = "original's way"
 MB = 1e6
 _ACTIVE = re.compile(r'^nv_trt_llm_request_metrics\{.*request_type="active".*\} (\d+)', re.M)
 _OPEN_S = 60
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> Report:
     """Both sides, one after the other; each has the machine for itself."""
     report = Report("memory", "memory of streams")
     streams = 4 if args.quick else args.streams
-    # Long enough to be open when it is looked; the seed's ensemble runs to the end, left or not.
+    # Open when memory is read; the original's ensemble runs to the end even when its client left.
     long = {"max_tokens": 100_000}
     enough = {"max_tokens": round(_BUSY_TPS * (args.seconds + 10))}
     with mock_server() as server:
@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> Report:
         ours = measure(server, {"waiting": idle, "running": busy}, args, "ours")
     sides = {"ours": ours}
     if not args.quick:
-        with seed_server(tps=_BUSY_TPS) as server:
-            sides[SEED] = measure(server, {"running": enough}, args, SEED)
+        with original_server(tps=_BUSY_TPS) as server:
+            sides[ORIGINAL] = measure(server, {"running": enough}, args, ORIGINAL)
     for name, found in sides.items():
         parts = sorted(found["before"])
         grid = Grid(f"MB, {streams} streams, {name}", ("", "all", *parts, "MB a stream"))

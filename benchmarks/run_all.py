@@ -20,7 +20,7 @@ import _report
 
 HERE = Path(__file__).parent
 NAMES = (
-    "against_seed",
+    "against_original",
     "through_path",
     "fixed_rate",
     "text_cost",
@@ -47,8 +47,8 @@ def command(name: str, args: argparse.Namespace, result: Path) -> list[str]:
     words = [sys.executable, str(HERE / f"{name}.py"), f"--json={result}"]
     if args.quick:
         words.append("--quick")
-    if args.seed_checkout and name == "against_seed":
-        words.append(f"--seed-checkout={args.seed_checkout}")
+    if args.original_checkout and name == "against_original":
+        words.append(f"--original-checkout={args.original_checkout}")
     if args.engine and name in WITH_ENGINE:
         words.append(str(args.engine))
     return words
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("engine", type=Path, nargs="?", help="engine.tar")
     parser.add_argument("--only", type=chosen, default=list(NAMES), help="names, by comma")
     parser.add_argument("--quick", action="store_true", help="seconds, to see that all run")
-    parser.add_argument("--seed-checkout", type=Path, help="the first cog-triton's sources")
+    parser.add_argument("--original-checkout", type=Path, help="the original cog-triton's sources")
     parser.add_argument("--results", type=Path, default=_report.RESULTS, help="directory for JSON")
     parser.add_argument("--write", type=Path, help="a page to put the table into")
     args = parser.parse_args()

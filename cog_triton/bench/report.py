@@ -1,4 +1,4 @@
-"""The report as text: the sections of the first cog-triton's script, then the field's metrics."""
+"""Text report: the sections of the original cog-triton's script, then the field's metrics."""
 
 from __future__ import annotations
 

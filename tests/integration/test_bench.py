@@ -89,7 +89,7 @@ def sane(found: dict[str, Any], tokens: int) -> None:
         ),
     ],
 )
-def test_the_seeds_command_lines(
+def test_the_originals_command_lines(
     line: str, tokens: int, tps: int, mock: Stack, tmp_path: Path
 ) -> None:
     """As they are; only --requests ends them sooner."""

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 SCRIPTS = REPOSITORY / "benchmarks"
 AT_ONCE = 3
-"""Tokens in a response of the seed's server."""
+"""Tokens in a response of the original's server."""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def ours() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def seeds() -> Iterator[Server]:
-    with _servers.seed_server(tokens_per_response=AT_ONCE, join=False) as server:
+def original() -> Iterator[Server]:
+    with _servers.original_server(tokens_per_response=AT_ONCE, join=False) as server:
         yield server
 
 
@@ -51,7 +51,7 @@ def demo(stack: Stack) -> Server:
 
 
 SHARED = {
-    "against_seed": {"mock_server": "ours", "seed_server": "seeds"},
+    "against_original": {"mock_server": "ours", "original_server": "original"},
     "through_path": {"mock_server": "ours", "server": "demo"},
     "fixed_rate": {"mock_server": "ours"},
     "memory": {"mock_server": "ours"},
@@ -114,13 +114,13 @@ def test_all_of_them_print_one_table_and_end_well_whatever_they_find(tmp_path: P
     ]
 
 
-def test_the_seeds_way_over_the_real_triton_says_what_the_mock_says(
-    seeds: Server, tmp_path: Path
+def test_the_originals_way_over_the_real_triton_says_what_the_mock_says(
+    original: Server, tmp_path: Path
 ) -> None:
     engine = mock_directory.make(tmp_path)
     ids = mock_directory.read(engine).output_ids
     answer = httpx.post(
-        f"{seeds.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
+        f"{original.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
     ).json()
     text = EngineTokenizer.load(engine).tokenizer.decode(ids)
     assert answer["status"] == "succeeded"

@@ -136,7 +136,8 @@ def triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     old = request.param == "0.9"
     directory = tmp_path_factory.mktemp("triton")
     config = trtllm_engines.V0_9 if old else trtllm_engines.V1
-    with served(directory, config, "seed.yaml" if old else "tensorrt-llm.yaml") as running:
+    serve_config = "tensorrt-llm-0.9.yaml" if old else "tensorrt-llm.yaml"
+    with served(directory, config, serve_config) as running:
         yield running
 
 

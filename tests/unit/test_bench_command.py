@@ -59,7 +59,9 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_seeds_command_line(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_of_the_original(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PORT", server.url.rpartition(":")[2])
     line = (
         "--unit batch --duration 0.2 --tps 100 --n_output_tokens 128 --output_method yield --rate 6"

@@ -28,8 +28,8 @@ GOLDEN = Path(__file__).parent / "golden" / "bench"
 TOLD = {"predict_time": 0.9, "tokens_per_second": 3.5, "time_to_first_token": 0.25}
 
 
-def seeds_run() -> tuple[Options, Run]:
-    """As the sample report of the first cog-triton's README, in small."""
+def originals_run() -> tuple[Options, Run]:
+    """As the sample report of the original cog-triton's README, in small."""
     own = options(
         unit=Unit.BATCH,
         rate=2.0,
@@ -66,7 +66,7 @@ def nothing() -> tuple[Options, Run]:
     return own, run(record(0, 0.0, status=FAILED, code="timeout", error="no answer"))
 
 
-CASES = {"seed": seeds_run, "interrupted": open_run, "nothing": nothing}
+CASES = {"original": originals_run, "interrupted": open_run, "nothing": nothing}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,8 +82,8 @@ def test_the_report(case: str) -> None:
     assert text == path.read_text()
 
 
-def test_the_seeds_sections_are_there_in_its_order() -> None:
-    own, done = seeds_run()
+def test_the_originals_sections_are_there_in_its_order() -> None:
+    own, done = originals_run()
     text = report.text(own, measured(own, done, {}), "10")
     names = [
         "Test Configuration:",
@@ -123,7 +123,7 @@ def test_the_seeds_sections_are_there_in_its_order() -> None:
 
 
 def test_json_has_every_number() -> None:
-    own, done = seeds_run()
+    own, done = originals_run()
     found = json.loads(export.as_json(own, [(own, measured(own, done, {}))]))
     assert found["schema"] == 1
     assert found["options"]["unit"] == "batch"
@@ -196,7 +196,7 @@ def test_files_are_checked_before_anything_runs(tmp_path: Path) -> None:
 
 def test_pictures() -> None:
     pytest.importorskip("matplotlib")
-    own, done = seeds_run()
+    own, done = originals_run()
     one = plot.png([(own, done, measured(own, done, {}))])
     levels = []
     for rate in (1.0, 2.0, 4.0):

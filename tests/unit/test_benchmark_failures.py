@@ -10,7 +10,7 @@ import pytest
 from _cells import Cell
 from _load import Stream, Wave, wave
 from _report import Report
-from against_seed import KINDS, OURS, SEED, Kind, tell
+from against_original import KINDS, ORIGINAL, OURS, Kind, tell
 from scripted_server import RESET, Part, Request, ScriptedServer
 
 from cog_triton.bench.self_monitor import Load
@@ -93,8 +93,8 @@ def cell(rate: int, failures: int = 0, cpu: float = 0.1) -> Cell:
 
 
 def told(ours: list[Cell], theirs: list[Cell], kind: Kind = KINDS[0]) -> Report:
-    report = Report("against_seed", "")
-    tell({(OURS, (64, 128)): ours, (SEED, (64, 128)): theirs}, kind, report)
+    report = Report("against_original", "")
+    tell({(OURS, (64, 128)): ours, (ORIGINAL, (64, 128)): theirs}, kind, report)
     return report
 
 
@@ -108,7 +108,7 @@ def test_failures_are_told_beside_what_was_measured(kind: Kind) -> None:
     ours, theirs = report.grids[0].rows
     assert (ours[1:4], theirs[1:4]) == (
         [OURS, "2000", "1 of 3"],
-        [SEED, "400", "3 of 5"],
+        [ORIGINAL, "400", "3 of 5"],
     )
     assert values(report) == [
         (pytest.approx(50), "met"),
@@ -119,7 +119,7 @@ def test_failures_are_told_beside_what_was_measured(kind: Kind) -> None:
     assert report.notes[:2] == [
         f"{name}, 64 x 128, {kind.name}: {count} failed, such as: a prediction failed: illegal"
         " status line"
-        for name, count in ((OURS, 1), (SEED, 3))
+        for name, count in ((OURS, 1), (ORIGINAL, 3))
     ]
 
 
@@ -137,7 +137,7 @@ def test_without_failures_there_is_no_word_of_them() -> None:
 
 def test_a_side_of_which_everything_failed_says_so_and_has_no_ratio() -> None:
     report = told([cell(1000)], [cell(0, 5)])
-    assert report.grids[0].rows[1][1:5] == [SEED, "all failed", "5 of 5", "-"]
+    assert report.grids[0].rows[1][1:5] == [ORIGINAL, "all failed", "5 of 5", "-"]
     assert len({len(row) for row in report.grids[0].rows} | {len(report.grids[0].columns)}) == 1
     assert values(report) == [(pytest.approx(100), "missed")]
 

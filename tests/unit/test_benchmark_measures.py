@@ -22,8 +22,8 @@ from _cells import Cell
 from _load import Stream, Wave, wave
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, number, read_figures, summary
-from seed_way import repository
-from seed_way.decode import Stops, Text, events
+from original_way import repository
+from original_way.decode import Stops, Text, events
 
 from cog_triton.bench.self_monitor import Load
 from cog_triton.engines.mock import mock_directory
@@ -256,7 +256,7 @@ def test_numbers_have_three_digits_that_count() -> None:
 
 def test_which_benchmarks_run() -> None:
     assert run_all.chosen("growth, memory") == ["growth", "memory"]
-    with pytest.raises(argparse.ArgumentTypeError, match="'grow': must be of against_seed"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'grow': must be of against_original"):
         run_all.chosen("growth,grow")
     here = Path(run_all.__file__).parent
     assert all((here / f"{name}.py").is_file() for name in run_all.NAMES)
@@ -293,7 +293,7 @@ def test_the_mock_alone() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_the_seeds_way_says_the_same(at_once: int) -> None:
+def test_the_originals_way_says_the_same(at_once: int) -> None:
     tokenizer = small_tokenizers.byte_level()
     ids = tokenizer.encode("größer als 日本語, don't stop").ids
     text = Text(tokenizer.decode)
@@ -302,14 +302,14 @@ def test_the_seeds_way_says_the_same(at_once: int) -> None:
     assert text.tokens.tolist() == ids
 
 
-def test_the_seeds_way_repeats_text_where_a_character_spoils_the_one_before() -> None:
+def test_the_originals_way_repeats_text_where_a_character_spoils_the_one_before() -> None:
     tokenizer = small_tokenizers.byte_fallback()
     text = Text(tokenizer.decode)
     said = "".join(text.feed(token) for token in tokenizer.encode("größer").ids)
     assert said == "grögrößer"
 
 
-def test_the_seeds_way_stops_only_where_a_piece_begins() -> None:
+def test_the_originals_way_stops_only_where_a_piece_begins() -> None:
     stops = Stops(["ab"])
     assert [stops.feed(text) for text in ("xa", "b", "a", "c", "a")] == ["xa", "b", "", "ac", ""]
     assert stops.finish() == "a"
@@ -319,7 +319,7 @@ def test_the_seeds_way_stops_only_where_a_piece_begins() -> None:
     assert [Stops([]).feed("ab"), Stops([]).finish()] == ["ab", ""]
 
 
-def test_the_seeds_way_reads_events_in_every_cut() -> None:
+def test_the_originals_way_reads_events_in_every_cut() -> None:
     whole = 'data: {"output_ids": 1}\n\ndata: {"output_ids": [2, 3], "x": "本"}\n\n'.encode()
 
     async def parse(parts: list[bytes]) -> list[object]:
@@ -333,7 +333,7 @@ def test_the_seeds_way_reads_events_in_every_cut() -> None:
         assert asyncio.run(parse([whole[:at], whole[at:]])) == [1, [2, 3]]
 
 
-def test_the_seeds_ensemble(tmp_path: Path) -> None:
+def test_the_originals_ensemble(tmp_path: Path) -> None:
     family = MockFamily.open(mock_directory.make(tmp_path / "engines"))
     made = render_repository(family, ServeConfig(), tmp_path / "repository")
     repository.reshape(made)

@@ -23,7 +23,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
 CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     "defaults": (trtllm_engines.V1, None),
     "tuned": (trtllm_engines.V1, "tensorrt-llm.yaml"),
-    "v0.9": (trtllm_engines.V0_9, "seed.yaml"),
+    "v0.9": (trtllm_engines.V0_9, "tensorrt-llm-0.9.yaml"),
 }
 
 

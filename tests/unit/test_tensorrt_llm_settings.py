@@ -212,7 +212,7 @@ def test_static_batching_while_there_was_any(tmp_path: Path) -> None:
     assert parameters(configs["tensorrt_llm"])["gpt_model_type"] == "V1"
 
 
-@pytest.mark.parametrize("name", ["seed.yaml", "tensorrt-llm.yaml"])
+@pytest.mark.parametrize("name", ["tensorrt-llm-0.9.yaml", "tensorrt-llm.yaml"])
 def test_the_example_configs(name: str, tmp_path: Path) -> None:
     config = load_serve_config(CONFIGS / name)
     opened = trtllm_engines.family(tmp_path / "engine")
@@ -239,7 +239,7 @@ def test_the_example_configs_of_special_engines(
 
 
 def test_every_example_config_is_tested() -> None:
-    tested = {"seed.yaml", "tensorrt-llm.yaml", "lookahead.yaml", "lora.yaml"}
+    tested = {"tensorrt-llm-0.9.yaml", "tensorrt-llm.yaml", "lookahead.yaml", "lora.yaml"}
     assert {path.name for path in CONFIGS.iterdir()} == tested
 
 

@@ -1,11 +1,11 @@
-"""The way through Cog and Triton against the first cog-triton's way.
+"""Throughput, ITL and CPU of the serving path beside the original cog-triton's.
 
-Both stand on the same Triton, mock engine, Cog and live streaming, take turns within one run, and
-differ in what is between: the ensemble, httpx by line, JSON for each event, the whole decoded anew
-(see seed_way/). Prints tokens/s, ITL and CPU for each token at each concurrency, what failed, and
-ratios.
+Both have the same Triton, mock engine, Cog and live streaming, and take turns within one run. They
+differ in what is between: the ensemble, httpx by line, JSON for each event, and all tokens decoded
+again for each (original_way/). Prints tokens/s, ITL and CPU a token at each concurrency, failures,
+and ratios.
 
-    .venv/bin/python benchmarks/against_seed.py [--seed-checkout DIR]
+    .venv/bin/python benchmarks/against_original.py [--original-checkout DIR]
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, main, say
-from _servers import Server, mock_server, seed_server
+from _servers import Server, mock_server, original_server
 
-OURS, SEED, OWN = "ours", "seed's way", "seed's code"
+OURS, ORIGINAL, OWN = "ours", "original's way", "original's code"
 FASTER, CHEAP = Target(4, least=True), Target(60)
 CHEAP_AT = 64
 STREAMS = (1, 8, 32, 64)
@@ -63,9 +63,11 @@ def sides(args: argparse.Namespace, tps: float) -> Iterator[dict[str, Server]]:
     """Servers to compare, warmed up; only our own engines join tokens that are late."""
     with ExitStack() as stack:
         running = {OURS: stack.enter_context(mock_server(tps=tps, environment=PATIENCE))}
-        checkouts = {SEED: None} | ({OWN: args.seed_checkout} if args.seed_checkout else {})
+        checkouts = {ORIGINAL: None}
+        if args.original_checkout:
+            checkouts[OWN] = args.original_checkout
         for name, checkout in checkouts.items():
-            its = seed_server(tps=tps, join=False, checkout=checkout, environment=PATIENCE)
+            its = original_server(tps=tps, join=False, checkout=checkout, environment=PATIENCE)
             running[name] = stack.enter_context(its)
         for server in running.values():
             measure(server, {"prompt": "a", "max_tokens": 32}, 8, lenient=True)
@@ -153,7 +155,9 @@ def tell(found: dict[tuple[str, Load], list[Cell]], kind: Kind, report: Report) 
 
 def run(args: argparse.Namespace) -> Report:
     """Both kinds of response."""
-    report = Report("against_seed", "through Cog and Triton, against the first cog-triton's way")
+    report = Report(
+        "against_original", "through Cog and Triton, beside the original cog-triton's way"
+    )
     for kind in KINDS[1:] if args.quick else KINDS:
         tell(compare(args, kind), kind, report)
         with MockAlone(tps=kind.rate / CHEAP_AT) as mock:
@@ -165,8 +169,8 @@ def run(args: argparse.Namespace) -> Report:
         "ITL is from token to token, 0 between tokens of one read",
         "tokens of predictions that failed do not count to tok/s, and their CPU does; such a round"
         " is told only where each had some",
-        "both sides stream live in the same way; the seed's had an older Cog for that",
-        "the seed's way has one instance of pre- and postprocessing; with its 64 it is slower",
+        "both sides stream live in the same way; the original's had an older Cog for that",
+        "the original's way has one instance of pre- and postprocessing; with its 64 it is slower",
     ]
     return report
 
@@ -175,8 +179,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="concurrency")
     parser.add_argument("--seconds", type=float, default=1.5, help="of each load")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
-    parser.add_argument("--seed-checkout", type=Path, help="the first cog-triton's sources")
+    parser.add_argument("--original-checkout", type=Path, help="the original cog-triton's sources")
 
 
 if __name__ == "__main__":
-    main("against_seed", __doc__, run, arguments)
+    main("against_original", __doc__, run, arguments)

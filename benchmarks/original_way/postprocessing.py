@@ -1,4 +1,4 @@
-"""Triton model `postprocessing` as the first cog-triton has it: ids as they are, and four zeros."""
+"""Triton model `postprocessing` of the original cog-triton: passes ids on, and adds four zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first cog-triton's predictor over the mock engine, as far as tokens go through it."""
+"""The original cog-triton's predictor over the mock engine, as far as tokens go through it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.server import TritonServer
-from seed_way import checkout, repository
-from seed_way.decode import Stops, Text, events
-from seed_way.live import live
+from original_way import checkout, repository
+from original_way.decode import Stops, Text, events
+from original_way.live import live
 
-CHECKOUT = "SEED_CHECKOUT"
-"""Where the first cog-triton's own code is; unset, ours stands for it."""
+CHECKOUT = "ORIGINAL_CHECKOUT"
+"""Where the original cog-triton's own code is; unset, ours stands for it."""
 _END_ID = 1
 
 
@@ -27,7 +27,7 @@ class Predictor(BaseRunner):
     """Ours in all but the way from Triton's events to text."""
 
     async def setup(self) -> None:
-        """Start Triton on the mock engine, with the first cog-triton's ensemble."""
+        """Start Triton on the mock engine, with the original cog-triton's ensemble."""
         concurrent_streaming.install(type(self).run)
         self._loop = asyncio.get_running_loop()
         settings = load_settings(cog_triton_engine="mock")

@@ -1,4 +1,4 @@
-"""The first cog-triton's own predict() from a checkout of it, over our Triton and today's Cog.
+"""The original cog-triton's own predict() from a checkout of it, over our Triton and today's Cog.
 
 What it imports and does not need here (transformers, pytriton, requests) is stood in for; the
 tokenizer is ours behind the two calls that it makes of it, which is less than transformers does.
@@ -62,7 +62,7 @@ def load(path: str, tokenizer: Tokenizer, settings: Settings) -> Predict:
 
 def _module(path: Path) -> Any:
     if not (path / "predict.py").is_file():
-        raise SystemExit(f"--seed-checkout={path}: there is no predict.py")
+        raise SystemExit(f"--original-checkout={path}: there is no predict.py")
     for name, members in _ABSENT.items():
         stand_in = ModuleType(name)
         vars(stand_in).update(dict.fromkeys(members))

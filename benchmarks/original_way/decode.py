@@ -1,4 +1,4 @@
-"""Events to text as the first cog-triton does it: each token costs as much as all before it."""
+"""Events to text as the original cog-triton does it: each token costs as much as all before it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An async generator streamed live through today's Cog, which would collect it into one list.
+"""Live streaming of an async generator through today's Cog, which would collect it into a list.
 
-The first cog-triton had an older Cog that streamed these. So that only the algorithm differs, this
-baseline is streamed the way that ours is, from a thread that the event loop hands its pieces to.
-It makes them on one event loop, as the first one's was.
+The original cog-triton had an older Cog, which streamed async generators. So that only the
+algorithm differs, this baseline is streamed as ours is, from a thread that the event loop hands
+its pieces to; they are made on one event loop, as the original's were.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def pack(
     zero, owners 0, modes 0644. The tar appears under its name when it is complete and on the disk.
 
     Args:
-        tar_path: its suffix says how it is compressed, see `tar_forms.SUFFIXES`.
+        tar_path: its suffix says how it is compressed, see `tar_compression.SUFFIXES`.
         describe: makes the manifest from what was written; it becomes the last member.
 
     Raises:

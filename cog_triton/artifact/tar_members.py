@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from backports import zstd
 from typing_extensions import Buffer, Self
 
 from cog_triton.artifact import tar_compression
@@ -67,7 +68,7 @@ def refusing(tar_path: Path) -> Iterator[None]:
     """Turns what reading the tar at `tar_path` raises into EngineCorrupt."""
     try:
         yield
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError) as error:
         raise EngineCorrupt(f"{tar_path}: not a whole, readable tar: {error}") from error
     except OSError as error:
         raise EngineCorrupt(f"{tar_path}: cannot be read: {error.strerror}") from error

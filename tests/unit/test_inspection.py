@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
+from backports import zstd
 from made_engines import (
     V0_7,
     V0_9,
@@ -303,7 +303,7 @@ def test_a_family_without_our_config_is_told_by_its_manifest(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstd.compress])
 def test_a_truncated_tar_is_refused_and_nothing_is_written(
     part: float, packing: Any, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
 import random
@@ -10,11 +11,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-import zstandard
+from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cog_triton.artifact import tar_compression, tar_members, unzstd
+from cog_triton.artifact import tar_compression, tar_members
 from cog_triton.errors import EngineCorrupt, InvalidArgument
 
 # Compressible and not, and over several of zstd's blocks and of our reads.
@@ -36,14 +37,17 @@ PLAIN = plain()
 
 def framed(*parts: bytes) -> bytes:
     """A stream of several frames."""
-    return b"".join(zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts)
+    checked = {zstd.CompressionParameter.checksum_flag: 1}
+    return b"".join(zstd.compress(part, options=checked) for part in parts)
 
 
 def wide(window_log: int) -> bytes:
-    parameters = zstandard.ZstdCompressionParameters(
-        window_log=window_log, write_content_size=False, write_checksum=True
-    )
-    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    options = {
+        zstd.CompressionParameter.window_log: window_log,
+        zstd.CompressionParameter.checksum_flag: 1,
+        zstd.CompressionParameter.content_size_flag: 0,
+    }
+    packer = zstd.ZstdCompressor(options=options)
     return packer.compress(PLAIN) + packer.flush()
 
 
@@ -64,6 +68,8 @@ def compressed(form: tar_compression.Form, content: bytes = PLAIN, step: int = 1
     return file.getvalue()
 
 
+# Of `PLAIN`, eight times, by zstd 1.5.7; first made by another library and by one thread.
+SHA256_OF_ZSTD = "cdcfb70ad14e852ad010379e040f134ac3d0c64e73683e0bc68c53ee849e5600"
 WHOLE = {"gzip": compressed("gzip"), "zstd": compressed("zstd")}
 
 
@@ -73,21 +79,8 @@ def test_zstd_is_the_same_on_any_number_of_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     content = PLAIN * 8  # work for more than one thread
-    assert (
-        zstandard.decompress(compressed("zstd", content), max_output_size=len(content)) == content
-    )
-    assert compressed("zstd", content) == expected(content)
-
-
-def expected(content: bytes, kept: dict[int, bytes] = {}) -> bytes:  # noqa: B006
-    """By one thread, once."""
-    if len(content) not in kept:
-        compressor = zstandard.ZstdCompressor(3, threads=1, write_checksum=True)
-        file = io.BytesIO()
-        with compressor.stream_writer(file, closefd=False) as stream:
-            stream.write(content)
-        kept[len(content)] = file.getvalue()
-    return kept[len(content)]
+    assert zstd.decompress(compressed("zstd", content)) == content
+    assert hashlib.sha256(compressed("zstd", content)).hexdigest() == SHA256_OF_ZSTD
 
 
 def test_gzip_has_no_time_and_no_name(tmp_path: Path) -> None:
@@ -129,20 +122,23 @@ def test_a_stream_that_ends_early_is_refused_wherever_it_does(
         read(tmp_path_factory.mktemp("cut") / "cut", cut)
 
 
-@pytest.mark.parametrize("checksum", [True, False])
-def test_a_stream_cut_inside_an_incompressible_block_is_refused(checksum: bool) -> None:
-    """Where what is read behind the file could be taken for the rest of the block."""
-    compressor = zstandard.ZstdCompressor(write_checksum=checksum)
-    content = compressor.compress(random.Random(1).randbytes(200_000))
+@pytest.mark.parametrize("checksum", [1, 0])
+def test_zstd_cut_inside_an_incompressible_block_is_refused(checksum: int) -> None:
+    options = {zstd.CompressionParameter.checksum_flag: checksum}
+    content = zstd.compress(random.Random(1).randbytes(200_000), options=options)
     for missing in range(1, 400):
-        file = io.BytesIO(content[:-missing])
-        with pytest.raises(tarfile.ReadError):
-            unzstd.Reader(file, content[: unzstd.HEAD]).finish()
-    unzstd.Reader(io.BytesIO(content), content[: unzstd.HEAD]).finish()
+        with pytest.raises(EOFError):
+            drain(content[:-missing])
+    drain(content)
+
+
+def drain(content: bytes) -> None:
+    with tar_compression.decompressing(io.BufferedReader(io.BytesIO(content))):
+        pass
 
 
 def test_a_stream_without_checksum_that_ends_early_is_refused(tmp_path: Path) -> None:
-    content = zstandard.ZstdCompressor(write_checksum=False).compress(PLAIN)
+    content = zstd.compress(PLAIN)
     for missing in (1, 2, 3, 4, 30):
         with pytest.raises(EngineCorrupt, match="/cut: not a whole"):
             read(tmp_path / "cut", content[:-missing])
@@ -165,11 +161,11 @@ def test_the_streams_own_checksum_counts(form: str, back: int, tmp_path: Path) -
 
 def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        EngineCorrupt, match=f"a zstd window of {1 << 28} bytes, over {unzstd.MAX_WINDOW}"
+        EngineCorrupt, match=f"a zstd window of {1 << 28} bytes, over {tar_compression.MAX_WINDOW}"
     ):
         read(tmp_path / "x", wide(28))
     later = framed(PLAIN[:1000]) + wide(30)
-    with pytest.raises(EngineCorrupt, match="requires too much memory"):
+    with pytest.raises(EngineCorrupt, match="too much memory"):
         read(tmp_path / "x", later)
 
 

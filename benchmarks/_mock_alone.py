@@ -25,7 +25,7 @@ class MockAlone:
 
     def __init__(self, tps: float = 0) -> None:
         with tempfile.TemporaryDirectory() as scratch:
-            model = mock_directory.read(mock_directory.make(Path(scratch)))
+            model = mock_directory.read_model(mock_directory.make_engine(Path(scratch)))
         self._engine = MockEngine(model, MockOptions(tps=tps))
         self._handles = itertools.count()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,12 @@ class EngineRequest:
     return_log_probs: bool = False
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
+
+    def end_ids(self, defaults: Set[int]) -> Set[int]:
+        """The ids that end the output; `defaults` are the engine's own."""
+        if self.end_id is None:
+            return defaults
+        return frozenset([self.end_id] if self.end_id >= 0 else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,14 +94,14 @@ def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
         if name not in tensors:
             raise InvalidArgument(f"{name}: missing; it is required")
     input_ids = tensors["input_ids"].ravel().tolist()
-    length = _scalar("input_lengths", tensors["input_lengths"])
+    length = scalar("input_lengths", tensors["input_lengths"])
     if length != len(input_ids):
         raise InvalidArgument(f"input_lengths={length}: input_ids has {len(input_ids)} tokens")
     return EngineRequest(
         input_ids=input_ids,
         sampling=SamplingParams(
             **{
-                attr: _scalar(name, tensors[name])
+                attr: scalar(name, tensors[name])
                 for name, attr in _SAMPLING.items()
                 if name in tensors
             }
@@ -111,7 +111,7 @@ def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
         guide=_guide(tensors),
         **{
             "streaming": False,
-            **{name: _scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
+            **{name: scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
         },
     )
 
@@ -186,11 +186,12 @@ def _is_given(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> bool:
 def _text(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
     if not _is_given(name, tensors):
         raise InvalidArgument(f"{name}: missing; it is required")
-    value = _scalar(name, tensors[name])
+    value = scalar(name, tensors[name])
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _scalar(name: str, tensor: npt.NDArray[Any]) -> Any:
+def scalar(name: str, tensor: npt.NDArray[Any]) -> Any:
+    """The only value of a tensor; raises E1005 if it has none or several."""
     if tensor.size != 1:
         raise InvalidArgument(f"{name}: shape {list(tensor.shape)}; must hold one value")
     return tensor.item()

@@ -10,7 +10,7 @@ from pathlib import Path
 from cog_triton.artifact import compatibility
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
-from cog_triton.engines.mock.mock_directory import make
+from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.serving.weights import engine_directory
@@ -64,7 +64,7 @@ async def _directory(settings: Settings, weights: str | None) -> Path:
             f"COG_WEIGHTS={weights!r}: not with COG_TRITON_ENGINE={settings.cog_triton_engine},"
             " which needs no weights; set one of them"
         )
-    return make(settings.work_dir / "engines")
+    return make_engine(settings.work_dir / "engines")
 
 
 def fresh_run_dir(work_dir: Path) -> Path:

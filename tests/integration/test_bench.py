@@ -160,7 +160,7 @@ def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[s
     ],
 )
 def test_every_target(target: str, more: list[str], mock: Stack, tmp_path: Path) -> None:
-    engine = mock_directory.make(tmp_path)
+    engine = mock_directory.make_engine(tmp_path)
     bench(
         mock,
         *("--target", target, "--unit", "concurrency", "--rate", 3, "--requests", 7),

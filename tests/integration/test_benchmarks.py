@@ -117,8 +117,8 @@ def test_all_of_them_print_one_table_and_end_well_whatever_they_find(tmp_path: P
 def test_the_originals_way_over_the_real_triton_says_what_the_mock_says(
     original: Server, tmp_path: Path
 ) -> None:
-    engine = mock_directory.make(tmp_path)
-    ids = mock_directory.read(engine).output_ids
+    engine = mock_directory.make_engine(tmp_path)
+    ids = mock_directory.read_model(engine).output_ids
     answer = httpx.post(
         f"{original.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
     ).json()

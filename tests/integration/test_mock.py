@@ -32,14 +32,14 @@ FREED_S = 10
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mock_directory.make(tmp_path_factory.mktemp("engines"))
+    return mock_directory.make_engine(tmp_path_factory.mktemp("engines"))
 
 
 class Says:
     """What the mock says, which is known beforehand."""
 
     def __init__(self, engine: Path) -> None:
-        self._ids = mock_directory.read(engine).output_ids
+        self._ids = mock_directory.read_model(engine).output_ids
         self._tokenizer = EngineTokenizer.load(engine)
 
     def ids(self, count: int) -> list[int]:

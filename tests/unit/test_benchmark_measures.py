@@ -334,7 +334,7 @@ def test_the_originals_way_reads_events_in_every_cut() -> None:
 
 
 def test_the_originals_ensemble(tmp_path: Path) -> None:
-    family = MockFamily.open(mock_directory.make(tmp_path / "engines"))
+    family = MockFamily.open(mock_directory.make_engine(tmp_path / "engines"))
     made = render_repository(family, ServeConfig(), tmp_path / "repository")
     repository.reshape(made)
     ensemble = read_config(made / "ensemble" / "config.pbtxt")

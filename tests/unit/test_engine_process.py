@@ -1,4 +1,4 @@
-"""The engine in a process of its own: events come back, and no request is left without an end."""
+"""Engine process: events come back from the child, and every request gets its last event."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_step_of_every_request_comes_back_in_order(tmp_path: Path) -> None
         until_idle(engine)
 
 
-def test_a_reader_that_is_behind_gets_what_has_come_at_once(tmp_path: Path) -> None:
+def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         behind, others = threading.Event(), Inbox()
         slow: list[TokenEvent] = []
@@ -137,7 +137,7 @@ def test_a_reader_that_is_behind_gets_what_has_come_at_once(tmp_path: Path) -> N
         ]
 
 
-def test_a_stream_that_waits_for_its_first_token_goes_before_others() -> None:
+def test_first_tokens_are_emitted_before_later_ones() -> None:
     ours, theirs = Pipe()
     link, order = EngineLink(ours, 4, lambda: None), queue.Queue[str]()
     for handle, name in enumerate(["first", "second", "third"]):
@@ -154,7 +154,7 @@ def test_a_stream_that_waits_for_its_first_token_goes_before_others() -> None:
     assert not link._begun
 
 
-def test_tokens_that_came_with_an_error_come_before_it() -> None:
+def test_tokens_are_emitted_before_the_error_they_came_with() -> None:
     link = engine_process._joined(
         [
             (1, TokenEvent([5], [0.5])),
@@ -169,14 +169,14 @@ def test_tokens_that_came_with_an_error_come_before_it() -> None:
     assert other == 2
 
 
-def test_a_message_larger_than_any_socket_buffer_comes_through(tmp_path: Path) -> None:
+def test_a_message_larger_than_any_socket_buffer_arrives(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         inbox = Inbox()
         submit(engine, request(HUGE, *range(10**6), max_tokens=1), inbox)
         assert len(inbox.next().token_ids) == 10**6
 
 
-def test_a_refused_request_ends_with_its_own_error_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_refused_request_ends_with_its_error_and_others_continue(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         other, refused = Inbox(), Inbox()
         submit(engine, request(1, max_tokens=50), other)
@@ -187,7 +187,7 @@ def test_a_refused_request_ends_with_its_own_error_and_harms_nobody(tmp_path: Pa
         assert sum(len(event.token_ids) for event in other.until_end()) == 50
 
 
-def test_a_refused_request_is_told_when_nothing_else_runs(tmp_path: Path) -> None:
+def test_a_refused_request_gets_its_error_from_an_idle_engine(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         inbox = Inbox()
         submit(engine, request(REFUSED), inbox)
@@ -195,7 +195,7 @@ def test_a_refused_request_is_told_when_nothing_else_runs(tmp_path: Path) -> Non
         until_idle(engine)
 
 
-def test_the_only_request_ends_when_it_is_cancelled(tmp_path: Path) -> None:
+def test_cancel_ends_the_only_request(tmp_path: Path) -> None:
     """No other message follows that could wake the child."""
     with running(tmp_path) as (engine, _):
         inbox = Inbox()
@@ -206,7 +206,7 @@ def test_the_only_request_ends_when_it_is_cancelled(tmp_path: Path) -> None:
         until_idle(engine)
 
 
-def test_one_of_several_is_cancelled(tmp_path: Path) -> None:
+def test_cancel_ends_one_of_several_requests(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         endless, short = Inbox(), Inbox()
         handle = submit(engine, request(1, max_tokens=FOREVER), endless)
@@ -217,7 +217,7 @@ def test_one_of_several_is_cancelled(tmp_path: Path) -> None:
         assert short.until_end()[-1].finish == "length"
 
 
-def test_cancelling_what_is_unknown_or_over_is_no_error(tmp_path: Path) -> None:
+def test_cancelling_unknown_or_ended_requests_is_no_error(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         inbox = Inbox()
         handle = submit(engine, request(1), inbox)
@@ -228,7 +228,7 @@ def test_cancelling_what_is_unknown_or_over_is_no_error(tmp_path: Path) -> None:
         assert inbox.until_end()[-1].finish == "length"
 
 
-def test_stats_count_what_runs_and_what_waits(tmp_path: Path) -> None:
+def test_stats_count_active_and_waiting_requests(tmp_path: Path) -> None:
     with running(tmp_path, max_batch_size=2) as (engine, _):
         assert engine.stats() == EngineStats(0, 0, 2)
         inboxes = [Inbox() for _ in range(5)]
@@ -240,7 +240,7 @@ def test_stats_count_what_runs_and_what_waits(tmp_path: Path) -> None:
         assert engine.stats() == EngineStats(0, 0, 2)
 
 
-def test_close_leaves_no_process(tmp_path: Path) -> None:
+def test_close_ends_the_child(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, pid):
         assert exists(pid)
         engine.close()
@@ -248,7 +248,7 @@ def test_close_leaves_no_process(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_close_ends_what_still_runs(tmp_path: Path) -> None:
+def test_close_ends_running_requests(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, pid):
         inbox = Inbox()
         submit(engine, request(1, max_tokens=FOREVER), inbox)
@@ -258,7 +258,7 @@ def test_close_ends_what_still_runs(tmp_path: Path) -> None:
         assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
 
 
-def test_after_kill_9_every_request_ends_with_e2105(tmp_path: Path) -> None:
+def test_sigkill_of_the_child_ends_every_request_with_e2105(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, pid):
         inboxes = [Inbox() for _ in range(8)]
         for inbox in inboxes:
@@ -271,7 +271,7 @@ def test_after_kill_9_every_request_ends_with_e2105(tmp_path: Path) -> None:
         assert engine.stats().active == 0
 
 
-def test_after_kill_9_later_requests_end_with_e2105(tmp_path: Path) -> None:
+def test_requests_after_sigkill_of_the_child_end_with_e2105(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, pid):
         os.kill(pid, signal.SIGKILL)
         for _ in range(3):
@@ -283,7 +283,7 @@ def test_after_kill_9_later_requests_end_with_e2105(tmp_path: Path) -> None:
         assert engine.stats().active == 0
 
 
-def test_an_owner_that_died_first_leaves_nothing_to_tell(tmp_path: Path) -> None:
+def test_death_of_the_child_after_its_owner_is_no_error(tmp_path: Path) -> None:
     """When Triton cannot start, a traceback of ours would hide its own last words in its log."""
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
@@ -349,7 +349,7 @@ def test_an_engine_that_raises_ends_every_request_and_its_process(
     assert "ZeroDivisionError: the engine broke" in capfd.readouterr().err
 
 
-def test_an_engine_that_does_not_load_says_why(
+def test_an_engine_that_does_not_load_raises_its_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pid_file = tmp_path / "pid"
@@ -359,7 +359,7 @@ def test_an_engine_that_does_not_load_says_why(
 
 
 @pytest.mark.parametrize("engine", ["no_such_module:Engine", "step_engines:NoSuchEngine"])
-def test_an_engine_that_does_not_exist_is_an_error(
+def test_an_engine_class_that_does_not_exist_is_an_error(
     engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RuntimeError, match="the engine did not load"):
@@ -367,7 +367,7 @@ def test_an_engine_that_does_not_exist_is_an_error(
     assert engine.split(":")["No" in engine] in capfd.readouterr().err
 
 
-def test_the_opener_opens_with_the_models_parameters(tmp_path: Path) -> None:
+def test_opener_passes_the_models_parameters(tmp_path: Path) -> None:
     engine = EngineProcess.opener(ENGINE)({"max_batch_size": "7"})
     try:
         assert engine.stats().max_batch_size == 7

@@ -1,4 +1,4 @@
-"""An engine directory finds its family, or an error that says what it holds instead."""
+"""Engine registry: finds the family of an engine directory, or says what the directory holds."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from cog_triton.engines.registry import FAMILIES, open_engine
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 
 
-def test_families_have_names_of_their_own() -> None:
+def test_family_names_are_unique() -> None:
     names = [family.name for family in FAMILIES]
     assert len(set(names)) == len(names)
     assert all(issubclass(family, EngineFamily) for family in FAMILIES)
 
 
-def test_an_openvino_engine(tmp_path: Path) -> None:
+def test_an_openvino_engine_is_opened(tmp_path: Path) -> None:
     family = open_engine(engine(tmp_path))
     assert isinstance(family, OpenVINOFamily)
     assert family.directory == tmp_path
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="no-such"):
         open_engine(tmp_path / "no-such")
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "engine.tar").write_bytes(b"")
     with pytest.raises(ModelUnavailable, match=r"engine\.tar"):
         open_engine(tmp_path / "engine.tar")
 
 
-def test_an_empty_directory(tmp_path: Path) -> None:
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineCorrupt, match=r"openvino.*it holds nothing"):
         open_engine(tmp_path)
 
 
-def test_a_directory_of_something_else(tmp_path: Path) -> None:
+def test_an_unknown_directory_is_refused_with_its_content(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"file{number:02}").touch()
     with pytest.raises(EngineCorrupt, match="file00, file01") as caught:
@@ -49,7 +49,7 @@ def test_a_directory_of_something_else(tmp_path: Path) -> None:
     assert "file20" not in caught.value.detail
 
 
-def test_an_engine_that_is_damaged(tmp_path: Path) -> None:
+def test_a_damaged_engine_is_refused(tmp_path: Path) -> None:
     (engine(tmp_path) / "config.json").write_text("{")
     with pytest.raises(EngineCorrupt, match=r"config\.json"):
         open_engine(tmp_path)

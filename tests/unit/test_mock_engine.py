@@ -1,4 +1,4 @@
-"""The mock's thread: what it is asked to say is said, and it can be stopped at any time."""
+"""Mock engine: its thread emits every token of every stream, and can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("tps", [0, 2000])
-def test_many_streams_at_once_all_say_it_to_the_end(tps: float) -> None:
+def test_concurrent_streams_all_send_their_whole_output(tps: float) -> None:
     with running(tps=tps) as engine:
         asked = [Asked(engine, max_tokens=100 + number) for number in range(32)]
         for number, each in enumerate(asked):
@@ -74,11 +74,11 @@ def test_many_streams_at_once_all_say_it_to_the_end(tps: float) -> None:
         assert engine.stats() == EngineStats(0, 0, 256)
 
 
-def test_waits_of_microseconds_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_of_microseconds_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """SimpleQueue's do not where threads contend: one in a thousand streams never began."""
-    pause = MockEngine._pause
+    pause = MockEngine._wait_s
     monkeypatch.setattr(
-        MockEngine, "_pause", lambda engine: None if pause(engine) is None else 1e-6
+        MockEngine, "_wait_s", lambda engine: None if pause(engine) is None else 1e-6
     )
     interval = sys.getswitchinterval()
     with running(tps=1000) as engine:
@@ -100,13 +100,13 @@ def test_waits_of_microseconds_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked.until_end()[0] == said(1000)
 
 
-def test_flat_out_every_token_is_a_response_of_its_own() -> None:
+def test_at_unlimited_rate_every_token_is_one_response() -> None:
     with running(tps=0) as engine:
         asked = Asked(engine, max_tokens=500)
         assert all(len(asked.next().token_ids) == 1 for _ in range(500))
 
 
-def test_cancelling_ends_a_stream_and_no_other() -> None:
+def test_cancel_ends_only_its_own_stream() -> None:
     with running(tps=0, max_batch_size=1) as engine:
         running_one, waiting = Asked(engine, max_tokens=FOREVER), Asked(engine, max_tokens=2)
         running_one.next()
@@ -121,7 +121,7 @@ def test_cancelling_ends_a_stream_and_no_other() -> None:
         assert Asked(engine, max_tokens=1).until_end()[0] == said(1)
 
 
-def test_one_that_waits_for_its_prefill_can_be_cancelled() -> None:
+def test_cancel_during_prefill_ends_the_stream() -> None:
     with running(prefill_ms=60_000) as engine:
         asked = Asked(engine)
         engine.cancel(asked.handle)
@@ -129,12 +129,12 @@ def test_one_that_waits_for_its_prefill_can_be_cancelled() -> None:
         assert engine.stats().active == 0
 
 
-def test_a_stream_that_lasts_does_not_hold_up_closing() -> None:
+def test_close_does_not_wait_for_long_streams() -> None:
     with running(tps=0) as engine:
         Asked(engine, max_tokens=FOREVER).next()
 
 
-def test_a_refused_request_gets_its_error_and_others_go_on() -> None:
+def test_a_refused_request_gets_its_error_and_others_continue() -> None:
     with running(tps=0) as engine:
         other = Asked(engine, max_tokens=2000)
         _, last = Asked(engine, prompt=0).until_end()
@@ -144,7 +144,7 @@ def test_a_refused_request_gets_its_error_and_others_go_on() -> None:
         assert other.until_end()[0] == said(2000)
 
 
-def test_an_engine_that_hangs_is_silent_and_can_be_closed() -> None:
+def test_a_hanging_engine_sends_nothing_and_can_be_closed() -> None:
     with running(tps=0) as engine:
         other = Asked(engine, max_tokens=FOREVER, tps=1.0)
         hanging = Asked(engine, max_tokens=5, inject="hang", inject_after=2)
@@ -179,16 +179,18 @@ def process(engine_dir: Path, values: str, emit: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_crash_is_the_death_of_its_process(tmp_path: Path) -> None:
+def test_an_injected_crash_kills_the_process(tmp_path: Path) -> None:
     values = "{'inject': 'crash', 'inject_after': 3}"
     code, output = process(
-        mock_directory.make(tmp_path), values, "lambda event: print(*event.token_ids, flush=True)"
+        mock_directory.make_engine(tmp_path),
+        values,
+        "lambda event: print(*event.token_ids, flush=True)",
     )
     assert code == -9
     assert len(output.split()) == 3
 
 
-def test_a_thread_that_dies_takes_its_process_along(tmp_path: Path) -> None:
-    code, output = process(mock_directory.make(tmp_path), "{}", "lambda event: 1 / 0")
+def test_an_exception_in_the_thread_ends_the_process(tmp_path: Path) -> None:
+    code, output = process(mock_directory.make_engine(tmp_path), "{}", "lambda event: 1 / 0")
     assert code == 1
     assert "ZeroDivisionError" in output

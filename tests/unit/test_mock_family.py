@@ -1,4 +1,4 @@
-"""The mock's engine directory, options and inputs, and what is rendered of them."""
+"""Mock family: engine directory, options, request inputs and the rendered repository."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cog_triton.triton.serve_config import ServeConfig
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mock_directory.make(tmp_path_factory.mktemp("engines"))
+    return mock_directory.make_engine(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,10 @@ def tokenizer(engine: Path) -> EngineTokenizer:
     return EngineTokenizer.load(engine)
 
 
-def test_the_directory_is_made_once_and_is_whole(tmp_path: Path) -> None:
-    made = mock_directory.make(tmp_path / "engines")
+def test_the_directory_is_made_once_and_matches_its_manifest(tmp_path: Path) -> None:
+    made = mock_directory.make_engine(tmp_path / "engines")
     before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
-    assert mock_directory.make(tmp_path / "engines") == made
+    assert mock_directory.make_engine(tmp_path / "engines") == made
     assert {path: path.stat().st_mtime_ns for path in made.iterdir()} == before
     assert [path.name for path in (tmp_path / "engines").iterdir()] == [made.name]
     manifest = engine_manifest.load(made)
@@ -54,17 +54,19 @@ def test_the_directory_is_made_once_and_is_whole(tmp_path: Path) -> None:
     assert engine_manifest.unnamed(manifest, engine_manifest.files_of(made)) == []
 
 
-def test_it_is_the_same_everywhere(engine: Path, tmp_path: Path) -> None:
-    other = mock_directory.make(tmp_path)
+def test_the_directory_has_identical_content_wherever_it_is_made(
+    engine: Path, tmp_path: Path
+) -> None:
+    other = mock_directory.make_engine(tmp_path)
     assert other.name == engine.name
     for path in engine.iterdir():
         assert (other / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_output_is_the_passage_whatever_it_is_cut_into(
+def test_output_decodes_to_the_passage_however_it_is_split(
     engine: Path, tokenizer: EngineTokenizer
 ) -> None:
-    ids = mock_directory.read(engine).output_ids
+    ids = mock_directory.read_model(engine).output_ids
     stream = Detokenizer(tokenizer.tokenizer)
     pieces = [stream.feed([token]) for token in ids]
     assert "".join(pieces) + stream.flush() == PASSAGE
@@ -73,7 +75,7 @@ def test_the_output_is_the_passage_whatever_it_is_cut_into(
     assert len(ids) < len(PASSAGE.split()) * 2, "words are tokens"
 
 
-def test_known_words_are_one_token_and_others_are_bytes(tokenizer: EngineTokenizer) -> None:
+def test_known_words_are_one_token_and_others_one_per_byte(tokenizer: EngineTokenizer) -> None:
     assert len(WORDS.split()) > 300
     assert len(tokenizer.encode("Tell me about the sea")) == 5
     for text in ("xylophone", "größer 日本 🌊", "a  b\n\n\tc", "don't", ""):
@@ -82,13 +84,13 @@ def test_known_words_are_one_token_and_others_are_bytes(tokenizer: EngineTokeniz
     assert len(tokenizer.encode("🌊")) == 4
 
 
-def test_prompts_of_bench_have_a_token_for_each_word(tokenizer: EngineTokenizer) -> None:
+def test_bench_prompts_have_one_token_per_word(tokenizer: EngineTokenizer) -> None:
     prompts = Prompts(Options(url="", requests=1, input_lengths=parse("--n_input_tokens", "100")))
     for number in range(20):
         assert len(tokenizer.encode(prompts.get(number).text)) == 100
 
 
-def test_chats_are_rendered(tokenizer: EngineTokenizer) -> None:
+def test_chat_template_renders(tokenizer: EngineTokenizer) -> None:
     messages = parse_messages(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]
     )
@@ -102,7 +104,7 @@ def test_chats_are_rendered(tokenizer: EngineTokenizer) -> None:
     assert [ids.count(token) for token in special] == [3, 2]
 
 
-def test_the_family_knows_its_engine(engine: Path, tmp_path: Path) -> None:
+def test_family_matches_and_opens_its_engine(engine: Path, tmp_path: Path) -> None:
     assert not MockFamily.matches(tmp_path)
     family = open_engine(engine)
     assert isinstance(family, MockFamily)
@@ -123,15 +125,17 @@ def test_the_family_knows_its_engine(engine: Path, tmp_path: Path) -> None:
         {"max_seq_len": "many"},
     ],
 )
-def test_a_broken_engine_is_told(change: dict[str, Any], engine: Path, tmp_path: Path) -> None:
+def test_invalid_mock_json_values_are_refused(
+    change: dict[str, Any], engine: Path, tmp_path: Path
+) -> None:
     content = json.loads((engine / "mock.json").read_text())
     (tmp_path / "mock.json").write_text(json.dumps({**content, **change}))
     with pytest.raises(EngineCorrupt, match=r"mock\.json: not a mock engine"):
-        mock_directory.read(tmp_path)
+        mock_directory.read_model(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}"])
-def test_a_file_that_is_no_engine_is_told(text: str, tmp_path: Path) -> None:
+def test_a_malformed_mock_json_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "mock.json").write_text(text)
     with pytest.raises(EngineCorrupt, match=r"mock\.json: not a mock engine"):
         open_engine(tmp_path)
@@ -148,7 +152,7 @@ ALL = {
 }
 
 
-def test_options_are_read_from_yaml_and_from_parameters() -> None:
+def test_options_parse_from_yaml_and_from_parameters() -> None:
     assert MockOptions.parse({}) == MockOptions()
     assert MockOptions.parse(ALL) == MockOptions(**ALL)  # type: ignore[arg-type]
     assert MockOptions.parse({name: str(value) for name, value in ALL.items()}) == (
@@ -176,18 +180,18 @@ def test_options_are_read_from_yaml_and_from_parameters() -> None:
         ("join", None, "true or false"),
     ],
 )
-def test_bad_options_are_named(name: str, value: Any, rule: str) -> None:
+def test_invalid_options_are_refused_by_name(name: str, value: Any, rule: str) -> None:
     with pytest.raises(InvalidPredictorConfig) as caught:
         MockOptions.parse({name: value})
     assert f"tensorrt_llm.args.{name}={value!r}: must be {rule}" in caught.value.detail
 
 
-def test_unknown_options_are_refused_with_the_nearest() -> None:
+def test_unknown_options_are_refused_with_a_suggestion() -> None:
     with pytest.raises(InvalidPredictorConfig, match=r"tpss=1.*did you mean 'tps'"):
         MockOptions.parse({"tpss": 1})
 
 
-def test_the_rendered_repository(engine: Path, tmp_path: Path) -> None:
+def test_rendered_repository_has_the_options_and_extra_inputs(engine: Path, tmp_path: Path) -> None:
     family = MockFamily.open(engine)
     repository = render_repository(family, ServeConfig({"tensorrt_llm": ALL}), tmp_path / "repo")
     assert max_batch_size(repository) == 8
@@ -205,7 +209,7 @@ def test_the_rendered_repository(engine: Path, tmp_path: Path) -> None:
     assert text.parameters["tokenizer_dir"].string_value == str(engine)
 
 
-def test_settings_go_before_the_serve_config() -> None:
+def test_environment_settings_override_the_serve_config() -> None:
     config = ServeConfig({"tensorrt_llm": {"tps": 1, "jitter": 0.5}, "ensemble": {"a": 1}})
     assert config.with_defaults("tensorrt_llm", {"tps": 9}).arguments == {
         "tensorrt_llm": {"tps": 9, "jitter": 0.5},
@@ -219,13 +223,13 @@ def tensors(**own: Any) -> dict[str, Any]:
     return {**tensors_of(tensor_contract.encode_request(plain)), **own}
 
 
-def test_a_request_without_inputs_of_the_mock() -> None:
+def test_a_request_without_mock_inputs_uses_the_server_options() -> None:
     request = decode_request(tensors())
     assert (request.tps, request.inject, request.inject_after) == (None, None, 0)
     assert (request.input_ids, request.sampling.max_tokens) == ([1, 2], 3)
 
 
-def test_a_request_with_all_of_them() -> None:
+def test_a_request_with_all_mock_inputs_is_decoded() -> None:
     request = decode_request(
         tensors(
             tps=np.array([[33.5]], np.float32),
@@ -261,7 +265,7 @@ def test_a_request_with_all_of_them() -> None:
         ("inject", [["\u00fc"]], "inject='\u00fc': must be one of"),
     ],
 )
-def test_bad_inputs_are_named(name: str, value: Any, text: str) -> None:
+def test_invalid_mock_inputs_are_refused_by_name(name: str, value: Any, text: str) -> None:
     kind = object if name == "inject" else np.float32 if name in ("tps", "jitter") else np.int32
     with pytest.raises(InvalidArgument) as caught:
         decode_request(tensors(**{name: np.array(value, kind)}))

@@ -1,4 +1,4 @@
-"""The mock keeps its times: by a clock of the tests, so that nothing here waits."""
+"""Scheduler of the mock engine, on a fake clock: rates, slots, coalescing, cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mock_requests import MODEL, PASSAGE, request, said
 
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.scheduler import Scheduler
-from cog_triton.engines.mock.token_schedule import Timetable
+from cog_triton.engines.mock.token_schedule import TokenSchedule
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, PromptTooLong, TritonUnknownError
 
@@ -67,7 +67,7 @@ def test_tokens_come_at_the_rate_and_the_last_ends_the_stream() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.001, 0.03), st.floats(0, 0.004), st.integers(1, 7))
-def test_being_late_does_not_add_up(late: float, cost: float, streams: int) -> None:
+def test_delays_do_not_accumulate(late: float, cost: float, streams: int) -> None:
     """However late each token is, the last ones are no later than the first."""
     world = World(tps=100)
     for handle in range(streams):
@@ -80,7 +80,7 @@ def test_being_late_does_not_add_up(late: float, cost: float, streams: int) -> N
         assert max(lateness) <= late + (streams + 1) * cost + 0.01 + 1e-9
 
 
-def test_who_is_late_sends_all_that_is_due_in_one_response() -> None:
+def test_a_late_stream_coalesces_all_due_tokens_into_one_response() -> None:
     world = World(tps=100)
     world.scheduler.submit(1, request(FOREVER))
     world.now += 0.0351
@@ -90,7 +90,7 @@ def test_who_is_late_sends_all_that_is_due_in_one_response() -> None:
     assert world.ids(1) == said(4)[3:]
 
 
-def test_told_not_to_join_it_sends_what_is_late_one_by_one_and_streams_take_turns() -> None:
+def test_without_join_late_tokens_are_sent_one_by_one_and_streams_alternate() -> None:
     world = World(tps=100, join=False)
     world.scheduler.submit(1, request(3))
     world.scheduler.submit(2, request(4, tokens_per_response=2))
@@ -105,7 +105,7 @@ def test_told_not_to_join_it_sends_what_is_late_one_by_one_and_streams_take_turn
     ]
 
 
-def test_told_not_to_join_it_keeps_the_rate() -> None:
+def test_without_join_the_rate_is_kept() -> None:
     world = World(tps=100, join=False)
     world.scheduler.submit(1, request(300))
     world.run(10, late=0.035)
@@ -122,7 +122,7 @@ def test_the_end_of_a_late_stream_is_in_the_same_response() -> None:
     assert (event.token_ids, event.finish) == (said(5), "length")
 
 
-def test_prefill_takes_its_time_for_each_token() -> None:
+def test_prefill_time_is_proportional_to_the_prompt() -> None:
     world = World(tps=100, prefill_ms=2)
     world.scheduler.submit(1, request(2, prompt=50))
     world.scheduler.submit(2, request(2, prompt=50, prefill_ms=0))
@@ -150,7 +150,7 @@ def test_a_request_has_its_own_rate() -> None:
     assert world.times(2) == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_flat_out_streams_take_turns_of_one_response() -> None:
+def test_streams_at_unlimited_rate_alternate() -> None:
     world = World(tps=0, prefill_ms=1)
     world.scheduler.submit(1, request(4))
     world.scheduler.submit(2, request(4, tokens_per_response=2))
@@ -166,7 +166,7 @@ def test_flat_out_streams_take_turns_of_one_response() -> None:
     ]
 
 
-def test_a_slow_stream_comes_through_between_flat_out_ones() -> None:
+def test_streams_at_unlimited_rate_do_not_delay_a_slow_one() -> None:
     world = World(tps=0)
     for handle in range(3):
         world.scheduler.submit(handle, request(FOREVER))
@@ -176,7 +176,7 @@ def test_a_slow_stream_comes_through_between_flat_out_ones() -> None:
 
 
 @pytest.mark.parametrize("jitter", [0.3, 1.0])
-def test_jitter_stays_around_the_time_and_follows_the_seed(jitter: float) -> None:
+def test_jitter_is_bounded_and_reproducible_by_seed(jitter: float) -> None:
     def times(seed: int) -> list[float]:
         world = World(tps=100, jitter=jitter)
         world.scheduler.submit(1, request(2000, seed=seed))
@@ -195,14 +195,12 @@ def test_jitter_stays_around_the_time_and_follows_the_seed(jitter: float) -> Non
 
 @settings(deadline=None)
 @given(st.floats(0.1, 1e5), st.floats(0, 1), st.integers(0, 2**64 - 1), st.integers(1, 10**6))
-def test_no_token_is_due_before_the_one_ahead(
-    tps: float, jitter: float, seed: int, token: int
-) -> None:
-    table = Timetable(0.0, tps, jitter, seed)
+def test_due_times_never_decrease(tps: float, jitter: float, seed: int, token: int) -> None:
+    table = TokenSchedule(0.0, tps, jitter, seed)
     assert table.due(token) <= table.due(token + 1)
 
 
-def test_who_finds_no_slot_waits_and_begins_then() -> None:
+def test_a_request_without_a_slot_waits_in_the_queue() -> None:
     world = World(tps=10, max_batch_size=2)
     for handle in (1, 2, 3, 4):
         world.scheduler.submit(handle, request(handle + 1))
@@ -214,7 +212,7 @@ def test_who_finds_no_slot_waits_and_begins_then() -> None:
     assert all(world.ids(handle) == said(handle + 1) for handle in (1, 2, 3, 4))
 
 
-def test_a_cancelled_stream_says_no_more_and_gives_its_slot_away() -> None:
+def test_cancel_silences_a_stream_and_frees_its_slot() -> None:
     world = World(tps=10, max_batch_size=1)
     world.scheduler.submit(1, request(FOREVER))
     world.scheduler.submit(2, request(2))
@@ -227,7 +225,7 @@ def test_a_cancelled_stream_says_no_more_and_gives_its_slot_away() -> None:
     assert world.scheduler.next_due() is None
 
 
-def test_one_that_waits_or_is_ready_to_be_sent_can_be_cancelled() -> None:
+def test_cancel_works_while_queued_and_while_due() -> None:
     world = World(tps=10, max_batch_size=2)
     for handle in (1, 2, 3):
         world.scheduler.submit(handle, request(3))
@@ -241,7 +239,7 @@ def test_one_that_waits_or_is_ready_to_be_sent_can_be_cancelled() -> None:
     assert not world.scheduler.cancel(99)
 
 
-def test_a_stop_word_is_made_but_not_sent() -> None:
+def test_a_stop_word_is_generated_but_not_sent() -> None:
     world = World(tps=10)
     world.scheduler.submit(1, request(50, stop_words=((12, 13),)))
     world.scheduler.submit(2, request(50, end_id=12))
@@ -253,7 +251,7 @@ def test_a_stop_word_is_made_but_not_sent() -> None:
     assert world.events[2][-1][0] == pytest.approx(1000.3)
 
 
-def test_log_probs_are_there_when_asked_for() -> None:
+def test_log_probs_are_sent_on_request() -> None:
     world = World(tps=0)
     world.scheduler.submit(1, request(2, return_log_probs=True))
     world.scheduler.submit(2, request(2))
@@ -262,7 +260,7 @@ def test_log_probs_are_there_when_asked_for() -> None:
     assert [event.log_probs for _, event in world.events[2]] == [[], []]
 
 
-def test_an_injected_error_ends_its_request_alone() -> None:
+def test_an_injected_error_ends_only_its_own_request() -> None:
     world = World(tps=10)
     world.scheduler.submit(1, request(5, inject="error", inject_after=3))
     world.scheduler.submit(2, request(5))
@@ -276,7 +274,7 @@ def test_an_injected_error_ends_its_request_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["crash", "hang"])
 @pytest.mark.parametrize("rate", [0, 10])
-def test_an_injected_end_of_everything(kind: Any, rate: float) -> None:
+def test_an_injected_crash_or_hang_is_reported_at_its_token(kind: Any, rate: float) -> None:
     world = World(tps=rate)
     world.scheduler.submit(1, request(5, inject=kind, inject_after=2))
     for _ in range(9):
@@ -297,7 +295,7 @@ def test_an_injected_end_of_everything(kind: Any, rate: float) -> None:
         ({"guide": "{}"}, InvalidArgument, "guided_decoding_guide: this engine"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
+def test_unservable_requests_are_refused(
     values: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     world = World()
@@ -313,7 +311,7 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
         World().scheduler.submit(1, replace(request(), input_ids=[3, token]))
 
 
-def test_no_request_starves_whatever_comes_beside_it() -> None:
+def test_no_request_starves() -> None:
     world = World(tps=0, max_batch_size=3)
     handles = itertools.count()
     for _ in range(30):

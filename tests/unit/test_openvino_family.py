@@ -1,4 +1,4 @@
-"""What an OpenVINO engine directory and its options may say."""
+"""OpenVINO family: engine directory, options and the rendered model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine(directory: Path, model: Any = MODEL, build: Any = BUILD) -> Path:
     return directory
 
 
-def test_the_config(tmp_path: Path) -> None:
+def test_config_is_read(tmp_path: Path) -> None:
     config = read_config(engine(tmp_path))
     assert config.vocab_size == 49152
     assert (config.eos_ids, config.pad_id) == ((2,), 1)
@@ -37,20 +37,20 @@ def test_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(None, ()), (0, (0,)), ([2, 7], (2, 7)), ([], ())])
-def test_end_ids(eos: Any, ids: tuple[int, ...], tmp_path: Path) -> None:
+def test_end_ids_may_be_one_several_or_none(eos: Any, ids: tuple[int, ...], tmp_path: Path) -> None:
     assert read_config(engine(tmp_path, {**MODEL, "eos_token_id": eos})).eos_ids == ids
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "3", "{}", '{"pretrained_config": [], "build_config": {}}']
 )
-def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
+def test_a_malformed_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(EngineCorrupt, match=r"config\.json"):
         read_config(tmp_path)
 
 
-def test_a_config_that_is_missing_or_binary(tmp_path: Path) -> None:
+def test_a_missing_or_binary_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineCorrupt, match=r"config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\0")
@@ -74,7 +74,7 @@ def test_token_ids_must_be_integers(key: str, value: Any, tmp_path: Path) -> Non
         read_config(engine(tmp_path, {**MODEL, key: value}))
 
 
-def test_the_family_knows_its_engines(tmp_path: Path) -> None:
+def test_family_matches_and_opens_its_engines(tmp_path: Path) -> None:
     assert not OpenVINOFamily.matches(tmp_path)
     family = OpenVINOFamily.open(engine(tmp_path))
     assert OpenVINOFamily.matches(tmp_path)
@@ -94,7 +94,7 @@ def test_options_have_defaults() -> None:
 
 
 @given(st.integers(0, 10**9), st.booleans())
-def test_options_are_read_from_yaml_and_from_parameters(number: int, switch: bool) -> None:
+def test_options_parse_from_yaml_and_from_parameters(number: int, switch: bool) -> None:
     expected = OpenVINOOptions(max_batch_size=number, enable_kv_cache_reuse=switch)
     values: dict[str, Any] = {"max_batch_size": number, "enable_kv_cache_reuse": switch}
     assert OpenVINOOptions.parse(values) == expected
@@ -117,13 +117,13 @@ def test_options_are_read_from_yaml_and_from_parameters(number: int, switch: boo
         ("enable_kv_cache_reuse", None),
     ],
 )
-def test_bad_options_are_named(name: str, value: Any) -> None:
+def test_invalid_options_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidPredictorConfig) as caught:
         OpenVINOOptions.parse({name: value})
     assert f"tensorrt_llm.args.{name}={value!r}: must be" in caught.value.detail
 
 
-def test_unknown_options_are_refused_with_the_nearest() -> None:
+def test_unknown_options_are_refused_with_a_suggestion() -> None:
     with pytest.raises(InvalidPredictorConfig, match=r"kv_cache_gbs=1.*did you mean 'kv_cache_gb'"):
         OpenVINOOptions.parse({"kv_cache_gbs": 1})
     with pytest.raises(InvalidPredictorConfig, match="no such option"):
@@ -138,7 +138,7 @@ def rendered(directory: Path, arguments: Mapping[str, Any]) -> tuple[Any, str]:
     return config, code
 
 
-def test_the_rendered_model(tmp_path: Path) -> None:
+def test_rendered_model_has_the_options_as_parameters(tmp_path: Path) -> None:
     config, code = rendered(tmp_path, {})
     assert (config.name, config.backend, config.max_batch_size) == ("tensorrt_llm", "python", 16)
     assert config.model_transaction_policy.decoupled

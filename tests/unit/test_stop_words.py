@@ -1,4 +1,4 @@
-"""Stop words in token ids are cut, wherever they fall, and nothing else is lost or held back."""
+"""Stop words over token ids: cut wherever they fall; nothing else is lost or delayed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_stop_words_nothing_is_held_back() -> None:
     assert output.count == 1
 
 
-def test_only_what_may_begin_a_stop_word_is_held_back() -> None:
+def test_only_a_possible_beginning_of_a_stop_word_is_held_back() -> None:
     output = StopWords(((1, 2, 3),), 0)
     for token in (5, 1, 2):
         output.add(token, 0.0)

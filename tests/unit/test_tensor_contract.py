@@ -1,4 +1,4 @@
-"""Requests cross Triton unchanged: values out, tensors in, the same request again."""
+"""Tensor contract: requests survive encoding and decoding; unsupported inputs are refused."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS)
-def test_a_request_comes_back_as_it_was(request: EngineRequest) -> None:
+def test_a_request_survives_encoding_and_decoding(request: EngineRequest) -> None:
     assert (
         tensor_contract.decode_request(tensors_of(tensor_contract.encode_request(request)))
         == request
     )
 
 
-def test_every_field_of_a_request_travels() -> None:
+def test_every_field_of_a_request_is_encoded() -> None:
     """A field that is added must be added here too: nothing may be dropped on the way."""
     names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling", "guide"}
     assert names - set(tensor_contract._WORDS.values()) == set(tensor_contract._SCALARS)
@@ -101,7 +101,7 @@ def test_every_field_of_a_request_travels() -> None:
     )
 
 
-def test_the_contract_names_inputs_of_the_model() -> None:
+def test_the_contract_names_only_inputs_of_the_model() -> None:
     assert tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys() <= INPUTS.keys()
 
 
@@ -110,14 +110,14 @@ def request(**values: Any) -> Tensors:
     return tensors_of({**tensor_contract.encode_request(plain), **values})
 
 
-def test_ids_of_zero_are_sent() -> None:
+def test_token_ids_of_zero_are_sent() -> None:
     plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), end_id=0, pad_id=0)
     values = tensor_contract.encode_request(plain)
     assert (values["end_id"], values["pad_id"]) == (0, 0)
     assert "end_id" not in tensor_contract.encode_request(replace(plain, end_id=None))
 
 
-def test_the_engine_streams_only_when_asked() -> None:
+def test_streaming_is_off_by_default() -> None:
     tensors = request()
     del tensors["streaming"]
     assert tensor_contract.decode_request(tensors).streaming is False
@@ -142,7 +142,7 @@ def test_lengths_must_agree() -> None:
         tensor_contract.decode_request(request(input_lengths=4))
 
 
-def test_sampling_values_are_checked_on_this_side_too() -> None:
+def test_decoding_checks_sampling_values() -> None:
     with pytest.raises(InvalidArgument, match="temperature=-1"):
         tensor_contract.decode_request(request(temperature=-1))
 
@@ -157,26 +157,26 @@ UNSUPPORTED = sorted(
 
 
 @pytest.mark.parametrize("name", [name for name in UNSUPPORTED if name in tensor_contract._NEUTRAL])
-def test_an_input_that_is_not_supported_may_be_off(name: str) -> None:
+def test_unsupported_inputs_with_neutral_values_are_accepted(name: str) -> None:
     tensors = request(**{name: tensor_contract._NEUTRAL[name]})
     assert tensor_contract.decode_request(tensors) == tensor_contract.decode_request(request())
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_input_that_is_not_supported_is_refused_by_name(name: str) -> None:
+def test_unsupported_inputs_are_refused_by_name(name: str) -> None:
     dtype = request(**{name: 0})[name].dtype
     value = not tensor_contract._NEUTRAL.get(name, 0) if dtype == np.bool_ else 3
     with pytest.raises(InvalidArgument, match=rf"{name}=.*does not support {name}"):
         tensor_contract.decode_request(request(**{name: value}))
 
 
-def test_texts_and_lists_that_are_not_supported_are_refused_by_name() -> None:
+def test_unsupported_texts_and_lists_are_refused_by_name() -> None:
     bias = np.zeros((1, 8), dtype=np.float32)
     with pytest.raises(InvalidArgument, match="does not support embedding_bias"):
         tensor_contract.decode_request({**request(), "embedding_bias": bias})
 
 
-def test_tensorrt_llms_json_guide_is_any_object() -> None:
+def test_the_json_guide_type_allows_any_object() -> None:
     found = tensor_contract.decode_request(request(guided_decoding_guide_type="json"))
     assert found.guide == '{"type":"object"}'
 
@@ -193,16 +193,14 @@ def test_tensorrt_llms_json_guide_is_any_object() -> None:
         ),
     ],
 )
-def test_guides_that_cannot_be_followed_are_refused(
-    guide: dict[str, str], words: list[str]
-) -> None:
+def test_unsupported_guides_are_refused(guide: dict[str, str], words: list[str]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         tensor_contract.decode_request(request(**guide))
     for word in words:
         assert word in caught.value.detail
 
 
-def test_empty_tensors_ask_for_nothing() -> None:
+def test_empty_tensors_are_ignored() -> None:
     """Such as preprocessing makes when a request has no bad words."""
     empty = {
         "bad_words_list": np.zeros((1, 2, 0), dtype=np.int32),
@@ -221,7 +219,7 @@ def test_a_scalar_must_be_one_value() -> None:
         )
 
 
-def test_misspelt_inputs_are_refused_with_the_nearest() -> None:
+def test_misspelt_inputs_are_refused_with_a_suggestion() -> None:
     known = list(INPUTS)
     tensor_contract.refuse_unknown(["id", "triton_enable_empty_final_response"], known)
     with pytest.raises(InvalidArgument, match=r"temprature: .*did you mean 'temperature'"):
@@ -238,13 +236,13 @@ def test_words_survive_flattening(words: tuple[tuple[int, ...], ...], batched: b
     assert tensor_contract.unflatten_words(tensor[None] if batched else tensor) == words
 
 
-def test_the_format_of_words() -> None:
+def test_flattened_words_have_ids_over_end_offsets() -> None:
     """As TensorRT-LLM documents it: ids end to end; inclusive end offsets, padded with -1."""
     tensor = tensor_contract.flatten_words([(5, 6), (7,), (8, 9)])
     assert tensor.tolist() == [[5, 6, 7, 8, 9], [2, 3, 5, -1, -1]]
 
 
-def test_a_padded_tensor_of_words() -> None:
+def test_padding_of_a_words_tensor_is_ignored() -> None:
     tensor = np.array([[5, 6, 7, 0, 0], [2, 3, -1, -1, -1]], dtype=np.int32)
     assert tensor_contract.unflatten_words(tensor) == ((5, 6), (7,))
 
@@ -256,7 +254,7 @@ def test_empty_words_are_refused(words: list[tuple[int, ...]]) -> None:
 
 
 @given(st.data(), st.sampled_from([(2,), (1, 2), (3,), (1, 1), (2, 2)]), st.integers(0, 4))
-def test_any_tensor_of_words_is_read_or_refused(
+def test_any_words_tensor_is_decoded_or_refused(
     data: st.DataObject, shape: tuple[int, ...], length: int
 ) -> None:
     size = int(np.prod(shape)) * length

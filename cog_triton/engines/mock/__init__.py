@@ -1,5 +1,4 @@
-"""The mock family: real Cog and real Triton around an engine that only keeps time.
+"""Mock family: the real Cog and Triton around an engine that replays a fixed text at a set rate.
 
-It says a fixed passage over and over, at a set rate, so that everything but an engine can be
-measured and broken at will; see docs/mock.md.
+For load tests and fault injection without a model; see docs/mock.md.
 """

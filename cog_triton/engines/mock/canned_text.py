@@ -1,9 +1,8 @@
-"""What the mock says, and the words that its tokenizer knows."""
+"""Fixed output text of the mock engine, and the word list of its tokenizer."""
 
 from __future__ import annotations
 
-# Told over and over. Some of its characters are several bytes, each a token of its own, and so
-# arrive in pieces.
+# Some characters are several bytes, each a token of its own, and so span responses.
 PASSAGE = """\
 The sea was calm that morning, and the boats lay still in the harbour. An old fisherman sat on \
 the wall and mended his net. “You should go out,” said the girl, “the weather is good.” He \
@@ -19,7 +18,7 @@ they know.”
 
 """
 
-# Beside those of the passage; each with and without a capital and a space before it.
+# Words besides those of the passage.
 WORDS = """
 about above across again against all almost also always am among an and animal another answer any
 are around as ask away back be became because become been before began begin being below best better

@@ -1,4 +1,4 @@
-"""The mock as Triton's model process sees it: one thread that sends what is due, when it is."""
+"""Mock engine: one thread that emits every stream's tokens when they are due."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineStats
-from cog_triton.engines.mock.mock_directory import MockModel, read
+from cog_triton.engines.mock.mock_directory import MockModel, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.mock.scheduler import Scheduler
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import CogTritonError
 
-_GRAIN_S = 0.001
-"""Many streams share a wake-up: there is at most one in this time."""
+_MIN_WAIT_S = 0.001
+"""Shortest time between two timed wake-ups, so that many streams share one."""
 
 
 class MockEngine:
-    """Serves Triton's stub from within; see `cog_triton.engines.base.TokenEngine`.
+    """Mock engine inside Triton's stub; see `cog_triton.engines.base.TokenEngine`.
 
-    In a process of its own every token would cross one process more, which is no part of what the
-    mock is there to measure.
+    In a process of its own every token would cross one more process, which the mock is not there
+    to measure.
     """
 
     def __init__(self, model: MockModel, options: MockOptions) -> None:
         self._max_batch_size = options.max_batch_size
-        self._scheduler = Scheduler(model, options, self._break)
+        self._scheduler = Scheduler(model, options, self._inject)
         self._emitters: dict[int, Callable[[TokenEvent], None]] = {}
-        # CPython's SimpleQueue waits forever where its short timeout has passed before it waits.
+        # Workaround: SimpleQueue waits forever if its timeout has passed before it begins to wait.
         self._inbox: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._hangs = False
         self._woken = 0.0
@@ -46,9 +46,9 @@ class MockEngine:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Open what a rendered model's parameters describe."""
+        """Open the engine that a rendered model's parameters describe."""
         options = {name: value for name, value in parameters.items() if name != "engine_dir"}
-        return cls(read(Path(parameters["engine_dir"])), MockOptions.parse(options))
+        return cls(read_model(Path(parameters["engine_dir"])), MockOptions.parse(options))
 
     def submit(self, handle: int, request: Any, emit: Callable[[TokenEvent], None]) -> None:
         """See `TokenEngine.submit`; the request is a `MockRequest`."""
@@ -78,7 +78,7 @@ class MockEngine:
     def _run(self) -> None:
         while True:
             try:
-                message = self._inbox.get(timeout=self._pause())
+                message = self._inbox.get(timeout=self._wait_s())
             except queue.Empty:
                 self._woken = time.monotonic()
                 self._send()
@@ -88,13 +88,13 @@ class MockEngine:
             if not self._hangs:
                 message()
 
-    def _pause(self) -> float | None:
-        """Seconds until something is to be sent, None if only a message can bring that."""
+    def _wait_s(self) -> float | None:
+        """Seconds until the next event is due, None while only a message can bring one."""
         due = None if self._hangs else self._scheduler.next_due()
         if due is None:
             return None
         now = time.monotonic()
-        return max(due, self._woken + _GRAIN_S) - now if due > now else 0.0
+        return max(due, self._woken + _MIN_WAIT_S) - now if due > now else 0.0
 
     def _send(self) -> None:
         for handle, event in self._scheduler.due():
@@ -116,7 +116,7 @@ class MockEngine:
         if self._scheduler.cancel(handle):
             self._emit(handle, TokenEvent([], [], "cancelled"))
 
-    def _break(self, how: str) -> None:
+    def _inject(self, how: str) -> None:
         if how == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         self._hangs = True

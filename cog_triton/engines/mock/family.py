@@ -1,4 +1,4 @@
-"""The mock family as the serving process sees it."""
+"""Mock family: detects, reads and renders a mock engine for the serving process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.engines.mock.mock_directory import MODEL_FILE, read
+from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import INPUTS
 
@@ -26,7 +26,7 @@ TritonPythonModel = triton_model(MockEngine.from_parameters, decode_request)
 
 
 class MockFamily(EngineFamily):
-    """Recognised by ``mock.json``; `defaults`, final after `render`, are for requests."""
+    """Mock family, detected by ``mock.json``; `defaults` of requests are final after `render`."""
 
     name = "mock"
     defaults = MockOptions()
@@ -37,7 +37,7 @@ class MockFamily(EngineFamily):
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        model = read(directory)
+        model = read_model(directory)
         return cls(
             directory,
             EngineLimits(

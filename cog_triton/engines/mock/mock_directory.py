@@ -1,4 +1,4 @@
-"""The mock's engine directory: made, not built, and the same every time."""
+"""Engine directory of the mock: generated without a build, with identical content every time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_BATCH_SIZE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockModel:
-    """What ``mock.json`` says: the mock repeats `output_ids` without end."""
+    """Content of ``mock.json``: the engine repeats `output_ids` without end."""
 
     output_ids: list[int]
     eos_ids: list[int]
@@ -26,7 +26,7 @@ class MockModel:
     max_seq_len: int
 
 
-def read(directory: Path) -> MockModel:
+def read_model(directory: Path) -> MockModel:
     """Parse ``mock.json`` of an engine directory; raises E1306 naming what is wrong."""
     path = directory / MODEL_FILE
     try:
@@ -49,8 +49,8 @@ def read(directory: Path) -> MockModel:
     return model
 
 
-def make(engines: Path) -> Path:
-    """The engine directory below `engines`; made at the first call, and found at others."""
+def make_engine(engines: Path) -> Path:
+    """Make the engine directory below `engines` unless it exists; returns its path."""
     files = _files()
     digest = hashlib.sha256("\0".join([*files, *files.values()]).encode()).hexdigest()
     target = engines / f"mock-{digest[:16]}"
@@ -64,13 +64,13 @@ def make(engines: Path) -> Path:
             try:
                 made.rename(target)
             except OSError:
-                if not target.is_dir():  # else another process was faster
+                if not target.is_dir():  # else another process made it first
                     raise
     return target
 
 
 def _files() -> dict[str, str]:
-    # Only who makes the directory needs the tokenizers library, Triton's stub does not.
+    # Late: Triton's stub reads the directory without the tokenizers library.
     from cog_triton.artifact import engine_manifest
     from cog_triton.engines.mock import canned_text, word_tokenizer
 

@@ -1,4 +1,4 @@
-"""How the mock behaves: set for a server, and once more for a request."""
+"""Run-time options of the mock engine, from the serve config; requests may override some."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = {"jitter": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockOptions:
-    """Run-time options.
+    """Run-time options of the mock engine.
 
     `tps` is tokens per second of one stream, 0 as fast as Triton takes them. `jitter` moves each
     token by up to half of it to either side, as a part of the time between two. `prefill_ms` passes
@@ -57,7 +57,7 @@ class MockOptions:
 
 
 def broken_rule(name: str, value: float) -> str | None:
-    """What `value` had to be for the option `name`, None if it is."""
+    """The rule of option `name` that `value` breaks, None if it breaks none."""
     least, most = _LEAST.get(name, 0), _MOST.get(name, math.inf)
     if least <= value <= most and value < math.inf:
         return None

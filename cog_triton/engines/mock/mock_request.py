@@ -1,4 +1,4 @@
-"""What a request may ask of the mock beside the numeric contract."""
+"""Request inputs that only the mock engine has: rate, jitter, prefill time, fault injection."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ INPUTS = {
     "inject": "TYPE_STRING",
     "inject_after": "TYPE_INT32",
 }
-"""The optional inputs that the mock's ``tensorrt_llm`` has besides, each of one value."""
+"""Optional inputs beside the tensor contract, each of one value: Triton type by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockRequest(EngineRequest):
-    """None is the server's own; see `MockOptions`.
+    """Request to the mock engine; None means the server's own option, see `MockOptions`.
 
     After `inject_after` output tokens the request fails (error), the engine's process dies (crash),
-    or the engine stands still for all requests (hang).
+    or the engine stops for all requests (hang).
     """
 
     tps: float | None = None
@@ -42,7 +42,7 @@ class MockRequest(EngineRequest):
 
 
 def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
-    """Read a request's input tensors; raises E1005 naming what is wrong."""
+    """Decode a request from input tensors; raises E1005 naming what is wrong."""
     common = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
     request = tensor_contract.decode_request(common)
     return MockRequest(
@@ -52,9 +52,7 @@ def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
 
 
 def _value(name: str, tensor: npt.NDArray[Any]) -> Any:
-    if tensor.size != 1:
-        raise InvalidArgument(f"{name}: shape {list(tensor.shape)}; must hold one value")
-    value = tensor.item()
+    value = tensor_contract.scalar(name, tensor)
     if name == "inject":
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         if text not in get_args(Injection):

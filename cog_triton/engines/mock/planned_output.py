@@ -1,4 +1,4 @@
-"""How the output of one request goes: known from the start, since the mock always says the same."""
+"""Output plan of one mock request: its length and end, computed before the first token."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cog_triton.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Of `steps` tokens that are made the first `tokens` leave; it ends with the last step."""
+class PlannedOutput:
+    """Output plan: `steps` tokens are generated, the first `tokens` of them sent."""
 
     steps: int
     tokens: int
     end: FinishReason | Injection
 
 
-def plan(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> Output:
-    """The output of `request`; raises E1005 for something injected that would never happen."""
+def plan_output(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> PlannedOutput:
+    """Plan the output of `request`; raises E1005 for an injection after the output's end."""
     output = _stopped(request, passage, end_ids)
     max_tokens = request.sampling.max_tokens
-    output = output or Output(max_tokens, max_tokens, "length")
+    output = output or PlannedOutput(max_tokens, max_tokens, "length")
     if request.inject is None:
         return output
     if request.inject_after >= output.steps:
@@ -33,21 +33,23 @@ def plan(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> Out
             " that are made"
         )
     tokens = min(request.inject_after, output.tokens)
-    return Output(request.inject_after + 1, tokens, request.inject)
+    return PlannedOutput(request.inject_after + 1, tokens, request.inject)
 
 
-def _stopped(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> Output | None:
-    """The output up to an end id or a stop word, None if there is none of them."""
+def _stopped(
+    request: MockRequest, passage: Sequence[int], end_ids: Set[int]
+) -> PlannedOutput | None:
+    """The output up to the first end id or stop word, None if there is none."""
     if end_ids.isdisjoint(passage) and not request.stop_words:
         return None
     sampling = request.sampling
     words = StopWords(request.stop_words, sampling.min_tokens)
-    # Beyond this the passage has been gone through once, and nothing new comes.
+    # One pass over the passage finds whatever there is to find.
     longest = max(map(len, request.stop_words), default=0)
     for place in range(min(sampling.max_tokens, sampling.min_tokens + len(passage) + longest)):
         token = passage[place % len(passage)]
         if token in end_ids and place >= sampling.min_tokens:
-            return Output(place + 1, place, "stop")
+            return PlannedOutput(place + 1, place, "stop")
         if words.add(token, 0.0):
-            return Output(place + 1, len(words.rest()), "stop")
+            return PlannedOutput(place + 1, len(words.rest()), "stop")
     return None

@@ -1,17 +1,17 @@
-"""When the tokens of one stream are due."""
+"""Token schedule of one mock stream: due times at a fixed rate, with optional jitter."""
 
 from __future__ import annotations
 
 import random
 
-_STEP = 2654435761  # so that seeds beside each other are far apart in the table
+_STEP = 2654435761  # neighbouring seeds are far apart in the table
 _SIZE = 4096
 _random = random.Random(0)
 _OFFSETS = [_random.random() - 0.5 for _ in range(_SIZE)]
 
 
-class Timetable:
-    """Token k, from 1 on, is due at ``begin + k / tps``, in seconds, however late others were.
+class TokenSchedule:
+    """Due times: token k, from 1 on, at ``begin + k / tps`` seconds, however late others were.
 
     With a `jitter` up to 1 it is due up to half of that part of 1 / `tps` earlier or later, the
     same for the same `seed`; never before the one ahead of it. A `tps` of 0 has all due at once.
@@ -26,7 +26,7 @@ class Timetable:
         self._seed = seed * _STEP
 
     def due(self, token: int) -> float:
-        """The time of a token."""
+        """Due time of a token, in seconds of the scheduler's clock."""
         if self._jitter:
             offset = _OFFSETS[(self._seed + token) % _SIZE]
             return self._begin + (token + self._jitter * offset) * self._interval

@@ -1,4 +1,4 @@
-"""The mock's tokenizer: a token for each word of a short list, and for each byte of all else."""
+"""Tokenizer of the mock engine: one token for each word of a short list, else one for each byte."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONFIG: dict[str, Any] = {
     "eos_token": END,
     "chat_template": _CHAT_TEMPLATE,
 }
-"""What tokenizer_config.json says."""
+"""Content of tokenizer_config.json."""
 
 
 def make() -> Tokenizer:
-    """Byte-level BPE as GPT-2's, without merges: a known word is one token, others are bytes."""
+    """Make a byte-level BPE as GPT-2's, without merges: known words are one token, others bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = dict.fromkeys([_OPENING, END, *alphabet, *_spelled_words()])
     vocabulary = {name: place for place, name in enumerate(names)}
@@ -38,7 +38,7 @@ def make() -> Tokenizer:
 
 
 def _spelled_words() -> list[str]:
-    """Every word in the byte alphabet, as it stands at the beginning of a text and within one."""
+    """Every word in the byte alphabet, with and without a capital and a space before it."""
     told = filter(str.isascii, re.findall(r"\w+", PASSAGE))
     words = sorted({*WORDS.split(), *told})
     cases = dict.fromkeys(form for word in words for form in (word, word.capitalize()))

@@ -1,8 +1,8 @@
-"""The CPU engine: OpenVINO GenAI's ContinuousBatchingPipeline behind `StepEngine`."""
+"""OpenVINO engine: OpenVINO GenAI's ContinuousBatchingPipeline as a `StepEngine`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,18 @@ from typing_extensions import Self
 
 from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
 from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
+from cog_triton.engines.request_checks import check_prompt, refuse_length_penalty
 from cog_triton.engines.stop_words import StopWords, Tokens
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
     Overloaded,
-    PromptTooLong,
     TritonUnknownError,
 )
 
 # Without these OpenVINO quantizes activations to int8 and the KV cache to u8, which a
 # 135M-parameter model does not survive; with them greedy output equals float32's.
-_EXACT = {
+_FULL_PRECISION = {
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f16",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
@@ -33,15 +33,15 @@ _EXACT = {
 
 
 @dataclass(slots=True)
-class _Live:
+class _RunningRequest:
     handle: Any
     request: EngineRequest
-    end_ids: frozenset[int]
+    end_ids: Set[int]
     output: StopWords
 
 
 class OpenVINOPipeline:
-    """Serves one engine directory; see `cog_triton.engines.base.StepEngine`."""
+    """OpenVINO pipeline of one engine directory; see `cog_triton.engines.base.StepEngine`."""
 
     def __init__(self, directory: Path, options: OpenVINOOptions) -> None:
         self._config = read_config(directory)
@@ -52,43 +52,43 @@ class OpenVINOPipeline:
         scheduler.cache_size = options.kv_cache_gb
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = options.enable_kv_cache_reuse
-        properties: dict[str, Any] = dict(_EXACT)
+        properties: dict[str, Any] = dict(_FULL_PRECISION)
         if options.num_threads:
             properties["INFERENCE_NUM_THREADS"] = options.num_threads
         self._pipeline = og.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", properties)
-        self._live: dict[int, _Live] = {}
+        self._running: dict[int, _RunningRequest] = {}
         self._events: list[tuple[int, TokenEvent]] = []
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Open what a rendered model's parameters describe."""
+        """Open the engine that a rendered model's parameters describe."""
         options = {name: value for name, value in parameters.items() if name != "engine_dir"}
         return cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
 
     @property
     def live(self) -> int:
         """See `StepEngine.live`."""
-        return len(self._live)
+        return len(self._running)
 
     def submit(self, handle: int, request: EngineRequest) -> None:
         """See `StepEngine.submit`; the prompt and output together must fit max_seq_len."""
         ids = np.asarray(request.input_ids, dtype=np.int64)
-        end_ids = self._end_ids(request)
-        self._check(ids, request)
+        end_ids = request.end_ids(frozenset(self._config.eos_ids))
+        self._check(request)
         config = _generation_config(request, end_ids)
         try:
             added = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
         except RuntimeError as error:
             raise TritonUnknownError(_reason(error)) from error
         output = StopWords(request.stop_words, request.sampling.min_tokens)
-        self._live[handle] = _Live(added, request, end_ids, output)
+        self._running[handle] = _RunningRequest(added, request, end_ids, output)
 
     def cancel(self, handle: int) -> None:
         """See `StepEngine.cancel`."""
-        live = self._live.get(handle)
-        if live is not None:
-            live.handle.cancel()
-            self._finish(handle, live, "cancelled")
+        running = self._running.get(handle)
+        if running is not None:
+            running.handle.cancel()
+            self._finish(handle, running, "cancelled")
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         """See `StepEngine.step`. Holds the GIL while it computes, as OpenVINO's binding does."""
@@ -96,80 +96,60 @@ class OpenVINOPipeline:
             if self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
         except RuntimeError as error:
-            for handle, live in list(self._live.items()):
-                live.handle.cancel()
+            for handle, running in list(self._running.items()):
+                running.handle.cancel()
                 self._fail(handle, TritonUnknownError(_reason(error)))
-        for handle, live in list(self._live.items()):
-            self._drain(handle, live)
+        for handle, running in list(self._running.items()):
+            self._read_tokens(handle, running)
         events, self._events = self._events, []
         return events
 
-    def _end_ids(self, request: EngineRequest) -> frozenset[int]:
-        if request.end_id is None:
-            return frozenset(self._config.eos_ids)
-        return frozenset([request.end_id] if request.end_id >= 0 else [])
-
-    def _check(self, ids: np.ndarray[Any, np.dtype[np.int64]], request: EngineRequest) -> None:
-        config, sampling = self._config, request.sampling
-        if not ids.size:
-            raise InvalidArgument("input_ids: empty; at least one token is required")
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= config.vocab_size:
-            raise InvalidArgument(
-                f"input_ids: holds {low if low < 0 else high}; must be from 0 to"
-                f" {config.vocab_size - 1}, the model's vocabulary"
-            )
-        if ids.size > config.max_input_len:
-            raise PromptTooLong(
-                f"Prompt length ({ids.size}) exceeds maximum input length ({config.max_input_len})"
-            )
-        if ids.size + sampling.max_tokens > config.max_seq_len:
-            raise PromptTooLong(
-                f"Prompt length ({ids.size}) and request_output_len ({sampling.max_tokens})"
-                f" exceed maximum sequence length ({config.max_seq_len})"
-            )
+    def _check(self, request: EngineRequest) -> None:
+        config = self._config
+        check_prompt(
+            request,
+            max_seq_len=config.max_seq_len,
+            max_input_len=config.max_input_len,
+            vocab_size=config.vocab_size,
+        )
         for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(sampling, name)
+            value = getattr(request.sampling, name)
             if not -2 <= value <= 2:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
         if request.bad_words:
             raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
-        if sampling.length_penalty != 1:
-            raise InvalidArgument(
-                f"length_penalty={sampling.length_penalty}: must be 1 on this engine; it only has"
-                " meaning in beam search"
-            )
+        refuse_length_penalty(request)
 
-    def _drain(self, handle: int, live: _Live) -> None:
-        output = live.output
-        while live.handle.can_read():
-            for read in live.handle.read().values():
+    def _read_tokens(self, handle: int, running: _RunningRequest) -> None:
+        output = running.output
+        while running.handle.can_read():
+            for read in running.handle.read().values():
                 for token, log_prob in zip(
                     read.generated_ids, read.generated_log_probs, strict=True
                 ):
-                    if token not in live.end_ids and output.add(token, log_prob):
-                        live.handle.cancel()
-                        self._finish(handle, live, "stop")
+                    if token not in running.end_ids and output.add(token, log_prob):
+                        running.handle.cancel()
+                        self._finish(handle, running, "stop")
                         return
-        if live.handle.get_status() != og.GenerationStatus.RUNNING:
-            self._complete(handle, live)
+        if running.handle.get_status() != og.GenerationStatus.RUNNING:
+            self._complete(handle, running)
         elif ready := output.ready():
             self._emit(handle, ready)
 
-    def _complete(self, handle: int, live: _Live) -> None:
-        if live.handle.get_status() == og.GenerationStatus.IGNORED:
+    def _complete(self, handle: int, running: _RunningRequest) -> None:
+        if running.handle.get_status() == og.GenerationStatus.IGNORED:
             self._fail(handle, Overloaded("the KV cache is exhausted; try again later"))
-        elif live.output.count >= live.request.sampling.max_tokens:
-            self._finish(handle, live, "length")
+        elif running.output.count >= running.request.sampling.max_tokens:
+            self._finish(handle, running, "length")
         else:
-            self._finish(handle, live, "stop")
+            self._finish(handle, running, "stop")
 
-    def _finish(self, handle: int, live: _Live, reason: FinishReason) -> None:
-        del self._live[handle]
-        self._emit(handle, live.output.rest(), reason)
+    def _finish(self, handle: int, running: _RunningRequest, reason: FinishReason) -> None:
+        del self._running[handle]
+        self._emit(handle, running.output.rest(), reason)
 
     def _fail(self, handle: int, error: CogTritonError) -> None:
-        del self._live[handle]
+        del self._running[handle]
         self._events.append((handle, TokenEvent([], [], error=error)))
 
     def _emit(self, handle: int, tokens: Tokens, finish: FinishReason | None = None) -> None:
@@ -177,7 +157,7 @@ class OpenVINOPipeline:
         self._events.append((handle, TokenEvent(ids, [p for _, p in tokens], finish)))
 
 
-def _generation_config(request: EngineRequest, end_ids: frozenset[int]) -> Any:
+def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
     sampling = request.sampling
     config = og.GenerationConfig()
     config.apply_chat_template = False
@@ -211,5 +191,5 @@ def _generation_config(request: EngineRequest, end_ids: frozenset[int]) -> Any:
 
 
 def _reason(error: RuntimeError) -> str:
-    """OpenVINO's messages hold a source position first and the reason last."""
+    """The last line of an OpenVINO message; those before it hold source positions."""
     return str(error).strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The CPU family: OpenVINO IR made by our own builder, served by a Python-backend model."""
+"""OpenVINO family: OpenVINO IR made by our own builder, served on the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TritonPythonModel = triton_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVINOConfig:
-    """What config.json of an OpenVINO engine directory says; lengths in tokens."""
+    """config.json of an OpenVINO engine directory; lengths in tokens."""
 
     vocab_size: int
     eos_ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class OpenVINOConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVINOOptions:
-    """Run-time options; `max_batch_size` 0 means the engine's own, `num_threads` 0 all cores.
+    """Run-time options: `max_batch_size` 0 means the engine's own, `num_threads` 0 all cores.
 
     `kv_cache_gb` is reserved at start; `max_num_batched_tokens` bounds the tokens of one
     step, prompts being split over steps so that running requests are not held up.
@@ -116,7 +116,7 @@ def _token_ids(section: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 
 class OpenVINOFamily(EngineFamily):
-    """Recognised by ``openvino_model.xml``."""
+    """OpenVINO family, detected by ``openvino_model.xml``."""
 
     name = "openvino"
 

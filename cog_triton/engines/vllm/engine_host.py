@@ -15,6 +15,7 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.engine_outputs import TextReply, TokenReply, cancelled, failed
 from cog_triton.engines.vllm.engine_peers import Peer, adopt, listen
@@ -153,7 +154,8 @@ class VLLMHost:
 
     def _start(self, name: str, request: EngineRequest | TextRequest) -> tuple[Any, Any]:
         if isinstance(request, EngineRequest):
-            self._check_length(request)
+            # vLLM would cut output short where the contract promises request_output_len tokens.
+            check_prompt(request, max_seq_len=self._model.max_model_len)
             params = engine_api.sampling_params(
                 from_contract(request), stream=request.streaming, bad_words=request.bad_words
             )
@@ -166,17 +168,6 @@ class VLLMHost:
         params = engine_api.sampling_params(values, stream=request.stream)
         prompt = {"prompt": request.prompt}
         return TextReply(request), self._engine.generate(prompt, params, name, lora_request=lora)
-
-    def _check_length(self, request: EngineRequest) -> None:
-        """Refuse what vLLM would cut short: the contract promises request_output_len tokens."""
-        length, room = len(request.input_ids), self._model.max_model_len
-        if not length:
-            raise InvalidArgument("input_ids: empty; at least one token is required")
-        if length + request.sampling.max_tokens > room:
-            raise PromptTooLong(
-                f"Prompt length ({length}) and request_output_len ({request.sampling.max_tokens})"
-                f" exceed maximum sequence length ({room})"
-            )
 
     def _lora(self, name: str | None) -> Any:
         if name is None:

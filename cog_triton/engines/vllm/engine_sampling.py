@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request_checks import refuse_length_penalty
 from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
 from cog_triton.errors import InvalidArgument, nearest
 
@@ -33,11 +34,7 @@ def from_contract(request: EngineRequest) -> dict[str, Any]:
     besides; see `cog_triton.engines.vllm.engine_api.sampling_params`.
     """
     sampling = request.sampling
-    if sampling.length_penalty != 1:
-        raise InvalidArgument(
-            f"length_penalty={sampling.length_penalty}: must be 1 on this engine; it only has"
-            " meaning in beam search"
-        )
+    refuse_length_penalty(request)
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,

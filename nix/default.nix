@@ -16,12 +16,12 @@ let
 
   source = import ./source.nix { inherit pkgs; };
   ngc = import ./ngc.nix { inherit pkgs; };
-  result = import ./result.nix {
+  imageCommands = import ./image-commands.nix {
     inherit pkgs python;
     skopeo = containers.skopeo-nix2container;
   };
   image = import ./image.nix {
-    inherit lib revision result;
+    inherit lib revision imageCommands;
     inherit (containers) nix2container;
     inherit (source) version;
   };
@@ -39,7 +39,7 @@ let
       inherit pkgs python;
       wheels = wheelsFor python;
     };
-    parts = import ./parts.nix { inherit pkgs python ngc; };
+    parts = import ./ngc-parts.nix { inherit pkgs python ngc; };
   };
 
   mkRunner = import ./mkRunner.nix { inherit ngcImage; };

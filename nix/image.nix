@@ -1,8 +1,8 @@
-# One image from a list of layers, lowest churn first, with what every image says of itself.
+# One image: its layers, those that change least first, and the configuration that all images share.
 {
   lib,
   nix2container,
-  result,
+  imageCommands,
   version,
   revision,
 }:
@@ -94,7 +94,7 @@ let
         };
       };
     in
-    result image
+    imageCommands image
     // {
       inherit image;
       # The same image, described a little differently: what mkModel needs.

@@ -1,4 +1,4 @@
-# `cog-triton prune`, apart from the rest of our source: a change elsewhere prunes nothing anew.
+# `cog-triton prune` with only the source files that it imports: other changes prune nothing anew.
 {
   pkgs,
   python,

@@ -1,4 +1,4 @@
-"""NGC's root file system is split by a table: each path has one place, and what goes is right."""
+"""nix/split_rootfs.py: which part of an image a path of NGC's root file system goes to, if any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 NIX = Path(__file__).parents[2] / "nix"
-TABLE = json.loads((NIX / "parts.json").read_text())
+TABLE = json.loads((NIX / "ngc-parts.json").read_text())
 VENV = "opt/venv-tritonserver/lib/python3.12/site-packages"
 DIST = "usr/local/lib/python3.12/dist-packages"
 
@@ -27,7 +27,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-split = load("split")
+split_rootfs = load("split_rootfs")
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ split = load("split")
         ("{a,b{c,d}}e", ["ae", "bce", "bde"]),
     ],
 )
-def test_alternatives(pattern: str, texts: list[str]) -> None:
-    assert sorted(split.expand(pattern)) == sorted(texts)
+def test_alternatives_of_a_pattern_are_expanded(pattern: str, texts: list[str]) -> None:
+    assert sorted(split_rootfs.expand(pattern)) == sorted(texts)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_alternatives(pattern: str, texts: list[str]) -> None:
         ("lib+", "libb", False),
     ],
 )
-def test_patterns(pattern: str, path: str, belongs: bool) -> None:
-    assert (path in split.Patterns([pattern])) == belongs
+def test_patterns_match_a_path_and_all_below_it(pattern: str, path: str, belongs: bool) -> None:
+    assert (path in split_rootfs.Patterns([pattern])) == belongs
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_patterns(pattern: str, path: str, belongs: bool) -> None:
         ("bin", "os"),
     ],
 )
-def test_where_a_path_goes(path: str, part: str) -> None:
-    assert split.Split(TABLE, "runner").part_of(path) == part
+def test_each_path_goes_to_one_part(path: str, part: str) -> None:
+    assert split_rootfs.PartTable(TABLE, "runner").part_of(path) == part
 
 
 RESOURCE = "usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{}.so.10.14.1"
@@ -108,17 +108,17 @@ RESOURCE = "usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{}.so.
         ("root/.cache/pip/x", True, True),
     ],
 )
-def test_what_is_dropped(path: str, runner: bool, builder: bool) -> None:
-    assert split.Split(TABLE, "runner").is_dropped(path) == runner
-    assert split.Split(TABLE, "builder", "86").is_dropped(path) == builder
+def test_paths_that_runner_and_builder_drop(path: str, runner: bool, builder: bool) -> None:
+    assert split_rootfs.PartTable(TABLE, "runner").is_dropped(path) == runner
+    assert split_rootfs.PartTable(TABLE, "builder", "86").is_dropped(path) == builder
 
 
 def test_a_builder_for_every_architecture_keeps_its_resources() -> None:
-    everything = split.Split(TABLE, "builder")
+    everything = split_rootfs.PartTable(TABLE, "builder")
     assert not any(everything.is_dropped(RESOURCE.format(sm)) for sm in ("sm80", "sm90", "ptx"))
 
 
-def test_the_parts_have_every_path_once_with_its_parents(tmp_path: Path) -> None:
+def test_the_parts_list_every_path_once_after_its_parents(tmp_path: Path) -> None:
     paths = ["usr/bin/bash", "opt/tritonserver/bin/t", f"{VENV}/torch/a", "usr/local/cuda-13/b"]
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def test_the_parts_have_every_path_once_with_its_parents(tmp_path: Path) -> None
     (tmp_path / "srv").mkdir()
     found: dict[str, list[str]] = {}
     for part in TABLE["parts"]:
-        command = [sys.executable, NIX / "split.py", NIX / "parts.json", tmp_path]
+        command = [sys.executable, NIX / "split_rootfs.py", NIX / "ngc-parts.json", tmp_path]
         output = subprocess.check_output([*command, part["name"], "runner"], text=True)
         listed = output.split("\0")[:-1]
         for path in listed:
@@ -146,8 +146,8 @@ def test_the_parts_have_every_path_once_with_its_parents(tmp_path: Path) -> None
     }
 
 
-def test_a_part_that_does_not_exist(tmp_path: Path) -> None:
-    command = [sys.executable, NIX / "split.py", NIX / "parts.json", tmp_path, "cudo", "runner"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, NIX / "split_rootfs.py", NIX / "ngc-parts.json", tmp_path]
+    done = subprocess.run([*command, "cudo", "runner"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("cudo runner: the parts are triton, tensorrt, cuda")

@@ -1,4 +1,4 @@
-"""nix/wheels.json, flake.lock and the tables of nix/ say what the locks and the docs say."""
+"""Pins of the images: nix/wheels.json, flake.lock and the files of nix/ against locks and docs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_there_are_wheels_for_every_python() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_wheel_is_the_locked_one(version: str) -> None:
+def test_every_wheel_has_the_hash_of_the_lock(version: str) -> None:
     pins, usable = lock(version), tags(version)
     for members in WHEELS[version].values():
         for name, wheel in members.items():
@@ -58,7 +58,7 @@ def test_every_wheel_is_the_locked_one(version: str) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_the_project_asks_for_is_there(version: str) -> None:
+def test_the_wheels_are_those_that_pyproject_asks_for(version: str) -> None:
     import tomllib
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -74,7 +74,7 @@ def test_what_the_project_asks_for_is_there(version: str) -> None:
     assert not sets["cog"] & sets["cpu"]
 
 
-def test_the_inputs_are_two_and_pinned() -> None:
+def test_flake_inputs_are_two_and_pinned() -> None:
     nodes = json.loads((ROOT / "flake.lock").read_text())["nodes"]
     assert set(nodes) == {"root", "nixpkgs", "nix2container"}
     assert nodes["nix2container"]["inputs"]["nixpkgs"] == ["nixpkgs"]
@@ -89,16 +89,17 @@ def test_nix_files_name_no_package_registry() -> None:
         assert not re.search(r"pypi\.org|pythonhosted|debian\.org|npmjs", path.read_text()), path
 
 
-def test_every_package_that_is_used_is_listed() -> None:
+def test_every_package_of_nixpkgs_that_is_used_is_listed() -> None:
     texts = [path.read_text() for path in (ROOT / "nix").glob("*.nix")]
     used = {name for text in texts for name in re.findall(r"\bpkgs\.([A-Za-z0-9-]+)", text)}
     used |= {name for text in texts for name in re.findall(r"\bpackages\.(\w+)", text)}
     used -= {"lib", "x86_64-linux"}
-    listed = set(re.findall(r"[\w-]+", (ROOT / "docs" / "nixpkgs-used.md").read_text()))
-    assert used <= listed
+    page = (ROOT / "docs" / "images.md").read_text()
+    table = page.partition("\n### What is used of nixpkgs\n")[2].partition("\n## ")[0]
+    assert used <= set(re.findall(r"[\w-]+", table))
 
 
-def test_the_files_that_an_image_prunes_with_are_all_it_needs(tmp_path: Path) -> None:
+def test_prune_runs_with_only_the_files_that_pruner_nix_takes(tmp_path: Path) -> None:
     (pattern,) = re.findall(r'builtins.match "(.+?)" inside', (ROOT / "nix/pruner.nix").read_text())
     package = ROOT / "cog_triton"
     for path in package.rglob("*.py"):

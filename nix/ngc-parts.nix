@@ -1,5 +1,5 @@
-# NGC's root file system in pieces: one store path is one layer, and registries limit its size.
-# parts.json says what goes where and what is left out; split.py reads it.
+# Parts of NGC's root file system, one layer each; registries limit a layer's size.
+# ngc-parts.json says which paths a part has and which are dropped; split_rootfs.py lists them.
 {
   pkgs,
   python,
@@ -7,7 +7,7 @@
 }:
 let
   inherit (pkgs) lib;
-  table = lib.importJSON ./parts.json;
+  table = lib.importJSON ./ngc-parts.json;
 
   # kind: "runner" or "builder"; sm: null keeps every SM's builder resources.
   piece =
@@ -23,13 +23,13 @@ let
           }
           ''
             mkdir $out
-            ${python}/bin/python3 ${./split.py} ${./parts.json} ${ngc.rootfs} \
+            ${python}/bin/python3 ${./split_rootfs.py} ${./ngc-parts.json} ${ngc.rootfs} \
               ${part.name} ${kind} ${lib.optionalString (sm != null) sm} >$NIX_BUILD_TOP/files
             tar -C ${ngc.rootfs} --no-recursion --null -T $NIX_BUILD_TOP/files -cf - | tar -C $out -xf -
 
             size=$(du -sb $out | cut -f1)
             if [ "$size" -gt 8000000000 ]; then
-              echo "${part.name}: $size bytes; a layer may have 8 GB: split it in nix/parts.json" >&2
+              echo "${part.name}: $size bytes; a layer may have 8 GB: split it in nix/ngc-parts.json" >&2
               exit 1
             fi
           '';

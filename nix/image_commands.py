@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Filled in by result.nix.
+# Filled in by image-commands.nix.
 IMAGE = Path("@image@")
 REFERENCE = "@reference@"
 SKOPEO = "@skopeo@"

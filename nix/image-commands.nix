@@ -1,4 +1,4 @@
-# An image as one executable file: `nix build` leaves it as ./result.
+# Executable of an image, which `nix build` leaves as ./result: load, push, inspect, size.
 {
   pkgs,
   python,
@@ -18,5 +18,5 @@ pkgs.writeScript "${image.imageName}-image" (
       "${image.imageName}:${image.imageTag}"
       "${skopeo}/bin/skopeo"
     ]
-    (builtins.readFile ./result.py)
+    (builtins.readFile ./image_commands.py)
 )

@@ -1,6 +1,6 @@
 """List the paths of one part of NGC's root file system, NUL-separated, for `tar --files-from`.
 
-    python split.py PARTS_JSON ROOTFS PART runner|builder [SM]
+    python split_rootfs.py PARTS_JSON ROOTFS PART runner|builder [SM]
 
 A path belongs to the first part of the table that has a pattern for it or for a directory above
 it. A pattern is a path with * within one name, ** for any directories, {a,b} alternatives and
@@ -34,7 +34,7 @@ def expand(pattern: str) -> list[str]:
 
 
 class Patterns:
-    """Whether a path, or a directory above it, is named by one of some patterns."""
+    """A set of patterns; contains the paths that match one, or are below one that does."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         texts = itertools.chain.from_iterable(map(expand, patterns))
@@ -61,8 +61,8 @@ def walk(root: Path, below: str = "") -> Iterator[str]:
             yield from walk(root, path)
 
 
-class Split:
-    """The table of parts, read for one kind of image."""
+class PartTable:
+    """Parts and dropped paths of ngc-parts.json, for one kind of image and one SM."""
 
     def __init__(self, table: dict[str, Any], kind: str, sm: str | None = None) -> None:
         def patterns(texts: Iterable[str]) -> Patterns:
@@ -101,13 +101,13 @@ class Split:
 
 
 def main(table_file: str, root: str, part: str, kind: str, sm: str | None = None) -> None:
-    """Print the list."""
+    """Print the paths of a part, each with a NUL after it."""
     table = json.loads(Path(table_file).read_text("utf-8"))
     names = [item["name"] for item in table["parts"]]
     if part not in names or kind not in ("runner", "builder"):
         raise SystemExit(f"{part} {kind}: the parts are {', '.join(names)}, of runner or builder")
     sys.stdout.write(
-        "".join(f"{path}\0" for path in Split(table, kind, sm).paths(Path(root), part))
+        "".join(f"{path}\0" for path in PartTable(table, kind, sm).paths(Path(root), part))
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -13,7 +13,7 @@ from cog_triton.builder.example_families import Script
 from cog_triton.builder.options.option import Option, Options, Unreadable
 from cog_triton.builder.options.probe import LIMIT_S, reading
 from cog_triton.builder.options.recorded import known_options
-from cog_triton.builder.plan import Plan
+from cog_triton.builder.plan import Step
 from cog_triton.errors import UnknownArgument, nearest
 
 _TYPES: dict[str, tuple[Callable[[str], object], str]] = {
@@ -32,12 +32,9 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def check_arguments(
-    plan: Plan,
-    echo: Callable[[str], None],
-    names: Collection[str] | None = None,
-    limit_s: float = LIMIT_S,
+    steps: Sequence[Step], echo: Callable[[str], None], limit_s: float = LIMIT_S
 ) -> bool:
-    """Check the arguments of the steps of `plan`, or of those of them that are in `names`.
+    """Check the arguments of `steps` against the options that their scripts have.
 
     `echo` gets a line for each step, which says so if its arguments could not be checked.
 
@@ -49,7 +46,6 @@ def check_arguments(
     """
     lines: list[str] = []
     everything = True
-    steps = [step for step in plan.steps if names is None or step.name in names]
     with contextlib.ExitStack() as stack:
         # All at once: most of the time goes into the scripts' imports.
         waits = [stack.enter_context(_reading(step.script, limit_s)) for step in steps]

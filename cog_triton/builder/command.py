@@ -1,4 +1,4 @@
-"""What ``cog-triton build`` does, one function for each of its ways."""
+"""The ways of ``cog-triton build``: build, check or print the plan, clean."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.config import load_config
-from cog_triton.builder.legacy.translate import translation_lines
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.legacy.translate import translated
 from cog_triton.builder.output_stream import Echo
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.plan import Plan, make_plan
 from cog_triton.builder.plan_report import as_lines
 from cog_triton.builder.run import run_build
 from cog_triton.builder.steps import cancellable
@@ -17,23 +18,23 @@ from cog_triton.builder.workspace import Workspace
 
 def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> None:
     """Build the config in the file `config`, see `run_build`."""
-    run_build(load_config(config), Workspace(work_dir), output, echo=echo, cache=cache)
+    workspace = Workspace(work_dir)
+    plan = _planned(config, workspace, echo)
+    run_build(plan, workspace, output, echo=echo, cache=cache)
 
 
 def look(
     config: Path, work_dir: Path, output: Path, echo: Echo, *, check: bool, plan: bool
 ) -> bool:
-    """Check the config in the file `config`, or tell its plan, or both; nothing is run.
+    """Check the config in the file `config`, or print its plan, or both; nothing is run.
 
     Returns:
         Whether all that was to be checked could be.
     """
-    workspace, wanted = Workspace(work_dir), load_config(config)
-    planned = make_plan(wanted, workspace.of(wanted))
-    for line in translation_lines(planned.config, planned.notes):
-        echo(line)
+    workspace = Workspace(work_dir)
+    planned = _planned(config, workspace, echo)
     with cancellable():
-        checked = check_arguments(planned, echo) if check else True
+        checked = check_arguments(planned.steps, echo) if check else True
     if plan:
         for line in as_lines(planned, workspace, output):
             echo(line)
@@ -45,3 +46,10 @@ def clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
     workspace = Workspace(work_dir)
     freed = workspace.clean(None if config is None else load_config(config))
     echo(f"[clean] {workspace.root}: removed {freed / 1e6:.0f} MB")
+
+
+def _planned(path: Path, workspace: Workspace, echo: Echo) -> Plan:
+    config, families = load_config(path), Families()
+    # Named by the config as it is written, which `clean` has, too.
+    work_dir = workspace.of(config)
+    return make_plan(translated(config, families, echo), work_dir, families)

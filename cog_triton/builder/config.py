@@ -22,12 +22,12 @@ from pydantic import (
 from cog_triton.builder import config_yaml
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
-from cog_triton.builder.legacy.image_paths import relative
+from cog_triton.builder.legacy.image_paths import MODEL, relative
 from cog_triton.download import redaction
 from cog_triton.errors import BuildConfigInvalid
 
 # What the builder itself keeps in the work directory.
-RESERVED = ("model", "logs", "stamps", "python")
+RESERVED = (MODEL, "logs", "stamps", "python")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

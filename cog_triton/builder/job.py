@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 
 from cog_triton.builder import config_source, upload
 from cog_triton.builder.config import parse_config, token
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.legacy.translate import translated
+from cog_triton.builder.plan import make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.steps import cancellable
 from cog_triton.builder.workspace import Workspace
@@ -54,7 +57,10 @@ class Job(BaseModel):
         echo(f"[config] {name}")
         for line in config.to_yaml().splitlines():
             echo(f"[config]   {line}")
-        run_build(config, Workspace(self.workspace), self.output, echo=echo, alone=True)
+        workspace, families = Workspace(self.workspace), Families()
+        work_dir = workspace.of(config)
+        plan = make_plan(translated(config, families, echo), work_dir, families)
+        run_build(plan, workspace, self.output, echo=echo, alone=True)
         echo(f"[done] {self.output}: {self.output.stat().st_size / 1e6:.0f} MB")
         if self.upload_url is not None:
             upload.put(self.output, self.upload_url, echo)

@@ -1,26 +1,25 @@
-"""A build config -> the commands to run, before anything runs."""
+"""Plan: the steps of a build config as command lines, before anything runs."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from cog_triton.builder.check_inputs import check_inputs
 from cog_triton.builder.command_line import ArgumentValue, command_line
 from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.builder.example_families import OWN, Families, Script
+from cog_triton.builder.example_families import Families, Script
 from cog_triton.builder.legacy.image_paths import MODEL, relative, resolved
-from cog_triton.builder.legacy.translate import translate
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 
 
 @dataclass(frozen=True)
 class Step:
     """One subprocess: run `argv` in `cwd`; it reads `input` and writes `output_dir`.
 
-    `args` are the arguments that end `argv`, `env` is what it gets beside our environment, and
-    `timeout` is in seconds.
+    `args` are the arguments that end `argv`, `env` is what it gets beside our environment,
+    `timeout` is in seconds, and `fingerprint` (see `step_cache`) is None until the model is here.
     """
 
     name: str
@@ -31,6 +30,7 @@ class Step:
     output_dir: Path
     env: dict[str, str]
     timeout: float | None = None
+    fingerprint: str | None = None
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -66,34 +66,30 @@ class Step:
 class Plan:
     """The steps of `config` in order; the last one's output is the engine directory.
 
-    `config` is in the words of the scripts that run, and `notes` say what was translated.
+    `request` is the model to fetch, `here` where it is if that needs no download, as far as was
+    looked (see `step_cache.located`), and `model` is where the steps find it.
     """
 
     config: BuildConfig
     work_dir: Path
+    request: ModelRequest
     model: Path
     steps: tuple[Step, ...]
-    notes: tuple[str, ...] = ()
+    here: FetchedModel | None = None
 
 
-def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan:
+def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
     """Find the scripts of `config` and write out their command lines.
 
-    They run in our own Python, or in COG_TRITON_STEP_PYTHON.
-
     Args:
+        config: for the scripts that `families` has, see `legacy.translate`.
         work_dir: where steps run, so that a config names the model ``model``.
-        examples: directory of ``<family>/<script>.py``, beside those of TRTLLM_DIR.
 
     Raises:
         UnknownExample, UnknownScript: list what there is.
-        UnknownArgument: an older builder's argument means nothing today, or no step writes what
-            an argument wants read.
+        UnknownArgument: no step writes what an argument wants read.
     """
-    families = Families(examples)
     family = families.find(config.example_name)
-    translation = translate(config, family, partial(families.offers, family))
-    config = translation.config
     check_inputs(config)
     work_dir = Path(os.path.realpath(work_dir))
     steps: list[Step] = []
@@ -111,7 +107,20 @@ def make_plan(config: BuildConfig, work_dir: Path, examples: Path = OWN) -> Plan
                 timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(config, work_dir, work_dir / MODEL, tuple(steps), translation.notes)
+    return Plan(config, work_dir, _request(config), work_dir / MODEL, tuple(steps))
+
+
+def _request(config: BuildConfig) -> ModelRequest:
+    token = config.hf_token
+    return ModelRequest(
+        model_id=config.model_id,
+        revision=config.revision,
+        files=None if config.files is None else tuple(config.files),
+        weight_format=config.weight_format,
+        model_tar_url=config.model_tar_url,
+        model_tar_sha256=config.model_tar_sha256,
+        token=None if token is None else token.get_secret_value(),
+    )
 
 
 def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:

@@ -1,4 +1,4 @@
-"""What a build would do, as text to read and to copy from."""
+"""Report of a plan: the model, disk space and command lines as text to read and to copy from."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cog_triton.builder import model, step_cache
+from cog_triton.builder import step_cache
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import model_source
-from cog_triton.download.model_request import FetchedModel
 from cog_triton.errors import ModelUnavailable
 
 
@@ -20,24 +19,19 @@ def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
 
     Nothing is written. Only what is one word, as a path, is ever wider than 80 columns.
     """
-    config = plan.config
     others = workspace.others(plan.work_dir)
-    fingerprints: Sequence[str | None] = [None] * len(plan.steps)
-    yield f"model     {config.model_id}"
-    here = download = None
+    yield f"model     {plan.config.model_id}"
+    download = None
     try:
-        here = model_source.locate(model.request_of(config), workspace.models)
-        download = model_source.size(model.request_of(config), workspace.models)
+        plan = step_cache.located(plan, workspace.models)
+        download = model_source.size(plan.request, workspace.models)
+        size = "of a size that could not be asked for" if download is None else _gb(download)
+        yield f"          {plan.here.path if plan.here else f'to be downloaded, {size}'}"
     except ModelUnavailable as error:
         yield f"          NOT HERE: {error}"
-    else:
-        if here is not None:
-            fingerprints = step_cache.of_steps(plan, here.path)
-        size = "of a size that could not be asked for" if download is None else _gb(download)
-        yield f"          {here.path if here else f'to be downloaded, {size}'}"
-    states = [_state(*pair, others) for pair in zip(plan.steps, fingerprints, strict=True)]
+    states = [_state(step, others) for step in plan.steps]
     yield f"work dir  {plan.work_dir}"
-    yield f"          {_disk(plan, here, download, states)}"
+    yield f"          {_disk(plan, download, states)}"
     yield f"engine    {output}"
     for step, state in zip(plan.steps, states, strict=True):
         yield ""
@@ -47,25 +41,30 @@ def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
         yield from (f"  {line}" for line in _command(step))
 
 
-def _disk(plan: Plan, here: FetchedModel | None, download: int | None, states: list[str]) -> str:
+def _disk(plan: Plan, download: int | None, states: list[str]) -> str:
     """Free and needed: a step that runs, and the tar, take roughly as much as the model."""
     free = f"{_gb(shutil.disk_usage(_existing(plan.work_dir)).free)} free"
-    size = model.size_of(here.path) if here else download
+    size = _size(plan.here.path) if plan.here else download
     if size is None:
         return f"{free}; how much is needed is not known"
     parts = sum(not state.startswith("cached") for state in states) + 1
-    needed = (0 if here else size) + parts * size
+    needed = (0 if plan.here else size) + parts * size
     return f"{free}, about {_gb(needed)} needed"
+
+
+def _size(model: Path) -> int:
+    files = [path for path in model.rglob("*") if path.is_file()] if model.is_dir() else [model]
+    return sum(path.stat().st_size for path in files)
 
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def _state(step: Step, fingerprint: str | None, others: Sequence[Path]) -> str:
-    if fingerprint and step_cache.finished(step, fingerprint):
+def _state(step: Step, others: Sequence[Path]) -> str:
+    if step_cache.finished(step):
         return "cached: is not run again"
-    if fingerprint and step_cache.elsewhere(step, fingerprint, others):
+    if step_cache.elsewhere(step, others):
         return "cached by another build: is not run again"
     return "to run" if step.script.here else f"CANNOT RUN: {step.script.problem}"
 

@@ -1,4 +1,8 @@
-"""What makes a finished step still valid: script, arguments, input and versions, and its output."""
+"""Build cache: fingerprints that decide whether a step can be skipped.
+
+A fingerprint covers the step's script, arguments, environment, versions and input; a finished step
+is skipped while its fingerprint is the same and its output is untouched.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,8 +22,11 @@ from typing import Any
 from cog_triton import __version__
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.workspace import locked
+from cog_triton.download import model_source
+from cog_triton.download.model_request import FetchedModel
 from cog_triton.errors import InvalidArgument
 
+_PACKAGE = "package"
 _PACKAGES = ("gguf", "numpy", "openvino", "openvino-genai", "openvino-tokenizers", "tokenizers")
 
 
@@ -31,42 +39,51 @@ def versions() -> dict[str, str]:
     return found
 
 
-def of_source(model: Path) -> str:
-    """Fingerprint of a model: path, and name, size and time of its files."""
-    return _digest([str(model), _listing(model)])
+def located(plan: Plan, models: Path) -> Plan:
+    """`plan` with its fingerprints if the model is in `models`, or needs no download; else `plan`.
+
+    Raises:
+        ModelUnavailable: see `model_source.locate`.
+    """
+    here = model_source.locate(plan.request, models)
+    return plan if here is None else fingerprinted(plan, here)
 
 
-def of_steps(plan: Plan, model: Path) -> list[str]:
-    """Fingerprint of what each step would do, the model being at `model`.
+def fingerprinted(plan: Plan, model: FetchedModel) -> Plan:
+    """`plan` with `model`, and the fingerprint of what each step would do with it.
 
     A step's depends on that of the one before it, whatever directory that one wrote.
     """
-    before = of_source(model)
-    found = []
+    if plan.here == model:
+        return plan
+    before = _digest([str(model.path), _listing(model.path)])
+    steps: list[Step] = []
     for step in plan.steps:
         before = _digest([step.script.name, _code(step), step.args, step.env, before])
-        found.append(before)
-    return found
+        steps.append(replace(step, fingerprint=before))
+    return replace(plan, steps=tuple(steps), here=model)
 
 
-def finished(step: Step, fingerprint: str) -> Path | None:
-    """What the step wrote, if it ran as `fingerprint` says and its output is untouched since."""
+def finished(step: Step) -> Path | None:
+    """What the step wrote, if it ran with its fingerprint and its output is untouched since."""
+    if step.fingerprint is None:
+        return None
     try:
-        stamp = json.loads(_path(step.cwd, step.name).read_text("utf-8"))
-        written = step.cwd / str(stamp["written"])
-        if stamp["fingerprint"] == fingerprint and stamp["output"] == _listing(written):
+        record = json.loads(_path(step.cwd, step.name).read_text("utf-8"))
+        written = step.cwd / str(record["written"])
+        if record["fingerprint"] == step.fingerprint and record["output"] == _listing(written):
             return written
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
 
 
-def remember(step: Step, fingerprint: str, written: Path) -> None:
+def remember(step: Step, written: Path) -> None:
     """Note that the step has finished, and which directory it wrote."""
     relative = str(written.relative_to(step.cwd))
     _write(
         _path(step.cwd, step.name),
-        {"fingerprint": fingerprint, "written": relative, "output": _listing(written)},
+        {"fingerprint": step.fingerprint, "written": relative, "output": _listing(written)},
     )
 
 
@@ -75,50 +92,49 @@ def forget(step: Step) -> None:
     _path(step.cwd, step.name).unlink(missing_ok=True)
 
 
-def elsewhere(step: Step, fingerprint: str, others: Iterable[Path]) -> Step | None:
+def elsewhere(step: Step, others: Iterable[Path]) -> Step | None:
     """The same step as it has finished in one of `others`, which are work directories."""
     for other in others:
         twin = step.in_directory(other)
-        if finished(twin, fingerprint) is not None:
+        if finished(twin) is not None:
             return twin
     return None
 
 
-def adopt(step: Step, fingerprint: str, others: Iterable[Path]) -> Path | None:
+def adopt(step: Step, others: Iterable[Path]) -> Path | None:
     """Take over what the same step wrote in one of `others`, by hard links; or None."""
-    twin = elsewhere(step, fingerprint, others)
+    twin = elsewhere(step, others)
     if twin is None:
         return None
     with contextlib.suppress(InvalidArgument, OSError), locked(twin.cwd):
-        found = finished(twin, fingerprint)
+        found = finished(twin)
         if found is None:
             return None
         written = step.cwd / found.relative_to(twin.cwd)
         forget(step)
         shutil.rmtree(written, ignore_errors=True)
         shutil.copytree(found, written, copy_function=_link_or_copy, symlinks=True)
-        remember(step, fingerprint, written)
+        remember(step, written)
         return written
     return None
 
 
-def is_packed(work_dir: Path, fingerprint: str, output: Path) -> bool:
-    """Whether `output` is the engine.tar that `remember_packed` noted, untouched."""
+@contextlib.contextmanager
+def packing(plan: Plan, output: Path) -> Iterator[bool]:
+    """Whether `output` is what the last build of `plan` packed, untouched; noted at the end."""
+    path = _path(plan.work_dir, _PACKAGE)
     try:
-        stamp = json.loads(_path(work_dir, "package").read_text("utf-8"))
-        return bool(stamp == _packed(fingerprint, output))
+        known = bool(json.loads(path.read_text("utf-8")) == _packed(plan, output))
     except (OSError, ValueError):
-        return False
+        known = False
+    yield known
+    _write(path, _packed(plan, output))
 
 
-def remember_packed(work_dir: Path, fingerprint: str, output: Path) -> None:
-    """Note that `output` is the engine of the build whose last step has `fingerprint`."""
-    _write(_path(work_dir, "package"), _packed(fingerprint, output))
-
-
-def _packed(fingerprint: str, output: Path) -> dict[str, Any]:
+def _packed(plan: Plan, output: Path) -> dict[str, Any]:
     stat = output.stat()
     identity = [str(output.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    fingerprint = plan.steps[-1].fingerprint
     return {"fingerprint": fingerprint, "output": identity, "versions": versions()}
 
 
@@ -127,7 +143,7 @@ def _path(work_dir: Path, name: str) -> Path:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    """All of it or nothing, so that what a kill leaves is never taken for a stamp."""
+    """Write atomically, so that what a kill leaves is never taken for a record."""
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(value), "utf-8")

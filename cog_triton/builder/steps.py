@@ -79,11 +79,12 @@ def run_step(
 
 def _run_to_end(step: Step, relay: Relay, secrets: Mapping[str, str]) -> int:
     """The exit code (128 + n for signal n); no process of the step is left, whatever happens."""
+    ours = script_environment.of_scripts(step.script.python, step.cwd)
     process = reaper.spawn(
         step.argv,
         grace=_GRACE_S,
         cwd=step.cwd,
-        env={**script_environment.of_scripts(step.script.python, step.cwd), **step.env, **secrets},
+        env={**ours, **step.env, **secrets},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

@@ -103,6 +103,19 @@ def locked(work_dir: Path) -> Iterator[None]:
         yield
 
 
+def point_at(link: Path, model: Path) -> None:
+    """Make `link` name the model; nothing is copied.
+
+    Raises:
+        InvalidArgument: something else has the link's name.
+    """
+    if link.is_symlink():
+        link.unlink()
+    elif link.exists():
+        raise InvalidArgument(f"work_dir: {link} is there and is not this build's link")
+    link.symlink_to(model)
+
+
 def _size(root: Path) -> int:
     """Bytes on disk of the files below `root`; links are not followed."""
     paths = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]

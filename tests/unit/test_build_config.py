@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cog_triton.builder.command_line import command_line
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
-from cog_triton.builder.legacy.image_paths import resolved
+from cog_triton.builder.legacy.image_paths import MODEL, resolved
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid
 
@@ -71,7 +71,11 @@ def test_written_config_reads_back_equal() -> None:
             "c-model/gpt2",
             "'c-model/gpt2' overlaps 'c-model/gpt2/1-gpu' of con",
         ),
-        ("./engine_outputs/", "model/x", "build.output_dir 'model/x' overlaps 'model' of the bui"),
+        (
+            "./engine_outputs/",
+            f"{MODEL}/x",
+            f"build.output_dir '{MODEL}/x' overlaps '{MODEL}' of the bui",
+        ),
         ("use_gpt_attention_plugin:", 'x: "\\0"', "NUL"),
         ("build:", "build: 3\nquantize:", "build: 3"),
         ("build:", "convert: {script: a.py, output_dir: a}\nbuild:", "convert are one step"),
@@ -260,20 +264,20 @@ def test_time_limits_do_not_make_another_build_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "becomes"),
     [
-        ("/src/models/some/model", "model"),
+        ("/src/models/some/model", MODEL),
         ("/src/c-model/x", "c-model/x"),
         ("/src", "/src"),
         ("/srcs/x", "/srcs/x"),
-        ("model", "model"),
+        (MODEL, MODEL),
         ("float16", "float16"),
     ],
 )
 def test_paths_of_the_older_image(text: str, becomes: str) -> None:
-    assert resolved(text, "some/model", "model") == becomes
+    assert resolved(text, "some/model", MODEL) == becomes
 
 
 def test_its_output_directory_may_be_absolute() -> None:
     step = {"script": "build.py", "output_dir": "/src/engine_outputs/"}
     assert config_with(build=step).build.output_dir == "/src/engine_outputs/"
-    with pytest.raises(BuildConfigInvalid, match="overlaps 'model' of the builder"):
-        config_with(build={**step, "output_dir": "/src/model"})
+    with pytest.raises(BuildConfigInvalid, match=f"overlaps '{MODEL}' of the builder"):
+        config_with(build={**step, "output_dir": f"/src/{MODEL}"})

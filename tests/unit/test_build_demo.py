@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from openvino_reference import engine_greedy
-from test_build_steps import gone
+from test_build_steps import build_engine, gone
 from tokenizers import Tokenizer
 
 import cog_triton
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.builder.config import load_config
-from cog_triton.builder.run import run_build
+from cog_triton.builder.example_families import OWN
 from cog_triton.builder.workspace import Workspace
 from cog_triton.system.reaper import descendants
 
@@ -31,7 +31,7 @@ def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
 ) -> None:
     lines: list[str] = []
     config, output = load_config(DEMO), tmp_path / "engine.tar"
-    one = run_build(config, Workspace(tmp_path / "w"), output, echo=lines.append)
+    one = build_engine(config, Workspace(tmp_path / "w"), output, OWN, lines.append)
     assert any(line.startswith("[quantize] q8_0: ") for line in lines)
 
     result = unpack(one, tmp_path / "engine")
@@ -61,7 +61,7 @@ def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
         assert all(gone(pid) for pid in left)
         assert not again.exists()
     lines.clear()
-    two = run_build(config, killed, again, echo=lines.append)
+    two = build_engine(config, killed, again, OWN, lines.append)
     assert "[convert] already done" in lines
     assert "[quantize] already done" in lines
     assert "[build] already done" not in lines

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cog_triton.builder.config import BuildConfig, load_config
-from cog_triton.builder.example_families import OWN
+from cog_triton.builder.example_families import OWN, Families
+from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.plan import make_plan
 from cog_triton.errors import UnknownExample, UnknownScript
 
@@ -16,12 +17,12 @@ DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
 
 
 def test_the_demo_config_becomes_three_commands(tmp_path: Path) -> None:
-    plan = make_plan(load_config(DEMO), tmp_path)
+    plan = make_plan(load_config(DEMO), tmp_path, Families())
     assert [step.name for step in plan.steps] == ["convert", "quantize", "build"]
     first, second, third = plan.steps
     assert first.argv[:2] == (sys.executable, str(OWN / "openvino/convert_checkpoint.py"))
-    assert first.argv[2:4] == ("--model_dir", "model")
-    assert first.input == plan.model == tmp_path / "model"
+    assert first.argv[2:4] == ("--model_dir", MODEL)
+    assert first.input == plan.model == tmp_path / MODEL
     assert second.input == first.output_dir == tmp_path / "checkpoint"
     assert third.output_dir == tmp_path / "engine"
     assert {step.cwd for step in plan.steps} == {tmp_path}
@@ -36,10 +37,10 @@ def config(**changes: str) -> BuildConfig:
 
 def test_unknown_example_lists_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(UnknownExample, match=r"'openvin': there is .*; did you mean 'openvino'"):
-        make_plan(config(example_name="openvin"), tmp_path)
+        make_plan(config(example_name="openvin"), tmp_path, Families())
 
 
 @pytest.mark.parametrize("script", ["biuld.py", "_script.py", "build"])
 def test_unknown_script_lists_what_there_is(script: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownScript, match=r"build.py, convert_checkpoint.py, quantize.py"):
-        make_plan(config(script=script), tmp_path)
+        make_plan(config(script=script), tmp_path, Families())

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from test_build_steps import config_of
+from test_build_steps import build_engine, config_of
 from test_build_steps import examples as examples  # a fixture
 
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.plan import make_plan
-from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import InvalidArgument, UnknownExample
 
@@ -23,13 +22,7 @@ def test_a_work_directory_that_cannot_be_is_refused(
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(InvalidArgument, match=f"work_dir {tmp_path / place}: "):
-        run_build(
-            config_of(tmp_path),
-            Workspace(tmp_path / place),
-            tmp_path / "e.tar",
-            echo=print,
-            examples=examples,
-        )
+        build_engine(config_of(tmp_path), Workspace(tmp_path / place), tmp_path / "e.tar", examples)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +45,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_build(
     # Root may write anywhere.
     monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "shut")
     with pytest.raises(InvalidArgument, match=f"^E1005 .*output '.*{output}': .*{rule}"):
-        run_build(
-            config_of(tmp_path),
-            Workspace(tmp_path / "work"),
-            tmp_path / output,
-            echo=print,
-            examples=examples,
-        )
+        build_engine(config_of(tmp_path), Workspace(tmp_path / "work"), tmp_path / output, examples)
     assert not (tmp_path / "work").exists()
 
 
@@ -74,4 +61,4 @@ def test_a_python_of_the_steps_that_cannot_be_run_is_refused_before_the_build(
 ) -> None:
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", python)
     with pytest.raises(InvalidArgument, match=f"COG_TRITON_STEP_PYTHON='{python}': is no program"):
-        make_plan(config_of(tmp_path), tmp_path / "work", examples)
+        make_plan(config_of(tmp_path), tmp_path / "work", Families(examples))

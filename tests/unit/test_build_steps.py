@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +19,10 @@ import cog_triton
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.builder.config import BuildConfig, parse_config
-from cog_triton.builder.example_families import Script
+from cog_triton.builder.example_families import Families, Script
+from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.output_stream import LONGEST
-from cog_triton.builder.plan import Step
+from cog_triton.builder.plan import Step, make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.steps import run_step
 from cog_triton.builder.workspace import Workspace, locked
@@ -38,7 +39,7 @@ CONVERT = """
 import pathlib, sys
 pathlib.Path("../../../runs").open("a").write("convert ")
 out = pathlib.Path("ckpt"); out.mkdir()
-(out / "w").write_text(pathlib.Path("model/model.gguf").read_text() + " ".join(sys.argv[1:]))
+(out / "w").write_text(pathlib.Path(MODEL, "model.gguf").read_text() + " ".join(sys.argv[1:]))
 """
 BUILD = """
 import json, pathlib
@@ -68,7 +69,7 @@ time.sleep(600)
 def examples(tmp_path: Path) -> Path:
     family = tmp_path / "examples" / "fake"
     family.mkdir(parents=True)
-    (family / "convert.py").write_text(CONVERT)
+    (family / "convert.py").write_text(CONVERT.replace("MODEL", repr(MODEL)))
     (family / "build.py").write_text(BUILD)
     (family / "stubborn.py").write_text(STUBBORN)
     return family.parent
@@ -104,11 +105,25 @@ def step_of(tmp_path: Path, text: str) -> Step:
     )
 
 
+def build_engine(
+    config: BuildConfig,
+    workspace: Workspace,
+    output: Path,
+    examples: Path,
+    echo: Callable[[str], None] = print,
+    *,
+    cache: bool = True,
+) -> Path:
+    """Plan and run the build of `config`, whose scripts are in `examples`."""
+    plan = make_plan(config, workspace.of(config), Families(examples))
+    return run_build(plan, workspace, output, echo=echo, cache=cache)
+
+
 def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Path) -> None:
     lines: list[str] = []
     config, output = config_of(tmp_path), tmp_path / "deep" / "engine.tar"
     workspace = Workspace(tmp_path / "work")
-    made = run_build(config, workspace, output, echo=lines.append, examples=examples)
+    made = build_engine(config, workspace, output, examples, lines.append)
     assert made == output
     result = unpack(output, tmp_path / "unpacked")
     assert (tmp_path / "unpacked/rank0.engine").read_text() == "weights --dtype f16"
@@ -119,7 +134,7 @@ def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: 
     assert result.manifest.versions["tensorrt_llm"] == "1.2.1"
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
-    assert (workspace.of(config) / "model").is_symlink()
+    assert (workspace.of(config) / MODEL).is_symlink()
     assert not (workspace.of(config) / "package").exists()
     engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
 
@@ -127,46 +142,46 @@ def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: 
 def test_finished_steps_are_not_redone(tmp_path: Path, examples: Path) -> None:
     workspace, runs = Workspace(tmp_path / "work"), tmp_path / "runs"
 
-    def build(*, cache: bool = True, **changes: object) -> str:
-        """What ran."""
+    def ran(*, cache: bool = True, **changes: object) -> str:
+        """The names of the steps that a build ran."""
         runs.unlink(missing_ok=True)
         config, output = config_of(tmp_path, **changes), tmp_path / "engine.tar"
-        run_build(config, workspace, output, echo=lambda _: None, examples=examples, cache=cache)
+        build_engine(config, workspace, output, examples, cache=cache)
         return runs.read_text() if runs.exists() else ""
 
-    assert build() == "convert build "
+    assert ran() == "convert build "
     first = (tmp_path / "engine.tar").read_bytes()
     inode = (tmp_path / "engine.tar").stat().st_ino
-    assert build() == ""
+    assert ran() == ""
     assert (tmp_path / "engine.tar").stat().st_ino == inode
-    assert build(cache=False) == "convert build "
+    assert ran(cache=False) == "convert build "
     assert (tmp_path / "engine.tar").read_bytes() == first
-    assert build(timeout=1000) == ""
+    assert ran(timeout=1000) == ""
     # An engine.tar that someone touched is packed again.
     (tmp_path / "engine.tar").write_text("damaged")
-    assert build() == ""
+    assert ran() == ""
     assert (tmp_path / "engine.tar").read_bytes() == first
     # Other arguments, and what follows from them; and back.
     convert = {"script": "convert.py", "output_dir": "ckpt", "args": {"dtype": "f32"}}
-    assert build(convert=convert) == "convert build "
-    assert build() == ""
+    assert ran(convert=convert) == "convert build "
+    assert ran() == ""
     # A config of its own shares the steps that it has in common.
     more = {"script": "build.py", "output_dir": "engine", "args": {"more": None}}
-    assert build(build=more) == "build "
+    assert ran(build=more) == "build "
     # Output that someone touched is made again.
     work = workspace.of(config_of(tmp_path))
     (work / "engine" / "rank0.engine").write_text("damaged")
-    assert build() == "build "
+    assert ran() == "build "
     assert (tmp_path / "engine.tar").read_bytes() == first
     # A half-finished step.
     (work / "stamps" / "build.json").unlink()
-    assert build() == "build "
+    assert ran() == "build "
     # Another script, another model, another environment.
     (examples / "fake" / "_helper.py").write_text("")
-    assert build() == "convert build "
+    assert ran() == "convert build "
     (tmp_path / "source" / "model.gguf").write_text("others ")
-    assert build() == "convert build "
-    assert build(env={"LEVEL": 3}) == "convert build "
+    assert ran() == "convert build "
+    assert ran(env={"LEVEL": 3}) == "convert build "
 
 
 def test_clean_removes_what_builds_left(tmp_path: Path, examples: Path) -> None:
@@ -174,7 +189,7 @@ def test_clean_removes_what_builds_left(tmp_path: Path, examples: Path) -> None:
     one = config_of(tmp_path)
     two = config_of(tmp_path, env={"LEVEL": 3})
     for config in (one, two):
-        run_build(config, workspace, tmp_path / "e.tar", echo=lambda _: None, examples=examples)
+        build_engine(config, workspace, tmp_path / "e.tar", examples)
     with locked(workspace.of(one)), pytest.raises(InvalidArgument, match="another build"):
         workspace.clean()
     assert workspace.of(two).is_dir()
@@ -193,13 +208,7 @@ def test_steps_get_their_environment(tmp_path: Path, examples: Path) -> None:
     build = {"script": "env.py", "output_dir": "engine", "env": {"B": "step"}}
     config = config_of(tmp_path, convert=None, build=build, env={"A": 1, "B": "all"})
     with pytest.raises(BuildConfigInvalid, match="1step"):
-        run_build(
-            config,
-            Workspace(tmp_path / "work"),
-            tmp_path / "e.tar",
-            echo=lambda _: None,
-            examples=examples,
-        )
+        build_engine(config, Workspace(tmp_path / "work"), tmp_path / "e.tar", examples)
 
 
 @pytest.mark.parametrize("declared", ["c-model/gpt2", "c-model/gpt2/1-gpu", "elsewhere"])
@@ -222,12 +231,8 @@ def test_the_directory_that_a_script_chose_is_found(
     )
     for _ in range(2):
         lines: list[str] = []
-        run_build(
-            config,
-            Workspace(tmp_path / "work"),
-            tmp_path / "e.tar",
-            echo=lines.append,
-            examples=examples,
+        build_engine(
+            config, Workspace(tmp_path / "work"), tmp_path / "e.tar", examples, lines.append
         )
         told = "[convert] wrote c-model/gpt2/1-gpu" in lines
         assert told == (declared != "c-model/gpt2/1-gpu")
@@ -336,7 +341,7 @@ def test_what_steps_say_shows_no_token(
         config = config.model_copy(update={"hf_token": SecretStr("hf_secret")})
     else:
         monkeypatch.setenv("HF_TOKEN", "hf_secret\n")
-    run_build(config, workspace, tmp_path / "e.tar", echo=lines.append, examples=examples)
+    build_engine(config, workspace, tmp_path / "e.tar", examples, lines.append)
     assert "[build] has ***" in lines
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"hf_secret" not in written
@@ -370,7 +375,7 @@ def test_a_log_that_finds_the_disk_full_has_a_code(tmp_path: Path, examples: Pat
         "while True: print('x' * 100)"
     )
     with pytest.raises(DiskFull, match=r"No space left on device; [0-9.]+ MB free in "):
-        run_build(config, workspace, tmp_path / "e.tar", echo=print, examples=examples)
+        build_engine(config, workspace, tmp_path / "e.tar", examples)
 
 
 def test_a_coded_error_of_a_script_stays_what_it_is(tmp_path: Path) -> None:
@@ -408,14 +413,14 @@ def test_a_work_directory_serves_one_build_at_a_time(tmp_path: Path, examples: P
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
     workspace.of(config).mkdir(parents=True)
     with locked(workspace.of(config)), pytest.raises(InvalidArgument, match="another build"):
-        run_build(config, workspace, tmp_path / "e.tar", echo=lambda _: None, examples=examples)
+        build_engine(config, workspace, tmp_path / "e.tar", examples)
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    (workspace.of(config) / "model").mkdir(parents=True)
+    (workspace.of(config) / MODEL).mkdir(parents=True)
     with pytest.raises(InvalidArgument, match="not this build's link"):
-        run_build(config, workspace, tmp_path / "e.tar", echo=lambda _: None, examples=examples)
+        build_engine(config, workspace, tmp_path / "e.tar", examples)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -436,12 +441,16 @@ BUILDER = """
 import sys
 from pathlib import Path
 from cog_triton.builder.config import load_config
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 work, config, examples = map(Path, sys.argv[1:])
+config, workspace = load_config(config), Workspace(work)
+plan = make_plan(config, workspace.of(config), Families(examples))
 try:
-    run_build(load_config(config), Workspace(work), work / "e.tar", echo=print, examples=examples)
+    run_build(plan, workspace, work / "e.tar", echo=print)
 except CogTritonError as error:
     sys.exit(str(error))
 """

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_build_steps import build_engine
 
 from cog_triton.builder.check_arguments import check_arguments, mistakes_of
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
+from cog_triton.builder.example_families import OWN, Families
 from cog_triton.builder.options.option import Option, Options
 from cog_triton.builder.plan import make_plan
-from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import ModelUnavailable, UnknownArgument
 
@@ -123,7 +124,7 @@ parser.{}()
 def test_the_demo_config_is_good(tmp_path: Path) -> None:
     lines: list[str] = []
     config = load_config(DEMO)
-    assert check_arguments(make_plan(config, tmp_path), lines.append)
+    assert check_arguments(make_plan(config, tmp_path, Families()).steps, lines.append)
     assert lines == [
         "[check] convert: OK: the arguments are what convert_checkpoint.py accepts",
         "[check] quantize: OK: the arguments are what quantize.py accepts",
@@ -145,7 +146,7 @@ def test_a_build_tells_all_mistakes_before_it_looks_for_the_model(tmp_path: Path
     work = tmp_path / "work"
     config, output = parse_config(text, "x"), tmp_path / "engine.tar"
     with pytest.raises(UnknownArgument) as caught:
-        run_build(config, Workspace(work), output, echo=lambda _: None)
+        build_engine(config, Workspace(work), output, OWN)
     assert caught.value.detail.splitlines() == [
         "convert.args.dtype: 'int8': must be one of auto, float16, float32",
         "quantize.args.qfromat: 'q8_0': quantize.py has no --qfromat; did you mean 'qformat'?",
@@ -165,13 +166,7 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
     )
     lines: list[str] = []
     with pytest.raises(ModelUnavailable):  # it goes on
-        run_build(
-            config,
-            Workspace(tmp_path / "w"),
-            tmp_path / "e.tar",
-            echo=lines.append,
-            examples=examples,
-        )
+        build_engine(config, Workspace(tmp_path / "w"), tmp_path / "e.tar", examples, lines.append)
     assert lines == [
         "[check] convert: ARGUMENTS NOT CHECKED: convert.py: it ended with exit code 1 before it "
         "read them: ModuleNotFoundError: No module named 'no_such_module'",
@@ -186,4 +181,4 @@ def test_an_open_parser_still_refuses_what_it_knows_to_be_wrong(tmp_path: Path) 
         tmp_path, build={"text": PARSER.format("parse_known_args"), "args": {"other": 1}}
     )
     with pytest.raises(UnknownArgument, match=r"build\.args\.size is missing"):
-        check_arguments(make_plan(config, tmp_path, examples), lambda _: None)
+        check_arguments(make_plan(config, tmp_path, Families(examples)).steps, lambda _: None)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from cog_triton import __version__
 from cog_triton.builder import step_cache
 from cog_triton.builder.config import load_config
+from cog_triton.builder.example_families import Families
 from cog_triton.builder.plan import Plan, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
@@ -249,7 +250,7 @@ def test_checking_a_build_of_wrong_arguments(tmp_path: Path) -> None:
 
 def planned(config: Path, root: Path) -> Plan:
     wanted = load_config(config)
-    return make_plan(wanted, Workspace(root).of(wanted))
+    return make_plan(wanted, Workspace(root).of(wanted), Families())
 
 
 def test_the_plan_of_a_build(tmp_path: Path) -> None:
@@ -292,10 +293,9 @@ def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> N
     assert "NOT HERE: E1304 ModelUnavailable: " in said()
     model.write_text("")
     assert "build     to run\n" in said()
-    plan = planned(config, work)
-    (step,), (fingerprint,) = plan.steps, step_cache.of_steps(plan, model)
+    (step,) = step_cache.located(planned(config, work), work / "models").steps
     step.output_dir.mkdir(parents=True)
-    step_cache.remember(step, fingerprint, step.output_dir)
+    step_cache.remember(step, step.output_dir)
     text = said()
     assert "build     cached: is not run again\n" in text
     assert "    --output_dir 'an engine'\n" in text

@@ -11,6 +11,7 @@ import pytest
 
 import cog_triton
 from cog_triton.builder.config import parse_config
+from cog_triton.builder.example_families import Families
 from cog_triton.builder.plan import make_plan
 from cog_triton.builder.steps import run_step
 from cog_triton.system import isolated_python
@@ -90,7 +91,8 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", str(theirs / "python"))
     work = tmp_path / "work"
     work.mkdir()
-    (step,) = make_plan(parse_config(config, "test"), work, tmp_path / "examples").steps
+    families = Families(tmp_path / "examples")
+    (step,) = make_plan(parse_config(config, "test"), work, families).steps
     said: list[str] = []
     run_step(step, work / "logs", said.append)
     assert said[:2] == [f"[build] {tmp_path / 'ngc'} ngc ngc", "[build] []"]

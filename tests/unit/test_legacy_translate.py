@@ -21,14 +21,15 @@ from older_configs import (
 )
 from typer.testing import CliRunner
 
+from cog_triton.builder import command
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.check_inputs import check_inputs
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.translate import Translation, translation_lines
+from cog_triton.builder.legacy import translate
+from cog_triton.builder.legacy.image_paths import MODEL
+from cog_triton.builder.legacy.translate import Translation
 from cog_triton.builder.plan import make_plan
-from cog_triton.builder.run import run_build
-from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument
 
@@ -95,7 +96,8 @@ def test_what_came_out_is_of_today(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_todays_scripts_take_it(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
-    assert check_arguments(make_plan(read(TRANSLATED[name]), tmp_path), lines.append)
+    config, families = translated(read(TRANSLATED[name])).config, Families()
+    assert check_arguments(make_plan(config, tmp_path, families).steps, lines.append)
     assert [line.split(": ")[1] for line in lines] == ["OK", "OK"]
 
 
@@ -191,10 +193,9 @@ def test_a_tree_of_before_runs_configs_of_before(
     monkeypatch.setenv("TRTLLM_DIR", str(tmp_path))
     assert Families().offers("gpt", "build.py")
     config = read(TINY_GPT2)
-    plan = make_plan(config, tmp_path)
-    assert plan.notes == ()
-    assert plan.config is config
-    assert "--in-file" in plan.steps[0].argv
+    lines: list[str] = []
+    assert translate.translated(config, Families(), lines.append) is config
+    assert lines == []
 
 
 def test_weight_format_had_no_effect_on_a_tar() -> None:
@@ -216,7 +217,8 @@ def test_a_checkpoint_that_no_step_writes_is_refused_before_anything_runs() -> N
 
 
 @pytest.mark.parametrize(
-    "given", ["model", "/src/models/m", "c", "c/sub", "./c/../c", "/somewhere/else", "model/onnx"]
+    "given",
+    [MODEL, "/src/models/m", "c", "c/sub", "./c/../c", "/somewhere/else", f"{MODEL}/onnx"],
 )
 def test_inputs_that_there_will_be(given: str) -> None:
     config = modern()
@@ -227,13 +229,13 @@ def test_inputs_that_there_will_be(given: str) -> None:
 def test_what_is_printed_can_be_copied() -> None:
     older = read(TINY_GPT2)
     after = translated(older)
-    lines = list(translation_lines(after.config, after.notes))
+    lines = list(after.lines())
     told = [line for line in lines if line.startswith("[translate] ")]
     assert lines[: len(told)] == told
     copied = yaml.safe_load("\n".join(lines[len(told) :]))
     rest = {"model_id": older.model_id, "example_name": older.example_name}
     assert steps(BuildConfig.model_validate({**rest, **copied})) == steps(after.config)
-    assert list(translation_lines(older, ())) == []
+    assert list(Translation(older).lines()) == []
 
 
 def test_plan_and_check_print_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,13 +274,13 @@ def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.M
     scripts.mkdir(parents=True)
     names = ["model_dir", "output_dir", "tp_size", "dtype"]
     (scripts / "convert_checkpoint.py").write_text(SCRIPT.format(names=names, reads="model_dir"))
-    command = tmp_path / "bin" / "trtllm-build"
-    command.parent.mkdir()
+    program = tmp_path / "bin" / "trtllm-build"
+    program.parent.mkdir()
     names = ["checkpoint_dir", "output_dir", "gpt_attention_plugin", "remove_input_padding"]
     text = SCRIPT.format(names=names, reads="checkpoint_dir")
-    command.write_text(f"#!{sys.executable}\n{text}")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    program.write_text(f"#!{sys.executable}\n{text}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     monkeypatch.setenv("TRTLLM_DIR", str(tmp_path / "trtllm"))
     model = tmp_path / "model"
     model.mkdir()
@@ -286,9 +288,11 @@ def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.M
     for name in ("model.safetensors", "tokenizer.json"):
         (model / name).touch()
     lines: list[str] = []
-    older = read(TINY_GPT2.replace("/src/models/sshleifer/tiny-gpt2", "model"))
+    older = read(TINY_GPT2.replace("/src/models/sshleifer/tiny-gpt2", MODEL))
     config = older.model_copy(update={"model_id": str(model)})
-    run_build(config, Workspace(tmp_path / "work"), tmp_path / "engine.tar", echo=lines.append)
+    (tmp_path / "c.yaml").write_text(config.to_yaml())
+    output = tmp_path / "engine.tar"
+    command.build(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True)
     assert "[translate] build: build.py -> trtllm-build" in lines
     assert (tmp_path / "engine.tar").is_file()
 
@@ -296,4 +300,4 @@ def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.M
 def test_the_documentation_shows_what_is_printed() -> None:
     shown = [line for line in DOCS.read_text().splitlines() if line.startswith("[translate] ")]
     after = translated(read(TINY_GPT2))
-    assert shown == list(translation_lines(after.config, after.notes))[: len(shown)]
+    assert shown == list(after.lines())[: len(shown)]

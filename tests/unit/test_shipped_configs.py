@@ -13,6 +13,8 @@ import yaml
 from cog_triton.builder import config_schema
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.config import load_config, parse_config
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.legacy.translate import translated
 from cog_triton.builder.plan import make_plan
 from cog_triton.errors import CogTritonError
 
@@ -29,7 +31,9 @@ def _without_tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(text: str, work_dir: Path) -> list[str]:
     lines: list[str] = []
-    check_arguments(make_plan(parse_config(text, "c.yaml"), work_dir), lines.append)
+    families = Families()
+    config = translated(parse_config(text, "c.yaml"), families, lines.append)
+    check_arguments(make_plan(config, work_dir, families).steps, lines.append)
     return lines
 
 

@@ -1,14 +1,15 @@
-"""Configs of older builders, in the words of today's TensorRT-LLM.
+"""Translation of legacy build configs for the scripts of today's TensorRT-LLM.
 
 Until 0.8 it had ``hf_*_convert.py`` and ``build.py``; since then it has ``convert_checkpoint.py``
-and ``trtllm-build``, whose options changed, too. `old_options` has a rule for each old option.
+and ``trtllm-build``, whose options changed, too. `option_table` has a rule for each legacy option.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 
 import yaml
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.config_errors import describe
+from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy.draft import BUILD, CONVERT, Draft, Given, Role, Side
 from cog_triton.builder.legacy.image_paths import relative
 from cog_triton.builder.legacy.option_rules import DEFAULTS, NEW_DEFAULTS, PAGED, WORD, Moved
@@ -26,6 +28,7 @@ from cog_triton.builder.legacy.option_table import (
     TRTLLM_BUILD,
     Rules,
 )
+from cog_triton.builder.output_stream import Echo
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument, nearest
 
 # TensorRT-LLM's examples since 0.18; a tree of before runs the configs of before.
@@ -47,14 +50,40 @@ _ON_TODAY = (
 
 @dataclass(frozen=True)
 class Translation:
-    """The config to run, and a line for each thing that is not as the user wrote it."""
+    """The config to run, and a note for each thing that is not as the user wrote it."""
 
     config: BuildConfig
     notes: tuple[str, ...] = ()
 
+    def lines(self) -> Iterator[str]:
+        """The notes, and the steps as they are now, as YAML to be copied; nothing without notes."""
+        if not self.notes:
+            return
+        yield from (f"[translate] {note}" for note in self.notes)
+        yield "[translate] the steps are now:"
+        steps = {
+            name: step.model_dump(mode="json", exclude_defaults=True)
+            for name, step in self.config.steps()
+        }
+        yield from yaml.safe_dump(steps, sort_keys=False, width=1000).splitlines()
+
+
+def translated(config: BuildConfig, families: Families, echo: Echo) -> BuildConfig:
+    """Translate `config` for the scripts that `families` has; every change is printed to `echo`.
+
+    Raises:
+        UnknownExample: lists what there is.
+        UnknownArgument, BuildConfigInvalid: see `translate`.
+    """
+    family = families.find(config.example_name)
+    translation = translate(config, family, partial(families.offers, family))
+    for line in translation.lines():
+        echo(line)
+    return translation.config
+
 
 def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -> Translation:
-    """`config` for the scripts of today; itself if it is for them already.
+    """Translate `config` for the scripts of today; the same object if nothing is legacy.
 
     Args:
         family: the path of the example family, as ``models/core/gpt``.
@@ -81,21 +110,6 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
     if not draft.notes:
         return Translation(config)
     return Translation(_translated(config, draft), tuple(draft.notes))
-
-
-def translation_lines(config: BuildConfig, notes: Sequence[str]) -> Iterator[str]:
-    """What was translated, and the steps as they are now, as YAML to be copied.
-
-    There is no line if there was nothing to translate.
-    """
-    if not notes:
-        return
-    yield from (f"[translate] {note}" for note in notes)
-    yield "[translate] the steps are now:"
-    steps = {
-        name: step.model_dump(mode="json", exclude_defaults=True) for name, step in config.steps()
-    }
-    yield from yaml.safe_dump(steps, sort_keys=False, width=1000).splitlines()
 
 
 def _sides(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, Side]:

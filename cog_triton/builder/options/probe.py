@@ -36,11 +36,12 @@ def reading(
             (scratch / name).mkdir()
         out = stack.enter_context((scratch / "out").open("w+b"))
         err = stack.enter_context((scratch / "err").open("w+b"))
+        env = {**script_environment.of_scripts(python, scratch), "TMPDIR": str(scratch / "tmp")}
         process = reaper.spawn(
             [python, argparse_shim.__file__, str(script), str(scratch / "result")],
             grace=0,
             cwd=scratch / "cwd",
-            env={**script_environment.of_scripts(python, scratch), "TMPDIR": str(scratch / "tmp")},
+            env=env,
             stdout=out,
             stderr=err,
         )

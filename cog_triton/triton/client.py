@@ -21,8 +21,8 @@ from cog_triton.errors import (
     TritonUnavailable,
     TritonUnknownError,
 )
+from cog_triton.text.sse import EventSplitter, event_data
 from cog_triton.triton.http_stream import HTTPStream, StreamBroken, StreamTimeout
-from cog_triton.triton.sse import EventBuffer
 
 _MODEL = "tensorrt_llm"
 _STOP_TIMEOUT_S = 5.0
@@ -118,7 +118,7 @@ class TritonClient:
     def _parsed_events(
         self, request: HTTPStream, parse: Callable[[bytes], list[T]]
     ) -> Generator[list[T], None, None]:
-        buffer = EventBuffer()
+        splitter = EventSplitter()
         try:
             with request as response:
                 for _ in response.head():
@@ -133,13 +133,13 @@ class TritonClient:
                         text += chunk
                         continue
                     self.last_byte_at = time.monotonic()
-                    found, error = self._parse_payloads(buffer.feed(chunk), parse)
+                    found, error = self._parse_payloads(splitter.feed(chunk), parse)
                     if found:
                         yield found
                     if error is not None:
                         raise error
                 if response.status != 200:
-                    raise self._http_error(response.status, text or buffer.rest)
+                    raise self._http_error(response.status, text or splitter.rest)
         except StreamTimeout as error:
             raise TritonTimeout(
                 f"Triton timed out: {error} (TRITON_TIMEOUT). This can happen for extremely long"
@@ -147,8 +147,10 @@ class TritonClient:
             ) from error
         except StreamBroken as error:
             raise TritonUnavailable(f"{error}; try again") from error
-        if buffer.rest.strip():
-            raise TritonMalformedEvent(f"the stream ended inside an event: {_excerpt(buffer.rest)}")
+        if splitter.rest.strip():
+            raise TritonMalformedEvent(
+                f"the stream ended inside an event: {_excerpt(splitter.rest)}"
+            )
 
     def stop(self, request_id: str, model: str = _MODEL) -> None:
         """Stop a request that is queued or prefilling, where a closed connection goes unseen."""
@@ -171,13 +173,14 @@ class TritonClient:
         return HTTPStream(self._host, self._port, path, body, timeout)
 
     def _parse_payloads(
-        self, payloads: list[bytes], parse: Callable[[bytes], list[T]]
+        self, events: list[bytes], parse: Callable[[bytes], list[T]]
     ) -> tuple[list[T], CogTritonError | None]:
         """What `parse` finds up to the first event that is an error, and that error."""
         found: list[T] = []
         try:
-            for payload in payloads:
-                found += parse(payload)
+            for event in events:
+                if payload := event_data(event):
+                    found += parse(payload)
         except CogTritonError as error:
             return found, error
         return found, None

@@ -1,47 +1,17 @@
-"""HTTP and events of the load generator, over real sockets and in every chunking."""
+"""HTTP client of the load generator, over real sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scripted_server import HANG, RESET, Answer, serving, stream, whole
 
-from cog_triton.bench import sse
 from cog_triton.bench.http_client import Client, Whole, WireError, encode, split
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import free_ports
-
-EVENTS = [
-    b'id: 1\nevent: output\ndata: {"chunk": "a b"}',
-    b"event: output\ndata: one\ndata: two",
-    b'data: {"text": "\\n\\n"}',
-    "data: größer".encode(),
-    b": comment",
-]
-
-
-@given(st.lists(st.integers(0, 400)), st.sampled_from([b"\n", b"\r\n"]))
-def test_events_are_the_same_in_every_chunking(cuts: list[int], end: bytes) -> None:
-    whole_text = b"".join(event.replace(b"\n", end) + end * 2 for event in EVENTS)
-    places = sorted({0, len(whole_text), *(min(cut, len(whole_text)) for cut in cuts)})
-    splitter = sse.Splitter()
-    found = []
-    for start, stop in itertools.pairwise(places):
-        found += splitter.feed(whole_text[start:stop])
-    assert found == EVENTS
-
-
-def test_parts_of_an_event() -> None:
-    assert [sse.name(event) for event in EVENTS] == [b"output", b"output", b"", b"", b""]
-    assert sse.data(EVENTS[0]) == b'{"chunk": "a b"}'
-    assert sse.data(EVENTS[1]) == b"one\ntwo"
-    assert sse.data(EVENTS[4]) == b""
 
 
 class Pieces(Whole):

@@ -1,4 +1,4 @@
-"""Events come out whole and in order however the bytes are cut."""
+"""SSE: events come out whole and in order however the bytes are cut."""
 
 from __future__ import annotations
 
@@ -8,57 +8,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.triton.sse import EventBuffer
+from cog_triton.text.sse import EventSplitter, event_data, event_name
 
-PAYLOADS = st.lists(st.text('ab{}":, ü日\U0001f600', min_size=1).map(lambda t: f"x{t}x".encode()))
+LINES = st.text('ab{}":, ü日\U0001f600', min_size=1).map(lambda text: f"data: x{text}x".encode())
+EVENTS = st.lists(st.lists(LINES, min_size=1, max_size=3).map(b"\n".join))
+CUTS = st.sets(st.integers(0, 10**4))
 
 
 def feed(stream: bytes, cuts: set[int]) -> tuple[list[bytes], bytes]:
-    buffer = EventBuffer()
+    splitter = EventSplitter()
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
-    found = [p for a, b in pairwise(places) for p in buffer.feed(stream[a:b])]
-    return found, buffer.rest
+    found = [event for a, b in pairwise(places) for event in splitter.feed(stream[a:b])]
+    return found, splitter.rest
 
 
-@given(PAYLOADS, st.sets(st.integers(0, 10**4)), st.binary().filter(lambda b: b"\n" not in b))
+@given(EVENTS, CUTS, st.binary().filter(lambda data: not set(data) & set(b"\r\n")))
 def test_any_chunking_gives_the_same_events(
-    payloads: list[bytes], cuts: set[int], tail: bytes
+    events: list[bytes], cuts: set[int], tail: bytes
 ) -> None:
-    tail = tail.replace(b"\r", b"")
-    stream = b"".join(b"data: " + payload + b"\n\n" for payload in payloads) + tail
-    assert feed(stream, cuts) == (payloads, tail)
+    stream = b"".join(event + b"\n\n" for event in events) + tail
+    assert feed(stream, cuts) == (events, tail)
 
 
-@given(PAYLOADS, st.sets(st.integers(0, 10**4)))
-def test_crlf_is_a_line_end_too(payloads: list[bytes], cuts: set[int]) -> None:
-    stream = b"".join(b"data: " + payload + b"\r\n\r\n" for payload in payloads)
+@given(EVENTS, CUTS)
+def test_lines_may_end_in_crlf(events: list[bytes], cuts: set[int]) -> None:
+    stream = b"".join(event.replace(b"\n", b"\r\n") + b"\r\n\r\n" for event in events)
     found, rest = feed(stream, cuts)
-    assert found == payloads
+    assert found == events
     assert not rest.strip()
 
 
 @pytest.mark.parametrize(
-    ("event", "payloads"),
+    ("stream", "parts"),
     [
-        (b"data: a\n\n", [b"a"]),
-        (b"data:a\n\n", [b"a"]),
-        (b"id: 3\nevent: token\ndata: a\n\n", [b"a"]),
-        (b"data: a\ndata: b\n\n", [b"a\nb"]),
-        (b": a comment that keeps the connection open\n\n", []),
-        (b"retry: 5\n\n", []),
-        (b"\n\n", []),
-        (b"data: a\n\n\n\ndata: b\n\n", [b"a", b"b"]),
+        (b"data: a\n\n", [(b"", b"a")]),
+        (b"data:a\n\n", [(b"", b"a")]),
+        (b"data:  a \n\n", [(b"", b" a ")]),
+        (b"id: 3\nevent: token\ndata: a\n\n", [(b"token", b"a")]),
+        (b"event:token\n\n", [(b"token", b"")]),
+        (b"data: a\ndata: event: b\n\n", [(b"", b"a\nevent: b")]),
+        (b": a comment that keeps the connection open\n\n", [(b"", b"")]),
+        (b"retry: 5\n\n", [(b"", b"")]),
+        (b"\n\n", [(b"", b"")]),
+        (b"data: a\n\n\n\ndata: b\n\n", [(b"", b"a"), (b"", b""), (b"", b"b")]),
     ],
 )
-def test_what_else_an_event_may_hold(event: bytes, payloads: list[bytes]) -> None:
-    buffer = EventBuffer()
-    assert buffer.feed(event) == payloads
-    assert buffer.rest == b""
+def test_name_and_data_of_events(stream: bytes, parts: list[tuple[bytes, bytes]]) -> None:
+    splitter = EventSplitter()
+    found = splitter.feed(stream)
+    assert [(event_name(event), event_data(event)) for event in found] == parts
+    assert splitter.rest == b""
 
 
-def test_nothing_arrives_before_its_event_ends() -> None:
-    buffer = EventBuffer()
-    assert buffer.feed(b"data: a\n") == []
-    assert buffer.rest == b"data: a\n"
-    assert buffer.feed(b"\nda") == [b"a"]
-    assert buffer.rest == b"da"
+def test_an_event_is_given_out_when_its_blank_line_arrives() -> None:
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: a\n") == []
+    assert splitter.rest == b"data: a\n"
+    assert splitter.feed(b"\nda") == [b"data: a"]
+    assert splitter.rest == b"da"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from cog_triton import errors
-from cog_triton.bench import sse
 from cog_triton.bench.http_client import Client, Whole, WireError, encode, now, split
 from cog_triton.bench.options import Options
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import OK, Record
+from cog_triton.text.sse import EventSplitter
 
 Object = dict[str, Any]
 
@@ -42,7 +42,7 @@ class Answer:
         self.at = 0.0
         self._record = record
         self._event = event
-        self._splitter = sse.Splitter()
+        self._splitter = EventSplitter()
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """See `Sink.begin`."""

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cog_triton.bench import sse
 from cog_triton.bench.options import OutputMethod
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
 from cog_triton.errors import InvalidArgument
+from cog_triton.text import sse
 
 _LENGTHS = ("n_output_tokens", "max_tokens", "max_new_tokens")
 _LOGGED = {
@@ -102,9 +102,9 @@ class CogTarget(Target):
             nonlocal completed
             if data.startswith(b"event: output"):
                 return 1
-            if sse.name(data) == b"completed":
-                completed = sse.data(data)
-            return int(sse.name(data) == b"output")
+            if sse.event_name(data) == b"completed":
+                completed = sse.event_data(data)
+            return int(sse.event_name(data) == b"output")
 
         accept = "text/event-stream" if self._streamed else "application/json"
         answer = await self.post(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from cog_triton.bench import sse
 from cog_triton.bench.http_client import WireError
 from cog_triton.bench.options import API
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
 from cog_triton.errors import InvalidArgument, Unauthorized
+from cog_triton.text import sse
 
 # Quotes of the text itself are escaped in JSON, so these are keys.
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)"\s*:\s*"(?!")')
@@ -76,7 +76,7 @@ class OpenAITarget(Target):
             if _ERROR.search(data):
                 wrong.append(failure(data.decode("utf-8", "replace"), "error event"))
             if _USAGE.search(data):
-                ends.append(sse.data(data))
+                ends.append(sse.event_data(data))
             elif data == b"data: [DONE]":
                 ends.append(b"")
             return int(_TEXT.search(data) is not None)

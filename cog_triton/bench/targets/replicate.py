@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 
-from cog_triton.bench import sse
 from cog_triton.bench.http_client import encode, now
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.targets.base import Answer, Failure, Object, Target, failure, object_of
 from cog_triton.bench.targets.cog import told_by
 from cog_triton.errors import InvalidArgument, Unauthorized
+from cog_triton.text import sse
 
 _MODEL = re.compile(r"(?:(deployments)/)?([\w.-]+/[\w.-]+)(?::([0-9a-f]+))?")
 _ENDED = ("succeeded", "failed", "canceled", "aborted")
@@ -81,9 +81,11 @@ class ReplicateTarget(Target):
         wrong: list[Failure] = []
 
         def event(data: bytes) -> int:
-            kind = sse.name(data)
+            kind = sse.event_name(data)
             if kind == b"error":
-                wrong.append(failure(sse.data(data).decode("utf-8", "replace"), "error event"))
+                wrong.append(
+                    failure(sse.event_data(data).decode("utf-8", "replace"), "error event")
+                )
             return int(kind == b"output")
 
         answer = Answer(record, event)

@@ -1,1 +1,1 @@
-"""The serving process, Cog's worker: predictor, supervisor, admission control."""
+"""Serving process (Cog's worker): predictors, admission control, supervisor, text generation."""

@@ -1,4 +1,4 @@
-"""The admission of the engine: so many requests at once, a bounded queue, and closed in trouble."""
+"""Admission control: concurrency limit plus a bounded FIFO queue; rejects while unhealthy."""
 
 from __future__ import annotations
 
@@ -17,47 +17,50 @@ DEFAULT_MAX_QUEUE = 64
 
 
 class Ticket:
-    """One request on its way through the admission; may be ended from any thread, at any time."""
+    """One request in admission control; any thread may cancel or fail it at any time."""
 
     def __init__(self) -> None:
         self.cancelled = False
-        """Its client does not want it any more."""
+        """Whether its client has cancelled it or disconnected."""
         self.error: CogTritonError | None = None
-        """Why it was ended here, if it was."""
+        """The error that it was failed with, if any."""
         self.queue_time: float | None = None
-        """Seconds from its arrival to its turn; None before its turn."""
+        """Seconds from arrival to admission; None until it is admitted."""
         self._admitted = threading.Event()
         self._stop: Callable[[], None] = lambda: None
 
     @property
     def ended(self) -> bool:
-        """Whether somebody has ended it, by `cancel` or `interrupt`."""
+        """Whether `cancel` or `fail` was called."""
         return self.cancelled or self.error is not None
 
     def cancel(self) -> None:
-        """End it, as its client wishes."""
+        """End the request on behalf of its client."""
         self.cancelled = True
         self._stop()
 
     def fail(self, error: CogTritonError) -> None:
-        """End it, with the error that its client gets."""
+        """End the request with the error that its client gets; the first error wins."""
         self.error = self.error or error
         self._stop()
 
     def raise_error(self) -> None:
-        """Raise what it was interrupted with, if it was."""
+        """Raise the error given to `fail`, if any."""
         if self.error is not None:
             raise copy.copy(self.error)  # one error ends many requests, each on its own thread
 
     def on_end(self, stop: Callable[[], None]) -> None:
-        """What ends it from now on; called at once if it has been ended, and maybe twice."""
+        """Set the callback that `cancel` and `fail` call; called at once if it has ended already.
+
+        It may be called twice.
+        """
         self._stop = stop
         if self.ended:
             stop()
 
 
 class Admission:
-    """Lets at most `slots` requests in; `queue` more wait, first come, first served."""
+    """Concurrency limit of `slots` requests; up to `max_queue` more wait in FIFO order."""
 
     def __init__(self, slots: int, max_queue: float = math.inf) -> None:
         self.slots = slots
@@ -69,20 +72,20 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """Requests that the engine has."""
+        """Number of requests that hold a slot."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """Number of queued requests."""
         return len(self._queue)
 
     @contextmanager
     def slot(self, ticket: Ticket) -> Iterator[None]:
-        """Wait for the ticket's turn, and hold its slot meanwhile.
+        """Wait for a slot, and hold it for the duration of the context.
 
-        Raises E2107 when the queue is full, the error of `refuse` or `close`, and E2105 when the
-        ticket was cancelled while it waited.
+        Raises E2107 when the queue is full, the error of `reject_new` or `close`, and E2105
+        when the ticket was cancelled while it was queued.
         """
         self._acquire(ticket)
         try:
@@ -91,12 +94,12 @@ class Admission:
             self._release(ticket)
 
     def reject_new(self, error: CogTritonError) -> None:
-        """Let nobody in any more; who is inside or waits goes on."""
+        """Reject new requests with `error`; running and queued ones continue."""
         with self._changed:
             self._rejection = error
 
     def close(self, error: CogTritonError) -> None:
-        """Let nobody in any more, and end everything inside and in the queue with `error`."""
+        """Reject new requests, and fail all running and queued ones with `error`."""
         with self._changed:
             self._rejection = error
             tickets = [*self._queue, *self._running]
@@ -104,12 +107,12 @@ class Admission:
             ticket.fail(error)
 
     def open(self) -> None:
-        """Let requests in again."""
+        """Accept requests again."""
         with self._changed:
             self._rejection = None
 
     def wait_until_idle(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds until nobody is inside or waits; whether it is so."""
+        """Wait until nothing runs or is queued; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._running or self._queue), timeout)
 
@@ -140,9 +143,9 @@ class Admission:
         with self._changed:
             self._running.discard(ticket)
             while self._queue and len(self._running) < self.slots:
-                following = self._queue.popleft()
-                self._running.add(following)
-                following._admitted.set()
+                next_ticket = self._queue.popleft()
+                self._running.add(next_ticket)
+                next_ticket._admitted.set()
             self._changed.notify_all()
 
     def _remove_from_queue(self, ticket: Ticket) -> None:
@@ -154,20 +157,20 @@ class Admission:
 
 
 def admission_for(settings: Settings, max_batch_size: int) -> Admission:
-    """As many at once as the engine batches, unless set otherwise; a queue that Cog has room for.
+    """Admission control with the engine's batch size as limit, and a queue that Cog has room for.
 
-    Cog answers 409, without a code, to what comes beyond COG_MAX_CONCURRENCY. Those that are
-    refused here with E2107 need a place there for a moment, too.
+    MAX_CONCURRENCY and MAX_QUEUE override both. Cog answers 409, without a code, to requests
+    beyond COG_MAX_CONCURRENCY; those that are rejected here with E2107 briefly count there, too.
     """
     slots = settings.max_concurrency or max_batch_size
-    places = settings.cog_max_concurrency
+    cog_limit = settings.cog_max_concurrency
     queue = settings.max_queue
     if queue is None:
-        queue = min(DEFAULT_MAX_QUEUE, max(0, places * 3 // 4 - slots))
+        queue = min(DEFAULT_MAX_QUEUE, max(0, cog_limit * 3 // 4 - slots))
     needed = math.ceil((slots + queue) * 4 / 3)
-    if places < needed:
+    if cog_limit < needed:
         print(
-            f"Warning: COG_MAX_CONCURRENCY={places}: with {slots} predictions at once and a queue"
-            f" of {queue}, Cog answers some of them 409; set it to {needed} or more"
+            f"Warning: COG_MAX_CONCURRENCY={cog_limit}: with {slots} predictions at once and a"
+            f" queue of {queue}, Cog answers some of them 409; set it to {needed} or more"
         )
     return Admission(slots, queue)

@@ -1,8 +1,8 @@
-"""Notices that the server was told to stop, so that what runs may end first.
+"""Graceful drain: detects that the server was told to stop, so that running requests can finish.
 
-Cog tells its predictor nothing of a SIGTERM or a POST /shutdown: it listens no more, waits for
-its running requests as long as they take, and then ends. ``cog-triton serve`` says it before,
-with a file named by COG_TRITON_DRAIN_FILE, and waits until that is removed.
+Cog does not tell its predictor of a SIGTERM or a POST /shutdown: it stops listening, waits for
+running requests without a limit, and exits. ``cog-triton serve`` announces the stop beforehand by
+creating the file that COG_TRITON_DRAIN_FILE names, and waits until it is removed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _LISTENING = b"0A"
 
 
 def start(port: int, file: Path | None, drain: Callable[[], None]) -> None:
-    """On a thread, call `drain` once when `file` exists or nothing listens on `port` any more.
+    """Watch on a thread; call `drain` once `file` exists or `port` is no longer listened on.
 
-    `file` is removed when `drain` returns. A port on which nobody listens yet is waited for.
+    `file` is removed when `drain` returns. A port that is not listened on yet is waited for.
     """
 
-    def look() -> None:
+    def watch() -> None:
         listened = False
         while not (file and file.exists()):
             listens = is_listening(port)
@@ -35,7 +35,7 @@ def start(port: int, file: Path | None, drain: Callable[[], None]) -> None:
         if file is not None:
             file.unlink(missing_ok=True)
 
-    threading.Thread(target=look, name="drain-watch", daemon=True).start()
+    threading.Thread(target=watch, name="drain-watch", daemon=True).start()
 
 
 def is_listening(port: int) -> bool:
@@ -47,7 +47,7 @@ def is_listening(port: int) -> bool:
             for line in lines:
                 fields = line.split(maxsplit=4)
                 if fields[3] != _LISTENING:
-                    break  # those that listen come first, and of the others there may be thousands
+                    break  # listening sockets come first, and there may be thousands of others
                 if fields[1].endswith(ending):
                     return True
     return False

@@ -1,4 +1,4 @@
-"""From settings to a model repository that this machine can serve: all that precedes Triton."""
+"""Engine preparation: fetch the weights, run the pre-flight check, render the model repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cog_triton.triton.serve_config import ServeConfig, load_serve_config
 
 @dataclass(frozen=True, slots=True)
 class PreparedEngine:
-    """An engine, its rendered `repository` for `world_size` ranks, and where files go."""
+    """An engine, its rendered model `repository` for `world_size` ranks, and its run directory."""
 
     family: EngineFamily
     repository: Path
@@ -33,10 +33,10 @@ class PreparedEngine:
 
 
 async def prepare_engine(settings: Settings, weights: str | None = None) -> PreparedEngine:
-    """Get the engine, compare it with this machine, and render its models.
+    """Fetch the engine, check it against this machine, and render its model repository.
 
-    Cheap checks come first: a bad config is told before any weights are fetched. Raises the coded
-    error that says what is wrong.
+    Cheap checks come first: a bad config is reported before any weights are fetched. Raises the
+    coded error of the first check that fails.
     """
     if settings.cog_triton_engine is None:
         compatibility.require_gpu(settings.cog_triton_sm)
@@ -45,18 +45,18 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
         if settings.cog_triton_config
         else ServeConfig()
     )
-    family = open_engine(await _directory(settings, weights or settings.cog_weights))
+    family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
     if isinstance(family, MockFamily):
         config = config.with_defaults(ENGINE_MODEL, settings.mock_options)
     world_size = launch.world_size(settings, family.world_size or 1)
     run_dir = fresh_run_dir(settings.work_dir)
-    _require_machine(settings, family, config, run_dir)
+    _require_compatible(settings, family, config, run_dir)
     return PreparedEngine(
         family, render_repository(family, config, run_dir / "model_repo"), run_dir, world_size
     )
 
 
-async def _directory(settings: Settings, weights: str | None) -> Path:
+async def _engine_directory(settings: Settings, weights: str | None) -> Path:
     if settings.cog_triton_engine is None:
         return await engine_directory(settings, weights)
     if weights:
@@ -68,21 +68,21 @@ async def _directory(settings: Settings, weights: str | None) -> Path:
 
 
 def fresh_run_dir(work_dir: Path) -> Path:
-    """``run/<pid>``, after removing those whose process is gone."""
+    """A new ``run/<pid>``; removes those of processes that are gone."""
     runs = work_dir / "run"
     runs.mkdir(parents=True, exist_ok=True)
-    for old in runs.iterdir():
-        if not Path("/proc", old.name).exists() or old.name == str(os.getpid()):
-            shutil.rmtree(old, ignore_errors=True)
+    for directory in runs.iterdir():
+        if not Path("/proc", directory.name).exists() or directory.name == str(os.getpid()):
+            shutil.rmtree(directory, ignore_errors=True)
     run_dir = runs / str(os.getpid())
     run_dir.mkdir()
     return run_dir
 
 
-def _require_machine(
+def _require_compatible(
     settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
 ) -> None:
-    """Compare the engine with this machine before Triton loads it; raises E1305 or E1306."""
+    """Pre-flight check of the engine against this machine; raises E1305 or E1306."""
     triton = installation.find_installation(run_dir, settings.tritonserver)
     nodes = str(config.arguments_of(ENGINE_MODEL).get("num_nodes", 1))
     try:

@@ -1,4 +1,4 @@
-"""Everything between an engine directory and a `TextGenerator` that is ready to serve."""
+"""Serving runtime: an engine's tokenizer, its supervised Triton, and the text generator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ABORT_GRACE_S = 2.0
 
 
 class Runtime:
-    """A running engine: its tokenizer, its supervised Triton and its `generator`.
+    """A running engine: tokenizer, supervised Triton and `generator`.
 
-    For metrics: `admission` counts requests, `supervisor` knows the state of Triton.
+    For metrics: `admission` counts requests, `supervisor` has Triton's state and restarts.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Runtime:
         on_failed: Callable[[], None],
         observer: Observer | None = None,
     ) -> None:
-        """`on_failed` is called, on some thread, when Triton could not be kept running."""
+        """`on_failed` is called on the supervisor's thread after it has given up."""
         self.settings = settings
         self.family = family
         self.tokenizer = tokenizer
@@ -72,7 +72,7 @@ class Runtime:
         on_failed: Callable[[], None] = lambda: None,
         observer: Observer | None = None,
     ) -> Self:
-        """Load the engine and start Triton; raises the coded error that says what is wrong."""
+        """Load the engine and start Triton; raises the coded error that start-up ended with."""
         if settings.cog_triton_rank is not None:
             settings = _rank_0_settings(settings)
         prepared = await prepare_engine(settings, weights)
@@ -95,14 +95,14 @@ class Runtime:
         await self.supervisor.stop()
 
     def require_ready(self) -> None:
-        """Raise E2105 while predictions would not be served, and E2106 when they never will."""
+        """Raise E2105 while Triton is down or draining, and E2106 after the supervisor gave up."""
         if self.supervisor.error is not None:
             raise self.supervisor.error
         if self._draining:
             raise TritonUnavailable(_STOPPING)
 
     def drain(self) -> None:
-        """Take nothing more, and end what runs or waits within DRAIN_TIMEOUT; blocks."""
+        """Graceful drain: reject new requests, fail those left after DRAIN_TIMEOUT; blocks."""
         timeout = self.settings.drain_timeout
         self._draining = True
         self.supervisor.disable_restarts()
@@ -118,7 +118,7 @@ class Runtime:
 
 
 def _rank_0_settings(settings: Settings) -> Settings:
-    """One rank cannot be started anew by itself: whoever started all of them does that."""
+    """Settings for rank 0 started alone: no restarts, since a rank cannot be restarted alone."""
     if settings.cog_triton_rank:
         raise InvalidArgument(
             f"COG_TRITON_RANK={settings.cog_triton_rank}: only rank 0 answers requests; start the"

@@ -1,4 +1,4 @@
-"""Keeps Triton running: sees its reason, ends what is in flight, starts it again, or gives up."""
+"""Triton supervisor: detects failures, fails requests in flight, restarts with backoff."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHECK_PAUSE_S = 5.0
 
 
 class SupervisorState(str, enum.Enum):
-    """What can be said of Triton."""
+    """Lifecycle of the supervised Triton."""
 
     STARTING = "starting"
     READY = "ready"
@@ -40,14 +40,13 @@ class SupervisorState(str, enum.Enum):
 
 
 class Supervisor:
-    """Owns one Triton, on a thread and an event loop of its own; its methods are for any thread.
+    """Watchdog of one Triton, on its own thread and event loop; methods may be called anywhere.
 
-    Trouble is a process of it that died or was stopped, a probe that gets no answer while no
-    stream gets a byte either, or, once a request has failed, a one-token request that fails,
-    too. Then the admission is closed, which ends all requests with E2105, everything of Triton is
-    killed, and it is started again on the same ports, after a pause that doubles from 0.5 s to
-    30 s. Restarts that bring no 5 s of readiness count; after TRITON_MAX_RESTARTS of them in a
-    row it gives up.
+    A failure is a process that died or was stopped, a readiness probe without an answer while no
+    stream receives a byte either, or, after a failed request, a one-token request that fails, too.
+    Then admission is closed, which fails all requests with E2105, all of Triton's processes are
+    killed, and it is restarted on the same ports, with a backoff that doubles from 0.5 s to 30 s.
+    It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Supervisor:
         admission: Admission,
         on_failed: Callable[[], None],
     ) -> None:
-        """`probe` asks the engine for one token; `on_failed` is called after giving up."""
+        """`probe` generates one token; `on_failed` is called after giving up."""
         self._settings = settings
         self._server = server
         self._client = client
@@ -76,12 +75,12 @@ class Supervisor:
         self._start_s = 0.0
         self.state = SupervisorState.STARTING
         self.restarts = 0
-        """How often Triton was started again."""
+        """How often Triton was restarted."""
         self.error: CogTritonError | None = None
-        """Why Triton is not ready, once it has been."""
+        """Why Triton is not ready any more; None until the first failure and while it is ready."""
 
     async def start(self) -> None:
-        """Start Triton; raises E2106 when it cannot be. Nothing is left running then."""
+        """Start Triton; raises E2106 if that fails, and leaves no process then."""
         self._thread.start()
         try:
             await asyncio.wrap_future(self._started)
@@ -90,22 +89,22 @@ class Supervisor:
             raise
 
     async def stop(self) -> None:
-        """Stop Triton, and watch it no longer."""
+        """Stop Triton and its supervision."""
         self.disable_restarts()
         self._call_on_loop(lambda: self._task.cancel() if self._task else None)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
     def disable_restarts(self) -> None:
-        """Do not start Triton again, whatever happens."""
+        """Do not restart Triton any more."""
         self._restarts_disabled = True
 
     def check_engine(self) -> None:
-        """A request has failed: put the engine to the test."""
+        """Check the engine with a one-token request, since a request has failed."""
         self._call_on_loop(self._check_requested.set)
 
     def _call_on_loop(self, function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and so has Triton
+        with suppress(RuntimeError):  # the loop is closed, and Triton has ended
             self._loop.call_soon_threadsafe(function)
 
     def _main(self) -> None:
@@ -132,7 +131,7 @@ class Supervisor:
             self._on_failed()
 
     def _run_task(self, work: Coroutine[Any, Any, None]) -> BaseException | None:
-        """Run `work` to its end; what ended it, if it did not succeed."""
+        """Run `work` to its end; the exception that ended it, if any."""
         self._task = self._loop.create_task(work)
         self._loop.run_until_complete(asyncio.wait({self._task}))
         if self._task.cancelled():
@@ -156,7 +155,7 @@ class Supervisor:
         self.state = SupervisorState.READY
 
     async def _restart(self, reason: str, failures: int) -> int:
-        """End everything and start again until it is ready or must not be; failures by then."""
+        """Kill and restart until it is ready, stopped or given up; returns the failures so far."""
         while True:
             pause = min(_BACKOFF_S * 2 ** (failures - 1), _MAX_BACKOFF_S)
             print(f"Triton: {reason}\n{self._server.log_tail()}", file=sys.stderr, flush=True)
@@ -178,7 +177,7 @@ class Supervisor:
         return failures
 
     def _stop_requests(self, reason: str, failures: int, pause: float) -> None:
-        """Choose the next state, and end everything that is in flight."""
+        """Choose the next state, and fail all requests in flight."""
         if self._restarts_disabled:
             self.state = SupervisorState.STOPPED
             self.error = TritonUnavailable(f"{_first_line(reason)}; the server is stopping")
@@ -200,7 +199,7 @@ class Supervisor:
         self._admission.close(TritonUnavailable(f"{_first_line(why)}; the server stops"))
 
     async def _wait_for_failure(self) -> str:
-        """Wait for the first sign of reason; says what it is."""
+        """Wait for the first sign of failure, and describe it."""
         with ProcessLiveness(self._server.root_pid) as processes:
             watches = [
                 asyncio.ensure_future(watch)
@@ -212,7 +211,7 @@ class Supervisor:
             ]
             try:
                 await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-                # A dead server refuses connections, too: its death says more than that.
+                # A dead server refuses connections, too, but its death is the better reason.
                 await asyncio.wait({watches[0]}, timeout=_TICK_S)
                 return next(watch.result() for watch in watches if watch.done())
             finally:
@@ -221,7 +220,7 @@ class Supervisor:
                 await asyncio.gather(*watches, return_exceptions=True)
 
     async def _watch_readiness(self) -> str:
-        """Trouble is a Triton that answers no probe, or is not ready any more."""
+        """Readiness probe: fails on no answer in time, or on two answers of not ready."""
         while True:
             await asyncio.sleep(self._settings.triton_probe_period)
             began = time.monotonic()
@@ -234,28 +233,29 @@ class Supervisor:
                 return "tritonserver says that it is not ready"
 
     async def _watch_requested_checks(self) -> str:
-        """Trouble is an engine that, after a request has failed, makes no token any more."""
+        """Engine check after a failed request: fails if a one-token request fails, too."""
         while True:
             await self._check_requested.wait()
             self._check_requested.clear()
             began = time.monotonic()
-            test = asyncio.ensure_future(asyncio.to_thread(self._probe))
-            if not await _done_within(test, _CHECK_TIMEOUT_S):
+            check = asyncio.ensure_future(asyncio.to_thread(self._probe))
+            if not await _done_within(check, _CHECK_TIMEOUT_S):
                 if self._client.last_byte_at < began:
                     silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
                     return f"a request failed, and the engine has been {silence}"
-            elif isinstance(error := test.exception(), CogTritonError):
+            elif isinstance(error := check.exception(), CogTritonError):
                 return f"the engine fails every request: {error}"
             await asyncio.sleep(_CHECK_PAUSE_S)
 
 
 def _first_line(text: str) -> str:
-    """What a client is told of a text that ends in lines of Triton's log."""
+    """The part of a reason for clients; the other lines are from Triton's log."""
     return text.partition("\n")[0]
 
 
 async def _done_within(task: asyncio.Future[Any], seconds: float) -> bool:
-    """Whether `task` is done in time, in ticks of ours: held up ourselves, we blame nobody."""
+    """Whether `task` is done in time, counted in ticks of this loop, so that its own delays
+    are not taken for the task's."""
     for _ in range(math.ceil(seconds / _TICK_S)):
         if (await asyncio.wait({task}, timeout=_TICK_S))[0]:
             return True

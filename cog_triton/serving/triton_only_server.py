@@ -1,4 +1,4 @@
-"""``cog-triton serve --triton-only``: Triton on a model repository, without Cog in front of it."""
+"""``cog-triton serve --triton-only``: Triton on a model repository, without Cog."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _POLL_S = 0.1
 async def serve_triton_only(
     settings: Settings, repository: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; the second one stops at once.
+    """Serve until SIGINT or SIGTERM; a second signal stops at once.
 
-    `repository` is used as it is; without it, the engine's is rendered. Triton is not started again
-    when it dies: that is for whoever started this.
+    `repository` is served unchanged; without it, the engine's is rendered. Triton is not restarted
+    when it dies.
 
     Raises:
         TritonUnavailable: a process of Triton died.
@@ -58,7 +58,7 @@ async def serve_triton_only(
 
 
 class _StopSignals:
-    """The first and the second request to stop."""
+    """Futures of the first and the second SIGINT or SIGTERM."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class _StopSignals:
 
 
 async def _model_repository(settings: Settings, repository: Path | None) -> tuple[Path, int, Path]:
-    """The model repository to serve, how many ranks serve it, and where its files go."""
+    """The model repository to serve, its number of ranks, and the run directory."""
     if repository is not None:
         if not any(repository.glob("*/config.pbtxt")):
             raise InvalidArgument(
@@ -94,19 +94,21 @@ async def _model_repository(settings: Settings, repository: Path | None) -> tupl
 
 
 async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> None:
-    """Start; of a rank other than 0 nothing can be asked, so it is taken as started."""
+    """Start Triton; a rank other than 0 serves no requests, so it counts as ready at once."""
 
-    async def nothing() -> None:
+    async def no_probe() -> None:
         pass
 
-    async def at_once() -> bool:
+    async def always_ready() -> bool:
         return True
 
     if not leads:
-        await server.start(at_once, nothing)
+        await server.start(always_ready, no_probe)
         return
-    async with TritonClient(settings.triton_url, settings.triton_timeout, TritonUnknownError) as it:
-        await server.start(it.is_ready, nothing)
+    async with TritonClient(
+        settings.triton_url, settings.triton_timeout, TritonUnknownError
+    ) as client:
+        await server.start(client.is_ready, no_probe)
 
 
 async def _wait_for_exit(server: TritonServer, stop: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""From COG_WEIGHTS to an engine directory: fetched and unpacked once, reused on the next start."""
+"""Engine weights (COG_WEIGHTS): downloaded and unpacked once, reused on later starts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ async def engine_directory(
     weights: str | None,
     retry: Retry = Retry(),  # noqa: B008
 ) -> Path:
-    """The directory to serve: ENGINE_DIR, or the unpacked `weights` when they are given.
+    """The engine directory to serve: ENGINE_DIR, or the unpacked `weights` if given.
 
     `weights` is a directory, or the path, file:// or http(s):// URL of an engine.tar. Raises
-    E1304 when there is nothing, E1306 when it is damaged, E2302 when there is no room for it. A
-    download goes on where an earlier one was interrupted.
+    E1304 when they cannot be found, E1306 when they are corrupt, E2302 when the disk is full. An
+    interrupted download is resumed.
     """
     if not weights:
         return settings.engine_dir
@@ -41,7 +41,7 @@ async def engine_directory(
             try:
                 return await asyncio.to_thread(_unpack, tar, engines)
             except EngineCorrupt:
-                tar.unlink(missing_ok=True)  # the next start may be answered better
+                tar.unlink(missing_ok=True)  # so that the next start downloads it again
                 raise
         tar = Path(unquote(url.path))
     if tar.is_dir():
@@ -84,7 +84,7 @@ def _unpack(tar: Path, engines: Path) -> Path:
 
 
 async def _download(url: str, name: str, downloads: Path, retry: Retry) -> Path:
-    """Fetch `url` to a file named after it; a finished one is not fetched again."""
+    """Download `url` to a file named after its hash; a complete one is not downloaded again."""
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
     if not target.is_file():
         print(f"Downloading {name}", flush=True)
@@ -97,4 +97,4 @@ async def _download(url: str, name: str, downloads: Path, retry: Retry) -> Path:
         detail = error.detail.removeprefix(f"{name}: ")
         raise ModelUnavailable(f"COG_WEIGHTS={name!r}: {detail}") from error
     finally:
-        stop.set()  # also when this task is cancelled, which does not end a thread
+        stop.set()  # also when this task is cancelled, which does not stop the thread

@@ -1,1 +1,1 @@
-"""Every use of Cog's internals, each with what to delete when upstream has it."""
+"""Workarounds for Cog 0.23.1 and uses of its internals; each says when to delete it."""

@@ -1,12 +1,12 @@
-"""Live, concurrent, cancellable streaming out of Cog 0.23.1. Delete when upstream streams.
+"""Workaround: concurrent, cancellable streaming out of Cog 0.23.1. Delete when upstream streams.
 
 coglet collects an async generator into a list and sends it at the end; a sync generator
 streams, but only at concurrency 1. What does stream concurrently is an ``async def run``
 that *returns* a sync generator, which coglet then iterates on the slot's own thread. A
 cancellation reaches only the future that ``asyncio.run_coroutine_threadsafe`` gave coglet;
 by then that future is done. So coglet gets one of ours, which cancels the stream. It also
-spares each prediction the way to the event loop and back: a ``run`` that only returns its
-stream waits for nothing, and so is run where it is asked for.
+saves each prediction the round trip to the event loop: a ``run`` that only returns its
+stream awaits nothing, and so is run on the calling thread.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _cancellers: weakref.WeakKeyDictionary[Iterator[str], Callable[[], None]] = (
 )
 _original_run_coroutine_threadsafe = asyncio.run_coroutine_threadsafe
 _PREDICTION_COROUTINE = "_ctx_wrapper"
-"""What coglet calls the coroutine that it wraps a prediction's in."""
+"""Name of the coroutine that coglet wraps each prediction in."""
 
 
 def install(run: Callable[..., Any]) -> None:
-    """Make cancellation reach live streams in this process; idempotent.
+    """Patch asyncio so that cancellation reaches streams in this process; idempotent.
 
     `run` is the predictor's method. coglet resolves its annotations for each prediction, to
-    find files among its inputs; there are none, and so it is told to leave that.
+    find files among its inputs; there are none, so that is turned off.
     """
     run.__no_type_check__ = True  # type: ignore[attr-defined]
     asyncio.run_coroutine_threadsafe = _patched_run_coroutine_threadsafe  # type: ignore[assignment]
 
 
 def prediction_id() -> str:
-    """Cog's id of the prediction that this code runs for; ``""`` outside of one."""
+    """Cog's id of the prediction in the current context; ``""`` outside of one."""
     values = contextvars.copy_context().items()
     return next((str(value) for key, value in values if key.name == "_coglet_prediction_id"), "")
 
 
 def cancellable_stream(chunks: Chunks, cancel: Callable[[], None]) -> Iterator[str]:
-    """`chunks`, for coglet to iterate, in the caller's context: its print() and its metrics
-    belong to the prediction.
+    """A stream of `chunks` for coglet to iterate, in the caller's context, so that print() and
+    metrics belong to the prediction.
 
     When the prediction is cancelled, `cancel` is called on another thread; it must make
-    `chunks` end or raise, and what it raises becomes Cog's CancelationException.
+    `chunks` end or raise, and what they raise becomes Cog's CancelationException.
     """
     cancelled = threading.Event()
 
@@ -80,7 +80,7 @@ def _iterate(
 
 
 class _CompletedFuture:
-    """What coglet asks of the future of a prediction's coroutine, which has ended already."""
+    """The part of a Future that coglet uses, for a prediction's coroutine run on `result`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine

@@ -1,13 +1,13 @@
-"""Cog's HTTP server, with the socket that it listens on tuned. Delete when coglet does both.
+"""Workaround: Cog's HTTP server with TCP_NODELAY and a larger backlog on its listening socket.
 
     python -m cog_triton.serving.coglet.http_server [arguments of cog.server.http]
 
-coglet 0.23.1 leaves Nagle's algorithm on: on a connection that was used before, the first token
-waits until the client's system acknowledges the head, which Linux puts off by 40 ms. And it lets
-128 connections wait to be accepted: of a burst of more, those that find no place are tried again by
-their clients' systems after 1 s, and then after 3. It has no options for that, and makes its socket
-in Rust; but on Linux what a socket accepts inherits TCP_NODELAY, and listen(2) may be called again,
-so it is enough to do both on the one that listens, as soon as there is one.
+Delete when coglet sets both. coglet 0.23.1 leaves Nagle's algorithm on: on a reused connection, the
+first token waits until the client acknowledges the response head, which Linux delays by 40 ms. And
+its backlog is 128 connections: in a larger burst, the clients of those that do not fit retry after
+1 s, then 3 s. It has no options for that, and creates its socket in Rust; but on Linux accepted
+sockets inherit TCP_NODELAY, and listen(2) may be called again, so it is enough to do both on the
+listening socket as soon as it exists.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _BACKLOG = 4096
 
 
 def tune_listening_socket(port: int, within: float = _TIMEOUT_S) -> None:
-    """Wait for this process to listen on TCP `port`; then turn Nagle's algorithm off there, and
-    let more connections wait.
+    """Wait until this process listens on TCP `port`; then set TCP_NODELAY and a larger backlog.
 
-    Says so on stderr if that does not come to be `within` so many seconds.
+    Logs a warning if it does not listen `within` so many seconds.
     """
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
@@ -47,16 +46,18 @@ def tune_listening_socket(port: int, within: float = _TIMEOUT_S) -> None:
 
 
 def main() -> None:
-    """Run ``python -m cog.server.http`` with this process's arguments, to its end."""
+    """Run ``python -m cog.server.http`` with the arguments of this process."""
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
     threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True).start()
     runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)
 
 
 def _tune_if_listening(descriptor: int, port: int) -> bool:
-    """Whether `descriptor` listens on `port`; it may be anything, and may be closed by now."""
+    """Tune `descriptor` if it listens on `port`; it may be any file, or closed by now."""
     try:
-        found = socket.socket(fileno=descriptor)  # no copy: the peer of a copy sees no end
+        found = socket.socket(
+            fileno=descriptor
+        )  # not a duplicate: its peer would see no end of the connection
     except OSError:
         return False
     try:

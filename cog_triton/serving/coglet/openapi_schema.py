@@ -1,14 +1,13 @@
-"""The OpenAPI document that coglet validates requests with and serves at /openapi.json.
+"""OpenAPI schema that coglet validates requests with and serves at /openapi.json.
 
 ``python -m cog_triton.serving.coglet.openapi_schema predict.py:Predictor`` prints what
 ``cog build`` writes to .cog/openapi_schema.json. Without the file coglet checks no input and
-refuses to stream. Inputs and output are read off the predictor's signature by Cog's own
-introspection, so both sides agree on what a type is; the rest is the same for every model.
+refuses to stream. Inputs and output are read from the predictor's signature by Cog's own
+introspection, so both sides agree on types; the rest is the same for every model.
 
-Two things it has to bow to, of coglet 0.23.1: `nullable` means nothing to its validator, so an
-optional input says so in its `type`, as OpenAPI 3.1 does; and inputs that are not in
-`Input.properties` are taken out of a request, with a warning in the server's log, before it is
-validated, so no schema can have them refused.
+Two limits of coglet 0.23.1: its validator ignores `nullable`, so an optional input says so in its
+`type`, as in OpenAPI 3.1; and inputs that are not in `Input.properties` are removed from a request
+before validation, with a warning in the server's log, so no schema can reject them.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def schema_for(predictor: type) -> dict[str, Any]:
 
 
 def load(reference: str) -> type:
-    """The class that a reference such as ``predict.py:Predictor`` names."""
+    """Import the class that a reference such as ``predict.py:Predictor`` names."""
     file, _, name = reference.rpartition(":")
     path = Path(file)
     if not file or not name or path.suffix != ".py" or not path.is_file():
@@ -74,7 +73,7 @@ def load(reference: str) -> type:
 
 
 def dumps(schema: dict[str, Any]) -> str:
-    """The document as it is kept in the repository: sorted, indented, with a newline at the end."""
+    """The schema as JSON text for the repository: sorted, indented, ending in a newline."""
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -94,7 +93,7 @@ def _is_required(field: InputField) -> bool:
 
 def _property(field: InputField) -> dict[str, Any]:
     schema: dict[str, Any] = field.type.json_type()
-    target = schema.get("items", schema)  # of a list, the constraints are those of its items
+    target = schema.get("items", schema)  # a list's constraints are those of its items
     constraints = {
         "minimum": _number(field.ge),
         "maximum": _number(field.le),
@@ -117,7 +116,7 @@ def _property(field: InputField) -> dict[str, Any]:
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
-    schema["nullable"] = True  # for those who read OpenAPI 3.0
+    schema["nullable"] = True  # for readers of OpenAPI 3.0
     if "anyOf" in schema:
         schema["anyOf"].append({"type": "null"})
     else:
@@ -127,7 +126,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def _number(value: float | None) -> float | None:
-    """Cog keeps every bound as a float; 1.0 is written as 1."""
+    """`value`, as an integer if it is whole: Cog keeps every bound as a float."""
     return int(value) if value is not None and value == int(value) else value
 
 

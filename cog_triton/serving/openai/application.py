@@ -1,4 +1,4 @@
-"""Our own HTTP application beside Cog's: the OpenAI API, /health and /metrics."""
+"""ASGI application of our own HTTP server: OpenAI API, /health, API key check, error responses."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def create_app(
     api_key: str | None = None,
     on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
 ) -> Starlette:
-    """The application; every error it answers has OpenAI's shape and our code.
+    """Create the application; all its error responses have OpenAI's shape and our code.
 
-    `require_ready` raises why requests are not served now. Paths below /v1/ need `api_key`, if
-    there is one. `on_refused` is told the endpoint and error of every request that is turned away
-    before anything is generated.
+    `require_ready` raises the reason while requests are not served. Paths below /v1/ need
+    `api_key`, if given. `on_refused` gets the endpoint and error of every request that is rejected
+    before generation.
     """
 
     async def health(request: Request) -> Response:
@@ -62,7 +62,7 @@ def create_app(
 
 
 class _AuthMiddleware:
-    """Asks for the API key, and answers what nobody foresaw."""
+    """Checks the API key, and turns unexpected exceptions into coded error responses."""
 
     def __init__(
         self, app: ASGIApp, api_key: str | None, on_refused: Callable[[str, CogTritonError], None]
@@ -101,13 +101,13 @@ class _AuthMiddleware:
 
 
 def endpoint_of(scope: Scope) -> str:
-    """What a request was for, out of few names: nobody fills the log or the metrics with more."""
+    """Endpoint name for logs and metrics, one of few, so that clients cannot add labels."""
     names = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
     return names.get(scope["path"], "other")
 
 
 def _from_http_exception(error: HTTPException, request: Request) -> CogTritonError:
-    """Our error behind one of Starlette's."""
+    """The coded error for one of Starlette's."""
     path = repr(request.url.path)[:80]
     if error.status_code == 404:
         return NotFound(f"{path}: no such path")

@@ -1,4 +1,4 @@
-"""Errors over HTTP, in the shape of OpenAI's: the status, and our code in the body."""
+"""HTTP error responses in OpenAI's shape: the status, and our code in the body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATUS: dict[type[CogTritonError], int] = {
     errors.TritonTimeout: 504,
 }
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-# Words that OpenAI's clients look for, beside our own.
+# OpenAI's own error codes, which its clients search messages for.
 _OPENAI_CODES: dict[type[CogTritonError], str] = {
     errors.PromptTooLong: "context_length_exceeded",
     errors.Unauthorized: "invalid_api_key",
@@ -30,12 +30,12 @@ _RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 def status_of(error: CogTritonError) -> int:
-    """The HTTP status: 4xx for what the caller can fix, 429 and 503 for what passes."""
+    """The HTTP status: 4xx for errors of the caller, 429 and 503 for transient ones."""
     return _STATUS.get(type(error), 400 if isinstance(error, UserError) else 500)
 
 
 def to_coded_error(error: BaseException) -> CogTritonError:
-    """`error`, or E2100 for one that nobody foresaw, which is told in the server's log."""
+    """`error` itself, or E2100 for an unexpected exception, which is logged."""
     if isinstance(error, CogTritonError):
         return error
     traceback.print_exception(error)
@@ -43,13 +43,13 @@ def to_coded_error(error: BaseException) -> CogTritonError:
 
 
 def error_body(error: CogTritonError, status: int | None = None) -> dict[str, Any]:
-    """OpenAI's error object; the message starts with our code, and ends with OpenAI's word."""
+    """OpenAI's error object; the message starts with our code, and ends with OpenAI's if any."""
     status = status or status_of(error)
-    word = _OPENAI_CODES.get(type(error))
+    openai_code = _OPENAI_CODES.get(type(error))
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {
-            "message": f"{error} ({word})" if word else str(error),
+            "message": f"{error} ({openai_code})" if openai_code else str(error),
             "type": kind,
             "param": _param(error),
             "code": error.code,
@@ -58,7 +58,7 @@ def error_body(error: CogTritonError, status: int | None = None) -> dict[str, An
 
 
 def error_response(error: CogTritonError, status: int | None = None) -> Response:
-    """The error as a response; what may pass says when to try again."""
+    """The error as a response; transient errors have a Retry-After header."""
     status = status or status_of(error)
     headers = {}
     if status in _RETRY_AFTER_S:
@@ -73,13 +73,13 @@ def error_response(error: CogTritonError, status: int | None = None) -> Response
 def json_response(
     content: Any, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """JSON in ASCII, so that halves of surrogate pairs in a client's words harm nobody."""
+    """JSON response in ASCII, so that lone surrogates quoted from a client can be encoded."""
     text = json.dumps(content, separators=(",", ":"))
     return Response(text, status, headers, media_type="application/json")
 
 
 def _param(error: CogTritonError) -> str | None:
-    """The field at fault: our messages about one begin with its name."""
+    """The name of the field at fault, which our messages begin with."""
     if not isinstance(error, errors.InvalidArgument | errors.BadMessages):
         return None
     name = error.detail.partition(":")[0].partition("=")[0].partition("[")[0].partition(".")[0]

@@ -1,4 +1,4 @@
-"""The ports of our own HTTP applications: taken before anything is loaded, served from then on."""
+"""HTTP listeners on OPENAI_PORT and METRICS_PORT: bound before the engine is loaded."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _DEFAULT_MODEL_NAME = "cog-triton"
 
 
 class HTTPListeners:
-    """OPENAI_PORT and METRICS_PORT, as far as they are set.
+    """HTTP servers on OPENAI_PORT and METRICS_PORT, where set.
 
-    Until `serve_runtime`, every path answers 503; requests are never refused by the kernel.
+    Until `serve_runtime`, every path answers 503 instead of a refused connection.
     """
 
     def __init__(self, settings: Settings, telemetry: CompositeObserver) -> None:
-        """Raises E1005 when a port is taken."""
+        """Bind and serve at once; raises E1005 when a port is in use."""
         self._settings = settings
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
@@ -46,7 +46,7 @@ class HTTPListeners:
             server.start()
 
     def serve_runtime(self, runtime: Runtime) -> None:
-        """Serve `runtime` from now on."""
+        """Replace the 503 responses by the API and metrics of `runtime`."""
         self._register_gauges(runtime)
         for name, app in self._apps.items():
             routes = [
@@ -71,7 +71,7 @@ class HTTPListeners:
             )
 
     def stop(self) -> None:
-        """Serve no more."""
+        """Stop all servers."""
         for server in self._servers:
             server.stop()
 
@@ -93,7 +93,7 @@ class HTTPListeners:
         return Response(text, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
 
     async def _triton_metrics(self, request: Request) -> Response:
-        """Triton's own, from its port, which may be one that only this machine reaches."""
+        """Proxy for Triton's metrics, whose port may be reachable from this machine only."""
         host, port = url_host(self._settings.triton_host), self._settings.triton_metrics_port
         try:
             async with httpx.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
@@ -106,7 +106,7 @@ class HTTPListeners:
 
 
 class _SwappableApp:
-    """An application that becomes another one while it is served."""
+    """ASGI application that can be replaced while it is served."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.current = app
@@ -116,7 +116,7 @@ class _SwappableApp:
 
 
 def model_name(runtime: Runtime) -> str:
-    """SERVED_MODEL_NAME, else what the engine's manifest calls the model."""
+    """SERVED_MODEL_NAME, else the model id of the engine's manifest."""
     if runtime.settings.served_model_name:
         return runtime.settings.served_model_name
     manifest = engine_manifest.load(runtime.family.directory)
@@ -124,7 +124,7 @@ def model_name(runtime: Runtime) -> str:
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers 503 to everything."""
+    """ASGI application that answers 503 to every request."""
     error = TritonUnavailable("the server is starting; try again")
     await error_responses.error_response(error)(scope, receive, send)
 

@@ -1,7 +1,7 @@
-"""The bodies of /v1/chat/completions and /v1/completions, parsed once into typed requests.
+"""Request bodies of /v1/chat/completions and /v1/completions, parsed into typed requests.
 
-Clients send many fields that mean nothing here. One that would change the answer is taken only
-with the value that changes nothing; everything else is refused by name.
+Clients send many fields that are not supported here. One that would change the answer is accepted
+only with a value that has no effect; everything else is rejected by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Count = Field(default=None, ge=0)
 _MAX_STOPS = 16
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
-# Field -> values that leave the answer as it is; the reason is told for all others.
+# Field -> values that do not change the answer, and the reason why others are rejected.
 _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "audio": (_EMPTY, "this server answers text alone"),
     "best_of": ((None, 1), "one answer is made for each request"),
@@ -48,7 +48,7 @@ _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((None, "medium"), "the model decides"),
     "web_search_options": ((None,), "tools are not supported"),
 }
-# They tell of the caller or are hints to a cache: no answer depends on them.
+# They describe the caller or are hints to a cache: no answer depends on them.
 _IGNORED_FIELDS = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 
 
@@ -86,7 +86,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel, ABC):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -107,20 +107,20 @@ class GenerationRequest(BaseModel, ABC):
 
     @property
     def limit(self) -> int:
-        """The most tokens to generate; the engine's own limit goes first."""
+        """Maximum number of tokens to generate; the engine's own limit is applied later."""
         return self.max_tokens or MAX_TOKENS
 
     @property
     @abstractmethod
     def log_probs(self) -> bool:
-        """Whether the chosen tokens' log probabilities are wanted."""
+        """Whether log probabilities of the sampled tokens are requested."""
 
     def guide(self) -> str | None:
         """The JSON Schema that the answer must follow."""
         return None
 
     def sampling(self) -> SamplingParams:
-        """OpenAI's defaults where nothing was said; raises E1005."""
+        """Sampling parameters, with OpenAI's defaults for absent fields; raises E1005."""
         return SamplingParams(
             max_tokens=self.limit,
             min_tokens=self.min_tokens or 0,
@@ -134,7 +134,7 @@ class GenerationRequest(BaseModel, ABC):
         )
 
     def stops(self) -> list[str] | None:
-        """The strings that end the answer; None for the server's own."""
+        """Stop strings; None for the server's default."""
         if self.stop is None:
             return None
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -209,7 +209,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 def parse(kind: type[R], body: Any) -> R:
-    """A request from its JSON value; raises E1005, or E1006 where there are no messages."""
+    """Parse a request from its JSON value; raises E1005, or E1006 if messages are missing."""
     if not isinstance(body, dict):
         raise InvalidArgument("the body must be a JSON object")
     if kind is ChatRequest and "messages" not in body:
@@ -226,7 +226,7 @@ def parse(kind: type[R], body: Any) -> R:
 
 
 def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> None:
-    """Raise unless a field that no model has is one that changes nothing."""
+    """Reject a field outside the schema, unless its value has no effect."""
     if name in _IGNORED_FIELDS:
         return
     if name in _NO_OP_VALUES:
@@ -242,7 +242,7 @@ def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> 
 
 
 def _check_combinations(request: GenerationRequest) -> None:
-    """The rules that hold between fields."""
+    """Check the rules between fields."""
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidArgument("stream_options: only allowed when stream is true")
@@ -279,7 +279,8 @@ def _describe(error: ValidationError) -> str:
 
 
 def _is_field_path(part: object) -> bool:
-    """Pydantic puts the member of a union it tried, such as `list[int]`, into the path, too."""
+    """Whether `part` of an error path is a field or index: Pydantic adds union members, too,
+    such as `list[int]`."""
     return isinstance(part, int) or (
         isinstance(part, str) and part.isidentifier() and part != "str"
     )

@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions and /v1/completions, whole or in pieces.
+"""Response objects of /v1/chat/completions and /v1/completions, complete or in chunks.
 
 Shapes follow OpenAI's reference, "The chat completion (chunk) object" and "The completion object".
 """
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 
 class ResponseBuilder(ABC):
-    """One answer on its way to the client."""
+    """Builds the objects of one response: chunks of a stream, or the complete object."""
 
     endpoint: ClassVar[str]
     prefix: ClassVar[str]
@@ -32,34 +32,34 @@ class ResponseBuilder(ABC):
         self._token_text = token_text
 
     def first_chunk(self) -> Object | None:
-        """The piece that comes before any text."""
+        """The chunk before any text, if the endpoint has one."""
         return None
 
     @abstractmethod
     def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
-        """New text, and the log probabilities of its tokens if they were asked for."""
+        """A chunk with new text, and log probabilities of its tokens if requested."""
 
     @abstractmethod
     def last_chunk(self, generation: Generation) -> Object:
-        """The piece that says why the answer ends."""
+        """The chunk with the finish reason."""
 
     @abstractmethod
     def full_response(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
-        """The answer in one object."""
+        """The complete response in one object."""
 
     def usage_chunk(self, generation: Generation) -> Object:
-        """The piece with the token counts, which has no choices."""
-        told = usage(generation, generation.output_token_count)
-        return {**self._object(self.chunk_object, []), "usage": told}
+        """The chunk with token counts, which has no choices."""
+        counts = usage(generation, generation.output_token_count)
+        return {**self._object(self.chunk_object, []), "usage": counts}
 
     def _object(self, full_object: str, choices: list[Object]) -> Object:
         return {**self._head, "object": full_object, "choices": choices}
 
 
 class ChatResponseBuilder(ResponseBuilder):
-    """A `chat.completion`, or its `chat.completion.chunk` pieces."""
+    """Builder of a `chat.completion`, or its `chat.completion.chunk` objects."""
 
     endpoint = "chat"
     prefix = "chatcmpl"
@@ -67,7 +67,7 @@ class ChatResponseBuilder(ResponseBuilder):
     chunk_object = "chat.completion.chunk"
 
     def first_chunk(self) -> Object | None:
-        """Who speaks."""
+        """The chunk with the role."""
         return self._delta({"role": "assistant", "content": ""}, None)
 
     def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
@@ -125,7 +125,7 @@ class ChatResponseBuilder(ResponseBuilder):
 
 
 class CompletionResponseBuilder(ResponseBuilder):
-    """A `text_completion`, whole or in pieces of the same full_object."""
+    """Builder of a `text_completion`, whose chunks are of the same type."""
 
     endpoint = "completions"
     prefix = "cmpl"
@@ -163,7 +163,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         return self._object(self.full_object, [choice])
 
     def _log_probs(self, log_probs: Sequence[TokenLogProb] | None) -> Object | None:
-        """`text_offset` is where the token begins in the text, in characters."""
+        """OpenAI's logprobs object; `text_offset` is where the token begins, in characters."""
         if log_probs is None:
             return None
         tokens, offsets = [], []
@@ -181,7 +181,7 @@ class CompletionResponseBuilder(ResponseBuilder):
 
 
 def usage(generation: Generation, output: int) -> Object:
-    """Token counts as the engine has them, with `output` tokens of the answer."""
+    """OpenAI's usage object for the prompt and `output` generated tokens."""
     prompt = len(generation.input_ids)
     return {
         "prompt_tokens": prompt,
@@ -191,7 +191,7 @@ def usage(generation: Generation, output: int) -> Object:
 
 
 def sse_event(data: Object) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return (
         b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
     )

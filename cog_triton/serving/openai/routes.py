@@ -1,4 +1,4 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions over a `TextGenerator`."""
+"""OpenAI API routes: /v1/models, /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 class OpenAIRoutes:
-    """The endpoints; `model` is the one name that requests may give."""
+    """The API's endpoints over a `TextGenerator`, for one `model` name."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class OpenAIRoutes:
         *,
         guides: bool,
     ) -> None:
-        """`guides` says whether the engine can hold its output to a JSON Schema."""
+        """`guides` says whether the engine supports guided decoding by a JSON Schema."""
         self._settings = settings
         self._tokenizer = tokenizer
         self._generator = generator
@@ -61,7 +61,7 @@ class OpenAIRoutes:
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
-        """What to serve."""
+        """The routes for the application."""
         return [
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._one_model, methods=["GET"]),
@@ -92,7 +92,7 @@ class OpenAIRoutes:
         builder_type: type[ResponseBuilder],
     ) -> Response:
         raw = await _body(request, self._settings.max_request_bytes)
-        # A long prompt takes its time to parse and to encode, which is not the others' time.
+        # A long prompt takes long to parse and encode, and must not block the event loop.
         return await asyncio.to_thread(self._prepare, raw, kind, to_ids, builder_type)
 
     def _prepare(
@@ -173,7 +173,7 @@ class OpenAIRoutes:
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """The body; raises E1008 as soon as it is known to be too long, E1005 when it is not JSON."""
+    """Read the body; raises E1008 as soon as it exceeds `limit` bytes, E1005 when it ends early."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(
@@ -181,9 +181,9 @@ async def _body(request: Request, limit: int) -> bytes:
             f"Content-Type: {kind[:80]!r}; must be application/json, as of curl -H"
             " 'Content-Type: application/json'",
         )
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > limit:
-        raise RequestTooLarge(f"{told} bytes; at most {limit} are taken (MAX_REQUEST_BYTES)")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise RequestTooLarge(f"{length} bytes; at most {limit} are taken (MAX_REQUEST_BYTES)")
     body = bytearray()
     try:
         async for chunk in request.stream():

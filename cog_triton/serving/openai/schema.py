@@ -1,4 +1,4 @@
-"""The OpenAPI document of our own HTTP server, from the models that requests are parsed with."""
+"""OpenAPI schema of our own HTTP server, from the models that requests are parsed with."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MESSAGES: dict[str, Any] = {
 
 @lru_cache(maxsize=1)
 def openapi() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The OpenAPI 3.1 document."""
     schemas: dict[str, Any] = {"Error": _ERROR}
     for model in (ChatRequest, CompletionRequest):
         schema = model.model_json_schema(ref_template=_REF)
@@ -73,7 +73,7 @@ def openapi() -> dict[str, Any]:
             "/v1/models/{model}": {
                 "get": {**_operation("The model", "401", "404"), "parameters": [name]}
             },
-            "/v1/chat/completions": {"post": _post("ResponseBuilder a chat", "ChatRequest")},
+            "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
             "/health": {"get": _operation("Whether requests are served", "503")},
         },

@@ -1,4 +1,4 @@
-"""One request of OpenAI's API being answered: streamed or whole, stopped when the client leaves."""
+"""Streamed or complete response of the OpenAI API; cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cog_triton.serving.openai.responses import DONE, ResponseBuilder, sse_event
 from cog_triton.triton.asyncio_stream import AsyncStreamReader
 from cog_triton.triton.http_stream import HTTPStream
 
-# An error that comes before this, such as E2107, is told by the HTTP status; a client that waits
-# longer gets the head of the stream, and later errors are an event of it.
+# An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
+# errors are an event of the stream.
 _HEADERS_AFTER_S = 1.0
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -28,7 +28,7 @@ _HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Text, the log probabilities of what it was made of, and the tokens of the answer so far."""
+    """New text, the log probabilities of its tokens, and the number of tokens so far."""
 
     text: str
     log_probs: tuple[TokenLogProb, ...]
@@ -36,7 +36,7 @@ class TextChunk:
 
 
 class GenerationResponse(Response):
-    """Generates only once it is sent; a client that leaves ends the generation."""
+    """Generates when it is sent; cancels the generation if the client disconnects."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class GenerationResponse(Response):
         self._usage_so_far = usage_so_far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ResponseBuilder, as ASGI has it."""
+        """Generate and send, as an ASGI application."""
         disconnect = asyncio.ensure_future(self._cancel_on_disconnect(receive))
         reader = AsyncStreamReader(self._chunks(), self._connection)
         try:
             if self._streamed:
                 await self._send_stream(reader, scope, receive, send)
             else:
-                await (await self._whole(reader))(scope, receive, send)
+                await (await self._complete_response(reader))(scope, receive, send)
         finally:
             disconnect.cancel()
             if not reader.ended:
@@ -96,12 +96,12 @@ class GenerationResponse(Response):
         del self._generation.log_probs[: len(log_probs)]
         return log_probs
 
-    async def _whole(self, reader: AsyncStreamReader[TextChunk]) -> Response:
+    async def _complete_response(self, reader: AsyncStreamReader[TextChunk]) -> Response:
         chunks: list[TextChunk] = []
         try:
             while (arrived := await reader.read()) is not None:
                 chunks += arrived
-        except Exception as error:  # noqa: BLE001 - answered, with its code
+        except Exception as error:  # noqa: BLE001 - answered with its code
             return error_responses.error_response(error_responses.to_coded_error(error))
         text, log_probs = self._merge(chunks)
         return error_responses.json_response(
@@ -113,7 +113,7 @@ class GenerationResponse(Response):
     ) -> None:
         try:
             arrived = await reader.read(_HEADERS_AFTER_S)
-        except Exception as error:  # noqa: BLE001 - answered, with its code
+        except Exception as error:  # noqa: BLE001 - answered with its code
             await error_responses.error_response(error_responses.to_coded_error(error))(
                 scope, receive, send
             )
@@ -125,8 +125,8 @@ class GenerationResponse(Response):
         try:
             while arrived is not None:
                 if arrived:
-                    piece = self._builder.chunk(*self._merge(arrived))
-                    data += self._event(piece, arrived[-1].tokens)
+                    chunk = self._builder.chunk(*self._merge(arrived))
+                    data += self._event(chunk, arrived[-1].tokens)
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = b""
@@ -136,18 +136,18 @@ class GenerationResponse(Response):
             if self._include_usage:
                 data += sse_event(self._builder.usage_chunk(generation))
             data += DONE
-        except Exception as error:  # noqa: BLE001 - told in the stream, with its code
+        except Exception as error:  # noqa: BLE001 - sent in the stream with its code
             data = sse_event(error_responses.error_body(error_responses.to_coded_error(error)))
         await send({"type": "http.response.body", "body": data})
 
-    def _event(self, piece: dict[str, Any], tokens: int) -> bytes:
+    def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
         if not self._include_usage:
-            return sse_event(piece)
-        told = usage(self._generation, tokens) if self._usage_so_far else None
-        return sse_event({**piece, "usage": told})
+            return sse_event(chunk)
+        counts = usage(self._generation, tokens) if self._usage_so_far else None
+        return sse_event({**chunk, "usage": counts})
 
     def _merge(self, chunks: Sequence[TextChunk]) -> tuple[str, list[TokenLogProb] | None]:
-        text = "".join([piece.text for piece in chunks])
+        text = "".join([chunk.text for chunk in chunks])
         if not self._generation.return_log_probs:
             return text, None
-        return text, [value for piece in chunks for value in piece.log_probs]
+        return text, [value for chunk in chunks for value in chunk.log_probs]

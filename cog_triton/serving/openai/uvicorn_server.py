@@ -1,4 +1,4 @@
-"""uvicorn on a thread beside Cog's worker, on a socket that is ours before anything is loaded."""
+"""uvicorn server on a thread of Cog's worker, on a socket bound before the engine is loaded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BACKLOG = 1024
 
 
 def bind(name: str, host: str, port: int) -> socket.socket:
-    """A listening socket; raises E1005 when the port is not to be had."""
+    """Open a listening socket; raises E1005 when the port cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, the first
-    # token waits some 40 ms for the client's system to acknowledge the head.
+    # token waits some 40 ms until the client acknowledges the response head.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,11 +54,11 @@ class HTTPServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving on a thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End what runs, after a second at most."""
+        """Stop serving; running requests get one second."""
         self._server.should_exit = True
         self._thread.join()
 

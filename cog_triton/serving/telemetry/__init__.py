@@ -1,1 +1,1 @@
-"""Metrics, request log and traces of the serving process."""
+"""Observability of the serving process: Prometheus metrics, request log, OpenTelemetry traces."""

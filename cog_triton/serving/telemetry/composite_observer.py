@@ -1,4 +1,4 @@
-"""Everything that is told of requests, to the one who runs the server."""
+"""Composite observer: forwards generation events to metrics, request log and tracing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cog_triton.settings import Settings
 
 
 class CompositeObserver:
-    """Hands on what happens to metrics, log and traces, as far as they are wanted."""
+    """Forwards every event to the observers that are enabled by settings."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises E1005 when traces are wanted and cannot be made."""
+        """Raises E1005 when tracing is enabled and its packages are not installed."""
         self.metrics = Metrics()
         observers: list[Observer] = [self.metrics]
         if settings.log_requests:

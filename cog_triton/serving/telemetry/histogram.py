@@ -1,4 +1,4 @@
-"""A Prometheus histogram that takes many values at once: one look-up and no lock for each."""
+"""Prometheus histogram with batched observation: one bisection a value, one lock a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class BatchHistogram(Collector):
-    """Counts of values up to each of `buckets`, which ascend."""
+    """Histogram over ascending upper bounds, `buckets`."""
 
     def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
         self._name, self._help = name, help_text
@@ -23,7 +23,7 @@ class BatchHistogram(Collector):
         self._lock = threading.Lock()
 
     def observe_many(self, values: Iterable[tuple[float, int]]) -> None:
-        """Each value as often as the number beside it says."""
+        """Observe (value, count) pairs: each value so many times."""
         bounds = self._bounds
         found = [(bisect_left(bounds, value), value, count) for value, count in values]
         with self._lock:

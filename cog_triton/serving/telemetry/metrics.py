@@ -1,6 +1,6 @@
-"""What /metrics tells, in the terms of the field: times to first and between tokens, and so on.
+"""Prometheus metrics: TTFT, inter-token latency, queue time, token counts, outcomes, errors.
 
-A generation costs nothing but two time stamps while it runs; all is counted once it has ended.
+While a generation runs, only arrival times are recorded; everything is counted once it has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 3
 
 
 class Metrics:
-    """An `Observer` of generations, with a registry of its own."""
+    """`Observer` of generations that exports metrics from its own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -77,15 +77,15 @@ class Metrics:
         PlatformCollector(registry=self.registry)
 
     def text(self) -> bytes:
-        """The exposition, in Prometheus' text format."""
+        """The metrics in Prometheus' text exposition format."""
         return generate_latest(self.registry)
 
     def register_gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        """Ask `value` for a gauge whenever the metrics are read."""
+        """Add a gauge that calls `value` whenever the metrics are read."""
         Gauge(f"cog_triton_{name}", help_text, registry=self.registry).set_function(value)
 
     def register_counter(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        """Ask `value` for a counter whenever the metrics are read."""
+        """Add a counter that calls `value` whenever the metrics are read."""
         self.registry.register(_CallbackCounter(f"cog_triton_{name}", help_text, value))
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
@@ -122,24 +122,24 @@ class Metrics:
 
 
 def outcome_of(generation: Generation, error: BaseException | None) -> str:
-    """``stop``, ``length``, ``cancelled`` or ``error``."""
+    """Outcome label: ``stop``, ``length``, ``cancelled`` or ``error``."""
     if generation.ticket.cancelled or isinstance(error, GeneratorExit):
         return "cancelled"
     return "error" if error is not None else str(generation.finish_reason)
 
 
 def code_of(error: BaseException) -> str:
-    """The code that the caller sees."""
+    """The error code that the client sees."""
     return error.code if isinstance(error, CogTritonError) else TritonUnknownError.code
 
 
 def inter_token_latencies(arrivals: Iterable[tuple[float, int]]) -> Iterable[tuple[float, int]]:
-    """Seconds from token to token, and for how many; of one read, all share the time before it."""
-    before: float | None = None
+    """(seconds, count) of inter-token latencies; tokens of one read share the time before it."""
+    previous: float | None = None
     for when, count in arrivals:
-        if before is not None:
-            yield (when - before) / count, count
-        before = when
+        if previous is not None:
+            yield (when - previous) / count, count
+        previous = when
 
 
 class _CallbackCounter(Collector):

@@ -1,4 +1,4 @@
-"""One line for each request in the server's log: what became of it, and never what it said."""
+"""Request log: one line a request with outcome, counts and times, never its content."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _STDERR = 2
 
 
 class RequestLog:
-    """An observer that writes JSON (LOG_FORMAT=json, as Cog's own log) or words (console)."""
+    """Observer that writes JSON lines (LOG_FORMAT=json, as Cog's own log) or text (console)."""
 
     def __init__(self, log_format: str, descriptor: int | None = None) -> None:
         self._json = log_format == "json"
         self._descriptor = inherited_stderr() if descriptor is None else descriptor
 
     def started(self, generation: Generation) -> None:
-        """Nothing is written yet."""
+        """Writes nothing."""
 
     def ended(self, generation: Generation, error: BaseException | None) -> None:
         """See `Observer.ended`."""
@@ -45,7 +45,7 @@ class RequestLog:
         self._write(level, "request", values)
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
-        """See `Observer.refused`; the text may quote the request, so the code must do."""
+        """See `Observer.refused`; logs only the code, since the text may quote the request."""
         level = "INFO" if isinstance(error, UserError) else "ERROR"
         self._write(level, "refused", {"endpoint": endpoint, "code": error.code})
 
@@ -64,11 +64,11 @@ class RequestLog:
 
 
 def inherited_stderr() -> int:
-    """A descriptor of the stderr that Cog's server was started with.
+    """File descriptor of the stderr that Cog's server was started with.
 
-    coglet 0.23.1 has put a pipe of its own in the worker's place for stderr, and wraps every
-    line that it reads there; but it keeps the inherited one open under another number, which is
-    told by its file being the one of our parent's.
+    coglet 0.23.1 replaces the worker's stderr by a pipe, and wraps every line that it reads there;
+    but it keeps the inherited one open under another number, which is recognized by being the
+    same file as our parent's stderr.
     """
     with suppress(OSError):
         wanted = Path(f"/proc/{os.getppid()}/fd/{_STDERR}").stat()

@@ -1,7 +1,7 @@
-"""One OpenTelemetry span for each request, where OTEL_EXPORTER_OTLP_ENDPOINT is set.
+"""Tracing: one OpenTelemetry span a request, if OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
-The packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http`` are not among
-our own: install them beside. Their other settings are the variables that OpenTelemetry defines.
+Needs the packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http``, which are
+not dependencies of ours. Their other settings are the variables that OpenTelemetry defines.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _NS = 1_000_000_000
 
 
 def enabled() -> bool:
-    """Whether the environment asks for spans."""
+    """Whether the environment enables tracing."""
     return any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
 
 
 class TracingObserver:
-    """An observer that makes a span once its request has ended, and never in between."""
+    """Observer that exports a span after its request has ended."""
 
     def __init__(self) -> None:
         """Raises E1005 when the packages are not installed."""
@@ -47,11 +47,11 @@ class TracingObserver:
         self._tracer = provider.get_tracer("cog_triton")
 
     def close(self) -> None:
-        """Send what is still here."""
+        """Export pending spans."""
         self._provider.shutdown()
 
     def started(self, generation: Generation) -> None:
-        """Nothing to do yet."""
+        """Does nothing."""
 
     def ended(self, generation: Generation, error: BaseException | None) -> None:
         """See `Observer.ended`. Attributes follow OpenTelemetry's conventions for generative AI."""
@@ -78,4 +78,4 @@ class TracingObserver:
         span.end(end_time=end)
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
-        """What was never generated has no span."""
+        """Does nothing: rejected requests have no span."""

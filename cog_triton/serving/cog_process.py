@@ -20,7 +20,7 @@ from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import reaper
-from cog_triton.system.paths import data_dir
+from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -73,7 +73,7 @@ class CogServer:
             [sys.executable, "-m", "cog_triton.serving.coglet.http_server", "--host", self._host],
             grace=self._settings.drain_timeout + _EXIT_S,
             env=self._environment(),
-            cwd=data_dir("mock_cog_triton" if self._settings.cog_triton_engine else "runner"),
+            cwd=cog_project("mock_cog_triton" if self._settings.cog_triton_engine else "runner"),
         )
         try:
             self._until_ready(process)

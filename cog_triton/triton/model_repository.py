@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.errors import InvalidPredictorConfig
-from cog_triton.system.paths import data_dir
+from cog_triton.system.paths import triton_model_repo
 from cog_triton.triton import text_model_config
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 
@@ -24,7 +24,7 @@ def render_repository(family: EngineFamily, serve_config: ServeConfig, target: P
 
     Raises E1202 naming an argument that its model does not have.
     """
-    source = data_dir("triton_model_repo")
+    source = triton_model_repo()
     shutil.rmtree(target, ignore_errors=True)
     engine_config: Any = None
     others = [name for name in MODELS if name != ENGINE_MODEL]

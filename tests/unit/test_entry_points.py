@@ -109,7 +109,7 @@ def test_a_program_that_is_run_by_path_has_no_neighbour_of_the_standard_library(
 
 def test_file_names_are_unique_but_for_those_that_rules_give() -> None:
     by_rule = {"__init__", "engine", "family", "base", "command", "report"}
-    twice = {"predictor", "client", "schema", "sse"}
+    twice = {"predictor", "client", "schema"}
     scripts = {"build", "quantize", "convert_checkpoint"}  # named as TensorRT-LLM's
     seen: set[str] = set()
     for path in (ROOT / "cog_triton").rglob("*.py"):

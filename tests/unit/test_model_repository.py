@@ -65,7 +65,7 @@ def test_text_models_read_the_engines_tokenizer(tmp_path: Path) -> None:
 
 
 def test_the_source_is_not_touched(tmp_path: Path) -> None:
-    source = model_repository.data_dir("triton_model_repo")
+    source = model_repository.triton_model_repo()
     before = {path: path.read_bytes() for path in source.rglob("*.pbtxt")}
     render(tmp_path, {"preprocessing": {"triton_max_batch_size": 3}})
     assert {path: path.read_bytes() for path in source.rglob("*.pbtxt")} == before

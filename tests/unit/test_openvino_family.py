@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cog_triton.engines.openvino.family import OpenVINOFamily, OpenVINOOptions, read_config
 from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig
-from cog_triton.system.paths import data_dir
+from cog_triton.system.paths import triton_model_repo
 from cog_triton.triton import model_repository
 
 MODEL = {"vocab_size": 49152, "eos_token_id": 2, "pad_token_id": 1}
@@ -131,9 +131,7 @@ def test_unknown_options_are_refused_with_a_suggestion() -> None:
 
 
 def rendered(directory: Path, arguments: Mapping[str, Any]) -> tuple[Any, str]:
-    config = model_repository.read_config(
-        data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt"
-    )
+    config = model_repository.read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
     code = OpenVINOFamily.open(engine(directory)).render(config, arguments)
     return config, code
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
-from cog_triton.system.paths import data_dir
+from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.sampling import MAX_SEED, SamplingParams
 from cog_triton.triton.model_repository import read_config
 
-CONFIG = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+CONFIG = read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
 INPUTS = {tensor.name: tensor for tensor in CONFIG.input}
 DTYPES = {
     "TYPE_INT32": np.int32,

@@ -24,7 +24,7 @@ from cog_triton.engines.tensorrt_llm import backend_errors, releases
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.tensorrt_llm.releases import Contract
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
-from cog_triton.system.paths import data_dir
+from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.model_repository import read_config
 
@@ -177,7 +177,7 @@ def test_every_release_gets_a_repository_that_fits_together(version: str, tmp_pa
 
 
 def test_the_tables_of_releases_name_tensors_of_the_newest() -> None:
-    newest = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+    newest = read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
     assert releases.INPUT_SINCE.keys() <= {tensor.name for tensor in newest.input}
     assert releases.OUTPUT_SINCE.keys() <= {tensor.name for tensor in newest.output}
 
@@ -185,7 +185,7 @@ def test_the_tables_of_releases_name_tensors_of_the_newest() -> None:
 def test_the_oldest_contract_is_that_of_the_tag_v0_9_0() -> None:
     """all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt there, read by hand."""
     release = Contract.of("0.9.0")
-    newest = read_config(data_dir("triton_model_repo") / "tensorrt_llm" / "config.pbtxt")
+    newest = read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
     kept = [tensor.name for tensor in newest.input if release.has_input(tensor.name)]
     names = {release.renamed.get(name, name) for name in kept}
     assert " ".join(sorted(names)) == (

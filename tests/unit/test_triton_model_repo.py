@@ -14,12 +14,12 @@ from cog_triton.backend import text_inputs
 from cog_triton.backend.bls_reply import Reply
 from cog_triton.engines import tensor_contract
 from cog_triton.errors import InvalidArgument, PromptRequired
-from cog_triton.system.paths import data_dir
+from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.model_repository import read_config
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
-REPOSITORY = data_dir("triton_model_repo")
+REPOSITORY = triton_model_repo()
 CONFIGS: dict[str, Any] = {
     model: read_config(REPOSITORY / model / "config.pbtxt") for model in MODELS
 }

@@ -1,0 +1,118 @@
+"""Data directories: found in a checkout, a wheel and an image, never a stranger's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cog_triton.system import paths
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = ["runner", "builder", "mock_cog_triton"]
+DATA = [*PROJECTS, "triton_model_repo"]
+FIND = """
+import json
+from cog_triton.errors import CogTritonError
+from cog_triton.system import paths
+
+found = {}
+for name in ("runner", "builder", "mock_cog_triton", "triton_model_repo"):
+    try:
+        path = paths.cog_project(name) if name != "triton_model_repo" else paths.triton_model_repo()
+        found[name] = str(path)
+    except CogTritonError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+
+def found_from(directory: Path) -> dict[str, str]:
+    """What a package installed in `directory` finds, or its error."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIND],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def install_package(directory: Path) -> Path:
+    """What finding needs of the package, and its own ``builder``, as in site-packages."""
+    for name in ("__init__.py", "errors.py", "system/__init__.py", "system/paths.py"):
+        target = directory / "cog_triton" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "cog_triton" / name, target)
+    shutil.copytree(ROOT / "cog_triton" / "builder", directory / "cog_triton" / "builder")
+    return directory
+
+
+def add_strangers(directory: Path) -> None:
+    """Someone else's package ``runner``, Cog project ``builder`` and Triton models."""
+    (directory / "runner").mkdir()
+    (directory / "runner" / "__init__.py").touch()
+    (directory / "builder").mkdir()
+    (directory / "builder" / "cog.yaml").write_text('predict: "predict.py:Predictor"\n')
+    (directory / "builder" / "predict.py").write_text("from theirs import Predictor\n")
+    (directory / "triton_model_repo" / "theirs").mkdir(parents=True)
+    (directory / "triton_model_repo" / "theirs" / "config.pbtxt").touch()
+
+
+def packaged(site: Path) -> dict[str, str]:
+    return {name: str(site / "cog_triton" / "_data" / name) for name in DATA}
+
+
+def test_a_checkout_has_them_beside_the_package() -> None:
+    assert [paths.cog_project(name) for name in PROJECTS] == [ROOT / name for name in PROJECTS]
+    assert paths.triton_model_repo() == ROOT / "triton_model_repo"
+
+
+def test_a_wheel_has_them_inside(tmp_path: Path) -> None:
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for name in ("cog_triton", *DATA):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=copy, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    add_strangers(site)
+    assert found_from(site) == packaged(site)
+
+
+def test_an_image_has_them_inside(tmp_path: Path) -> None:
+    """Laid out as by nix/source.nix, where /src holds the projects that it serves."""
+    site = install_package(tmp_path / "opt" / "cog-triton" / "site-packages")
+    for name in DATA:
+        shutil.copytree(ROOT / name, site / "cog_triton" / "_data" / name)
+    shutil.copytree(ROOT / "runner", tmp_path / "src")
+    assert found_from(site) == packaged(site)
+
+
+@pytest.mark.parametrize("with_strangers", [False, True])
+def test_an_installation_without_them_is_refused_by_name(
+    with_strangers: bool, tmp_path: Path
+) -> None:
+    site = install_package(tmp_path / "site-packages")
+    if with_strangers:
+        add_strangers(site)
+    for name, error in found_from(site).items():
+        assert error == (
+            f"E2106 TritonStartFailed: this installation of cog_triton lacks its {name}: there is"
+            f" none in {site}/cog_triton/_data/{name}, nor a checkout's in {site}/{name};"
+            " install it again"
+        )

@@ -297,7 +297,7 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def markdown_table() -> str:
-    """README's table of error codes."""
+    """The table of error codes in docs/errors.md."""
     rows = ["| code | name | meaning |", "|---|---|---|"]
     rows += [
         f"| {cls.code} | {cls.__name__} | {(cls.__doc__ or '').strip()} |" for cls in all_errors()

@@ -1,4 +1,4 @@
-"""Every environment variable, typed, in one place."""
+"""Settings: every environment variable that the package reads, typed, in one place."""
 
 from __future__ import annotations
 
@@ -55,84 +55,191 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
-    engine_dir: EngineDir = Field(IMAGE_ENGINE_DIR, description="engine directory to serve")
-    cog_weights: str | None = Field(None, description="engine.tar to unpack and serve")
-    cog_triton_config: OptionalPath = Field(None, description="serve config, YAML")
-    cog_triton_sm: str | None = Field(None, description="GPU architecture an image is for")
-    cog_triton_skip_preflight: bool = Field(
-        False, description="serve an engine that does not seem to fit this machine"
+    engine_dir: EngineDir = Field(
+        IMAGE_ENGINE_DIR, description="Engine directory to serve, without `COG_WEIGHTS`."
     )
-    cog_triton_work_dir: OptionalPath = Field(None, description="where run-time files are kept")
+    cog_weights: str | None = Field(
+        None,
+        description="engine.tar to unpack and serve (also .tar.gz, .tar.zst, or a directory): a"
+        " path, or a `file://` or `http(s)://` URL, whose download goes on after a restart.",
+    )
+    cog_triton_config: OptionalPath = Field(
+        None, description="Serve config, YAML: arguments of the Triton models (serve-config.md)."
+    )
+    cog_triton_sm: str | None = Field(
+        None,
+        description="GPU architecture that an image is for, such as `86`; another GPU is refused"
+        " (E1305). Set in images.",
+    )
+    cog_triton_skip_preflight: bool = Field(
+        False, description="Serve an engine that does not fit this machine, with a warning."
+    )
+    cog_triton_work_dir: OptionalPath = Field(
+        None,
+        description="Where unpacked engines, Triton's log and the builder's steps are kept. Unset:"
+        " `$XDG_CACHE_HOME/cog-triton`, else `~/.cache/cog-triton`.",
+    )
     cog_triton_step_python: OptionalPath = Field(
-        None, description="Python that build steps run in, with packages of its own"
+        None, description="Python that build steps run in, with packages of its own."
     )
     trtllm_dir: OptionalPath = Field(
-        None, description="directory of TensorRT-LLM's sources, which holds its examples"
+        None, description="Directory of TensorRT-LLM's sources, whose `examples` steps run."
     )
-    cog_triton_output_dir: OptionalPath = Field(None, description="where the builder writes")
+    cog_triton_output_dir: OptionalPath = Field(
+        None,
+        description="Where the builder's predictor writes engine.tar. Unset: the working"
+        " directory.",
+    )
 
-    cog_triton_engine: EngineName = Field(None, description="engine without a directory: mock")
-    mock_tps: OptionalFloat = Field(None, ge=0, description="mock: tokens per second, 0 flat out")
+    cog_triton_engine: EngineName = Field(
+        None, description="`mock` serves the mock engine, which needs no directory."
+    )
+    mock_tps: OptionalFloat = Field(
+        None, ge=0, description="Tokens per second of a stream; 0 is flat out. Unset: 44."
+    )
     mock_jitter: OptionalFloat = Field(
-        None, ge=0, le=1, description="mock: how far tokens stray, as a part of their distance"
+        None,
+        ge=0,
+        le=1,
+        description="How far a token strays from its time, as a part of the time between two"
+        " tokens. Unset: 0.",
     )
     mock_prefill_ms: OptionalFloat = Field(
-        None, ge=0, description="mock: milliseconds for each input token"
+        None, ge=0, description="Milliseconds for each input token. Unset: 0."
     )
     mock_tokens_per_response: OptionalInt = Field(
-        None, ge=1, description="mock: tokens that leave together"
+        None, ge=1, description="Tokens of one response. Unset: 1."
     )
     mock_join: OptionalBool = Field(
-        None, description="mock: whether tokens that are late leave as one response"
+        None, description="Whether tokens that are late share one response. Unset: true."
     )
-    mock_max_batch_size: OptionalInt = Field(None, ge=1, description="mock: streams at once")
+    mock_max_batch_size: OptionalInt = Field(
+        None, ge=1, description="Streams at once; more wait. Unset: 256."
+    )
 
-    system_prompt: str | None = Field(None, description="default system prompt")
-    prompt_template: str | None = Field(None, description="default prompt template")
-    stop_sequences: str | None = Field(None, description="default stop sequences, by comma")
-    end_id: OptionalInt = Field(None, ge=-1, description="end-of-sequence token id")
-    pad_id: OptionalInt = Field(None, ge=-1, description="padding token id")
-    max_sequence_length: OptionalInt = Field(None, ge=1, description="prompt and output, tokens")
-    log_performance_metrics: bool = Field(False, description="log metrics of every prediction")
+    system_prompt: str | None = Field(
+        None,
+        description="Default of the input `system_prompt`, and of chats without a system message.",
+    )
+    prompt_template: str | None = Field(
+        None,
+        description="Default of the input `prompt_template`. Unset: the model's chat template.",
+    )
+    stop_sequences: str | None = Field(
+        None, description="Default of the input `stop_sequences`, separated by commas."
+    )
+    end_id: OptionalInt = Field(
+        None,
+        ge=-1,
+        description="End-of-sequence token id; -1 never ends early. Unset: the engine's.",
+    )
+    pad_id: OptionalInt = Field(None, ge=-1, description="Padding token id. Unset: the engine's.")
+    max_sequence_length: OptionalInt = Field(
+        None, ge=1, description="Prompt and output together, in tokens. Unset: the engine's."
+    )
+    log_performance_metrics: bool = Field(
+        False, description="Write the metrics of every prediction to its log."
+    )
 
-    port: Port = Field(5000, description="where Cog listens")
-    cog_triton_drain_file: OptionalPath = Field(None, description="tells the worker to drain")
-    cog_max_concurrency: int = Field(1, ge=1, description="predictions Cog takes at once")
-    max_concurrency: OptionalInt = Field(None, ge=1, description="predictions in the engine")
-    max_queue: OptionalInt = Field(None, ge=0, description="predictions that may wait")
-    drain_timeout: float = Field(25, ge=0, description="seconds to end in, once told to stop")
-    cog_host: str = Field("127.0.0.1", description="address Cog and our own HTTP server bind")
-    openai_port: OptionalPort = Field(None, description="port of the OpenAI API; unset is off")
+    port: Port = Field(5000, description="Cog's HTTP port.")
+    cog_triton_drain_file: OptionalPath = Field(
+        None, description="File that tells the worker to drain; `cog-triton serve` sets it."
+    )
+    cog_max_concurrency: int = Field(
+        1,
+        ge=1,
+        description="Predictions that Cog takes at once, waiting ones included; HTTP 409 beyond."
+        " `cog-triton serve` and the runner images set 256.",
+    )
+    max_concurrency: OptionalInt = Field(
+        None,
+        ge=1,
+        description="Requests in the engine at once. Unset: the engine's batch size.",
+    )
+    max_queue: OptionalInt = Field(
+        None,
+        ge=0,
+        description="Requests that may wait; E2107 beyond. Unset: 64, less if"
+        " `COG_MAX_CONCURRENCY` leaves no room.",
+    )
+    drain_timeout: float = Field(
+        25, ge=0, description="Seconds that running requests get to end in, once told to stop."
+    )
+    cog_host: str = Field(
+        "127.0.0.1",
+        description="Address that Cog and the OpenAI API bind. With `cog-triton serve` Triton's"
+        " follows unless `TRITON_HOST` is set.",
+    )
+    openai_port: OptionalPort = Field(
+        None,
+        description="Port of the OpenAI API and of /metrics; 0 or unset is off. `cog-triton"
+        " serve` sets 8080.",
+    )
     openai_api_key: Annotated[SecretStr | None, BeforeValidator(_blank_is_unset)] = Field(
-        None, description="key that requests of the OpenAI API must bring"
+        None, description="Key that requests below /v1/ must bring."
     )
-    served_model_name: OptionalText = Field(None, description="name of the model in the OpenAI API")
-    max_request_bytes: int = Field(8 << 20, ge=1, description="longest body of a request, bytes")
+    served_model_name: OptionalText = Field(
+        None,
+        description="Name of the model in the OpenAI API. Unset: the manifest's `model_id`.",
+    )
+    max_request_bytes: int = Field(
+        8 << 20, ge=1, description="Longest request body that the OpenAI API takes, in bytes."
+    )
     log_format: Annotated[
         Literal["json", "console"], BeforeValidator(lambda value: value or "json")
-    ] = Field("json", description="of the log, Cog's as well")
-    log_requests: bool = Field(True, description="log a line for each request")
-    metrics_port: OptionalPort = Field(None, description="port of /metrics and /health alone")
-
-    world_size: OptionalInt = Field(None, ge=1, description="ranks of the engine, a GPU for each")
-    cog_triton_rank: OptionalInt = Field(None, ge=0, description="the only rank to start here")
-    mpirun: OptionalPath = Field(None, description="mpirun of Open MPI")
-    mpirun_args: str = Field("", description="more options for mpirun")
-    mpi_hosts: str | None = Field(None, description="machines of the ranks, by comma")
-    trtllm_orchestrator: bool = Field(False, description="orchestrator mode of TensorRT-LLM")
-    trtllm_orchestrator_spawn_processes: bool = Field(
-        True, description="whether an orchestrator starts the ranks itself"
+    ] = Field(
+        "json",
+        description="Format of the log, Cog's included: `json` or `console`, which `cog-triton"
+        " serve` sets.",
     )
-    triton_host: str = Field("127.0.0.1", description="address Triton binds")
-    triton_http_port: Port = 8000
-    triton_grpc_port: Port = 8001
-    triton_metrics_port: Port = 8002
-    triton_timeout: float = Field(120, gt=0, description="seconds without a byte from Triton")
-    triton_start_timeout: float = Field(300, gt=0, description="seconds until Triton is ready")
-    triton_probe_period: float = Field(1, gt=0, description="seconds between probes of Triton")
-    triton_probe_timeout: float = Field(3, gt=0, description="seconds a probe's answer may take")
-    triton_max_restarts: int = Field(5, ge=0, description="restarts in a row before giving up")
-    tritonserver: OptionalPath = Field(None, description="path of the tritonserver binary")
+    log_requests: bool = Field(True, description="Write a log line for each request.")
+    metrics_port: OptionalPort = Field(
+        None, description="Port of /metrics and /health alone; 0 or unset is off."
+    )
+
+    world_size: OptionalInt = Field(
+        None, ge=1, description="Ranks of the engine, with a GPU for each. Unset: the engine's."
+    )
+    cog_triton_rank: OptionalInt = Field(
+        None,
+        ge=0,
+        description="The one rank to start here, where a launcher starts each (multi-gpu.md).",
+    )
+    mpirun: OptionalPath = Field(
+        None, description="Path of Open MPI's mpirun. Unset: the one in `PATH`."
+    )
+    mpirun_args: str = Field("", description="More options for mpirun.")
+    mpi_hosts: str | None = Field(
+        None, description="Machines of the ranks, this one first, separated by commas."
+    )
+    trtllm_orchestrator: bool = Field(False, description="TensorRT-LLM's orchestrator mode.")
+    trtllm_orchestrator_spawn_processes: bool = Field(
+        True, description="Whether the orchestrator starts the ranks itself."
+    )
+    triton_host: str = Field("127.0.0.1", description="Address that Triton binds.")
+    triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
+    triton_grpc_port: Port = Field(8001, description="Triton's gRPC port.")
+    triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
+    triton_timeout: float = Field(
+        120, gt=0, description="Seconds without a byte from Triton before a request fails (E2101)."
+    )
+    triton_start_timeout: float = Field(
+        300, gt=0, description="Seconds until Triton must be ready (E2106)."
+    )
+    triton_probe_period: float = Field(
+        1, gt=0, description="Seconds between liveness probes of Triton."
+    )
+    triton_probe_timeout: float = Field(
+        3, gt=0, description="Seconds until a probe without an answer means that Triton hangs."
+    )
+    triton_max_restarts: int = Field(
+        5,
+        ge=0,
+        description="Failed restarts in a row before the server exits; 0 exits at the first crash.",
+    )
+    tritonserver: OptionalPath = Field(
+        None, description="Path of the tritonserver binary. Unset: the one that is found."
+    )
 
     @property
     def work_dir(self) -> Path:

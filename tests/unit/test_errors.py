@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from cog_triton import errors
 from cog_triton.errors import CogTritonError, FrameworkError, UserError
 
-README = Path(__file__).parents[2] / "README.md"
 KINDS = errors.all_errors()
 KIND = st.sampled_from(KINDS)
 # The contract with clients, who search for the codes: none may be renamed or lost.
@@ -82,16 +80,6 @@ def test_the_meaning_fits_one_row_of_a_table(kind: type[CogTritonError]) -> None
     assert kind.__doc__
     assert "\n" not in kind.__doc__.strip()
     assert "|" not in kind.__doc__
-
-
-def test_readme_holds_the_table() -> None:
-    found = re.search(
-        r"^<!-- errors -->\n(.*?)^<!-- /errors -->$",
-        README.read_text("utf-8"),
-        re.DOTALL | re.MULTILINE,
-    )
-    assert found, "README.md has no <!-- errors --> ... <!-- /errors -->"
-    assert found[1].strip() == errors.markdown_table().strip()
 
 
 def test_the_table_has_a_row_for_each_code() -> None:

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Write the generated tables of docs/settings.md and docs/errors.md.
+
+.venv/bin/python scripts/doc_tables.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cog_triton import errors
+from cog_triton.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = {
+    "The engine": (
+        *("cog_weights", "engine_dir", "cog_triton_config", "served_model_name", "world_size"),
+        *("max_sequence_length", "end_id", "pad_id", "cog_triton_sm", "cog_triton_skip_preflight"),
+    ),
+    "Ports and addresses": (
+        *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),
+        *("triton_grpc_port", "triton_metrics_port"),
+    ),
+    "Requests": (
+        *("system_prompt", "prompt_template", "stop_sequences", "openai_api_key"),
+        *("max_request_bytes", "cog_max_concurrency", "max_concurrency", "max_queue"),
+    ),
+    "Logs": ("log_format", "log_requests", "log_performance_metrics"),
+    "Supervision and shutdown": (
+        *("triton_timeout", "triton_start_timeout", "triton_probe_period", "triton_probe_timeout"),
+        *("triton_max_restarts", "drain_timeout", "cog_triton_drain_file"),
+    ),
+    "Files and programs": ("cog_triton_work_dir", "tritonserver", "mpirun", "mpirun_args"),
+    "Several ranks": (
+        *("mpi_hosts", "cog_triton_rank", "trtllm_orchestrator"),
+        "trtllm_orchestrator_spawn_processes",
+    ),
+    "The builder": ("cog_triton_output_dir", "cog_triton_step_python", "trtllm_dir"),
+    "The mock engine": (
+        *("cog_triton_engine", "mock_tps", "mock_jitter", "mock_prefill_ms"),
+        *("mock_tokens_per_response", "mock_join", "mock_max_batch_size"),
+    ),
+}
+"""Titles of docs/settings.md, and the fields of `Settings` under each."""
+
+
+def settings_tables() -> str:
+    """One table a section: each variable, its default and its meaning."""
+    lines = []
+    for title, names in SECTIONS.items():
+        lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
+        for name in names:
+            field = Settings.model_fields[name]
+            meaning = re.sub(r"\b([\w-]+\.md)\b", r"[\1](\1)", field.description or "")
+            lines.append(f"| `{name.upper()}` | {_shown(field.default)} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _shown(default: object) -> str:
+    if default is None or default == "":
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+TABLES = {"settings": settings_tables, "errors": errors.markdown_table}
+"""Marks, which are also the names of the pages, and what is between them."""
+
+
+def insert(document: str, mark: str) -> str:
+    """`document` with the current table between ``<!-- mark -->`` and ``<!-- /mark -->``."""
+    place = rf"(?<=^<!-- {mark} -->\n).*?(?=^<!-- /{mark} -->$)"
+    text, found = re.subn(
+        place, lambda _: f"\n{TABLES[mark]()}\n", document, flags=re.DOTALL | re.MULTILINE
+    )
+    if found != 1:
+        raise ValueError(f"{found} places between <!-- {mark} --> and <!-- /{mark} -->: need one")
+    return text
+
+
+def main() -> None:
+    """Write both pages."""
+    for mark in TABLES:
+        page = ROOT / "docs" / f"{mark}.md"
+        page.write_text(insert(page.read_text("utf-8"), mark), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

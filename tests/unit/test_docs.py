@@ -1,0 +1,93 @@
+"""Pages of documentation: links resolve, generated tables are current, no page is out of reach."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_entry_points import RUN_BY_PATH, RUN_WITH_M
+
+from cog_triton.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
+TABLES = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
+_FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return _FENCE.sub("", page.read_text("utf-8"))
+
+
+def links(page: Path) -> list[str]:
+    """Targets of the page's relative links."""
+    return [link for link in _LINK.findall(prose(page)) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """The page's anchors, as forges make them of headings."""
+    found: Counter[str] = Counter()
+    slugs = set()
+    for heading in _HEADING.findall(prose(page)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        slugs.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return slugs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = {link.partition("#")[0] for link in links(DOCS / "README.md")}
+    assert {page.name for page in DOCS.glob("*.md")} - listed == {"README.md"}
+
+
+@pytest.mark.parametrize("mark", TABLES["TABLES"])
+def test_generated_tables_are_current(mark: str) -> None:
+    """If not: python scripts/doc_tables.py"""
+    text = (DOCS / f"{mark}.md").read_text("utf-8")
+    assert TABLES["insert"](text, mark) == text
+
+
+def test_every_setting_is_in_one_section_with_its_meaning() -> None:
+    names = [name for section in TABLES["SECTIONS"].values() for name in section]
+    assert sorted(names) == sorted(Settings.model_fields)
+    for name in names:
+        assert (Settings.model_fields[name].description or "").endswith("."), name
+
+
+def test_the_readme_is_short_and_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 200
+    assert re.search(r"^make serve\b", text, re.MULTILINE)
+    assert re.search(r"^make test\b", text, re.MULTILINE)
+
+
+def test_the_architecture_page_has_a_row_for_every_folder() -> None:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    table = text.partition("| folder of `cog_triton/` |")[2].partition("\n\n")[0]
+    folders = {path.parent.name for path in (ROOT / "cog_triton").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == folders
+
+
+@pytest.mark.parametrize("program", [*RUN_WITH_M, *RUN_BY_PATH])
+def test_the_architecture_page_names_every_program(program: str) -> None:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    assert f"`python -m {program}`" in text or f"`{program}`" in text

@@ -1,4 +1,4 @@
-"""Rounds of the same load on several ways side by side, and their greedy outputs compared."""
+"""Rounds of one load on several ways in turn, medians over rounds, and greedy outputs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def greedy(way: Way, prompts: Sequence[Prompt], max_tokens: int) -> list[Any]:
 
 
 def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """By way and concurrency, the median over rounds of every number, and of all cores together."""
+    """Median over rounds of every number and of all cores together, by way and concurrency."""
     numbers = [name for name, kind in Measured.__annotations__.items() if kind == "float"]
     found: dict[str, dict[str, dict[str, float]]] = {}
     for way in dict.fromkeys(row["way"] for row in rows):
@@ -102,3 +102,9 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, 
                     "errors": sum(len(r["errors"]) for r in chosen),
                 }
     return found
+
+
+def cores_by_process(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Processor cores of each process, by way, in the last round at the highest concurrency."""
+    highest = max((row["concurrency"] for row in rows), default=0)
+    return {row["way"]: row["server_cores"] for row in rows if row["concurrency"] == highest}

@@ -51,13 +51,12 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.3f}" if base else "-"
 
 
-def cores(rows: Sequence[Mapping[str, Any]], concurrency: int) -> str:
-    """Processor cores by process, of the last round at one concurrency."""
-    last = {row["way"]: row["server_cores"] for row in rows if row["concurrency"] == concurrency}
+def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
+    """Processor cores by way and process."""
     found = [
         (way, role, f"{share:.2f}")
-        for way, used in last.items()
-        for role, share in sorted(used.items(), key=lambda item: -item[1])
+        for way, shares in used.items()
+        for role, share in sorted(shares.items(), key=lambda item: -item[1])
     ]
     return table(("way", f"process, at {concurrency} at once", "cores"), found)
 
@@ -113,13 +112,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
     """What goes between the marks of each name, of the phases that were run."""
     bench, prune = results.get("bench", {}), results.get("prune", {})
-    rows = bench.get("rows", [])
+    medians = bench.get("medians", {})
     made = {"checks": checks(results)}
     if "machine" in results:
         made["machine"] = machine(results["machine"])
-    if rows:
-        made["benchmark"] = benchmark(bench.get("medians", {}))
-        made["cores"] = cores(rows, max(row["concurrency"] for row in rows))
+    if medians:
+        made["benchmark"] = benchmark(medians)
+        highest = max(int(concurrency) for found in medians.values() for concurrency in found)
+        made["cores"] = cores(bench["cores"], highest)
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

@@ -25,11 +25,11 @@ checks   two models served at once, each through all checks, under load together
 bench    vLLM's own server and ours at once, each with an engine, asked in turn
 prune    vLLM's own server over libraries pruned for this GPU: the same tokens, as fast
 
-DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Results are in
-DIRECTORY/results.json after everything that adds to them, and as tables in results.md after each
-phase; a phase that is run again replaces what it found before. Logs of the servers are in
-DIRECTORY/logs, stacks of --profile in DIRECTORY/profiles. Exit code 0 only if every check held in
-the phases that ran."""
+DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
+DIRECTORY/results.json after each step, single measurements in samples.json, and tables in
+results.md after each phase; a phase that is run again replaces its earlier results. Logs of the
+servers are in DIRECTORY/logs, stacks of --profile in DIRECTORY/profiles. Exit code 0 only if every
+check held in the phases that ran."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -1,4 +1,7 @@
-"""What was seen, written to a file after everything that adds to it."""
+"""Results of a GPU run: results.json (checks, medians) and samples.json (every measurement).
+
+Both are written after each addition, so that a run that is stopped keeps what it measured.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,31 @@ import json
 from pathlib import Path
 from typing import Any
 
+_LINE = 320
+"""Objects that fit this many characters are one line of results.json, which stays small."""
+
 
 class Results:
-    """Results by phase; a file that is there already is gone on with."""
+    """Results by phase; phases that the file has already are kept until they are run again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.seen: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        self._samples_path = path.with_name("samples.json")
+        self.seen = _read(path)
+        self.samples = _read(self._samples_path)
 
     def phase(self, name: str) -> Phase:
-        """An empty phase, in place of what was seen of it before."""
-        self.seen[name] = {}
+        """An empty phase, in place of its earlier results."""
+        self.seen[name], self.samples[name] = {}, []
         return Phase(self, name)
 
     def write(self) -> None:
-        """Replace the file by what is known now."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.seen, indent=1) + "\n", "utf-8")
-        new.replace(self.path)
+        """Replace results.json atomically."""
+        _write(self.path, compact(self.seen))
+
+    def write_samples(self) -> None:
+        """Replace samples.json atomically."""
+        _write(self._samples_path, compact(self.samples))
 
 
 class Phase:
@@ -36,8 +45,14 @@ class Phase:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """All of it."""
+        """Everything kept for this phase but its samples."""
         found: dict[str, Any] = self._results.seen[self.name]
+        return found
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Every single measurement of this phase."""
+        found: list[dict[str, Any]] = self._results.samples[self.name]
         return found
 
     def put(self, name: str, value: Any) -> None:
@@ -46,12 +61,17 @@ class Phase:
         self._results.write()
 
     def add(self, name: str, value: Any) -> None:
-        """Keep one more value in a list."""
+        """Append a value to a list."""
         self.seen.setdefault(name, []).append(value)
         self._results.write()
 
+    def add_sample(self, sample: dict[str, Any]) -> None:
+        """Keep one measurement."""
+        self.samples.append(sample)
+        self._results.write_samples()
+
     def check(self, name: str, holds: bool, seen: object = "") -> bool:
-        """Tell and keep whether something holds, and what was seen where it does not."""
+        """Print and keep whether a check holds, with `seen` where it does not; returns `holds`."""
         told = "" if holds else f"  {_shortened(str(seen), 900)}"
         print(f"  {'ok  ' if holds else 'FAIL'}  {name}{told}", flush=True)
         checks = self.seen.setdefault("checks", {})
@@ -65,7 +85,34 @@ class Phase:
         return [name for name, held in self.seen.get("checks", {}).items() if held is not True]
 
 
+def compact(value: Any, indent: str = "") -> str:
+    """JSON with one line for each object or list that fits into one."""
+    text = json.dumps(value)
+    if len(indent) + len(text) <= _LINE or not isinstance(value, (dict, list)):
+        return text
+    deeper = indent + " "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {compact(item, deeper)}" for key, item in value.items()]
+        begin, end = "{", "}"
+    else:
+        items, begin, end = [compact(item, deeper) for item in value], "[", "]"
+    lines = ",\n".join(deeper + item for item in items)
+    return f"{begin}\n{lines}\n{indent}{end}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(f"{text}\n", "utf-8")
+    new.replace(path)
+
+
 def _shortened(text: str, size: int) -> str:
-    """Its begin and its end, which is where a log has the reason."""
+    """The beginning and the end of `text`; a log has its reason at the end."""
     left = size // 3
     return text if len(text) <= size else f"{text[:left]} ... {text[left - size :]}"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import arguments
@@ -89,7 +88,7 @@ class Driver:
             failed += len(phase.failed)
             took = phase.seen["seconds"]
             print(f"== {name}: {took} s, failed: {phase.failed or 'none'}", flush=True)
-        print(f"tables: {self.root / 'results.md'}; all that was seen: results.json beside it")
+        print(f"tables: {self.root / 'results.md'}; results: results.json, samples.json beside it")
         return failed
 
     def _write_tables(self) -> None:
@@ -240,7 +239,7 @@ class Driver:
     def _rounds(self, phase: Phase, ways: Sequence[tuple[Way, Server]]) -> None:
         texts = prompts.make(self.large, 2048, bench.INPUT_TOKENS)
         measured = bench.Bench(
-            [(way, server.processes) for way, server in ways], texts, partial(phase.add, "rows")
+            [(way, server.processes) for way, server in ways], texts, phase.add_sample
         )
         concurrencies = self.options.concurrency
         measured.warm(max(concurrencies))
@@ -248,8 +247,9 @@ class Driver:
             if not measured.round(number, concurrencies, self.until):
                 print("  no time is left for more", flush=True)
                 break
-        rows = phase.seen.get("rows", [])
+        rows = phase.samples
         phase.put("medians", bench.medians(rows))
+        phase.put("cores", bench.cores_by_process(rows))
         seen = {(row["way"], row["concurrency"]) for row in rows}
         left = {(way.name, number) for way, _ in ways for number in concurrencies} - seen
         phase.check("every way was measured", not left, sorted(left))

@@ -185,11 +185,15 @@ def rows(way: str, rates: list[float]) -> list[dict[str, Any]]:
     ]
 
 
+def measured(gpu: SimpleNamespace, seen: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"medians": gpu.bench.medians(seen), "cores": gpu.bench.cores_by_process(seen)}
+
+
 def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> None:
     seen = [*rows("vllm serve", [100, 300, 200]), *rows("cog", [190, 180, 500])]
     results = {
         "checks": {"checks": {"one": True, "two": "was 3"}},
-        "bench": {"rows": seen, "medians": gpu.bench.medians(seen), "checks": {"all": True}},
+        "bench": {**measured(gpu, seen), "checks": {"all": True}},
     }
     begin, end = gpu.table.MARKS
     names = gpu.table.sections(results)
@@ -210,8 +214,8 @@ def test_a_run_of_some_phases_has_their_tables(gpu: SimpleNamespace) -> None:
     assert "| checks | 1 | 0 | - |" in gpu.table.document(checked)
     assert "Benchmark" not in gpu.table.document(checked)
     seen = rows("cog", [100])
-    measured = {**checked, "bench": {"rows": seen, "medians": gpu.bench.medians(seen)}}
-    assert "| cog | 1 | 100 | 1.000 |" in gpu.table.document(measured)
+    document = gpu.table.document({**checked, "bench": measured(gpu, seen)})
+    assert "| cog | 1 | 100 | 1.000 |" in document
 
 
 def test_every_way_gets_the_same_prompts(

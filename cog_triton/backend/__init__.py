@@ -1,1 +1,1 @@
-"""Code that runs inside tritonserver's Python stubs, and the engine process that they talk to."""
+"""Triton's Python-backend models, run by tritonserver's stubs, and the engine process."""

@@ -1,7 +1,7 @@
-"""Triton model ``tensorrt_llm_bls``: streams whole text from the engine it calls.
+"""Triton model ``tensorrt_llm_bls``: streams text by calling the engine model.
 
 Each request has a thread, which waits for the engine's responses; one more thread looks for
-clients that have gone, because Triton does not hand their leaving down to the engine.
+disconnected clients, because Triton does not pass their cancellation on to the engine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend
-from cog_triton.backend.bls_reply import Reply
+from cog_triton.backend.bls_responses import TextResponses
 from cog_triton.backend.text_inputs import (
     ENGINE_NAMES,
     KNOWN_INPUTS,
+    decode_strings,
     encode_prompt,
+    encode_word_lists,
     refuse_bias,
-    strings,
-    word_lists,
 )
 from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.engines.tensorrt_llm import backend_errors
@@ -37,26 +37,26 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _ENGINE_OUTPUTS = ("output_ids", "sequence_length")
-_KEEP_S = 5.0
-_ONE_ONLY = ("beam_width", "num_return_sequences")
+_RELEASE_DELAY_S = 5.0
+_MUST_BE_ONE = ("beam_width", "num_return_sequences")
 
 
-class _Ended:
-    """Response iterators that have ended, kept a while.
+class _DelayedRelease:
+    """Delayed release of ended response iterators: workaround for a crash in Triton's stub.
 
-    Triton's stub (24.10) then drops its reference to them on a thread without the GIL. Were that
-    the last one, their tensors would be freed there, which crashes Python 3.12.
+    The stub (24.10) drops its reference to them on a thread without the GIL. If that were the last
+    one, their tensors would be freed there, which crashes Python 3.12.
     """
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Iterator[Any]]] = deque()
 
     def keep(self, responses: Iterator[Any]) -> None:
-        """Free `responses` by `release`, and not before Triton has surely let go of them."""
-        self._kept.append((time.monotonic() + _KEEP_S, responses))
+        """Keep `responses` until Triton has certainly dropped its reference."""
+        self._kept.append((time.monotonic() + _RELEASE_DELAY_S, responses))
 
     def release(self) -> None:
-        """Free what has been kept long enough."""
+        """Release what has been kept long enough."""
         while self._kept and self._kept[0][0] < time.monotonic():
             self._kept.popleft()
 
@@ -70,7 +70,7 @@ class _Options:
     engine_names: Mapping[str, str]
     end_id: int | None
     pad_id: int | None
-    ended: _Ended
+    delayed_release: _DelayedRelease
 
 
 class TritonPythonModel:
@@ -85,12 +85,12 @@ class TritonPythonModel:
             parameters.flag("accumulate_tokens"),
             parameters.text("tensorrt_llm_model_name"),
             parameters.names("engine_input_names"),
-            parameters.token("end_id"),
-            parameters.token("pad_id"),
-            _Ended(),
+            parameters.token_id("end_id"),
+            parameters.token_id("pad_id"),
+            _DelayedRelease(),
         )
-        self._check_period = parameters.whole("cancellation_check_period_ms") / 1000
-        self._calls: set[_Call] = set()
+        self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
+        self._active: set[_TextRequest] = set()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._watcher.start()
@@ -98,44 +98,46 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Start a thread for each request; it sends the responses."""
         for request in requests:
-            call = _Call(self._options, request)
-            self._calls.add(call)
-            threading.Thread(target=self._serve, args=[call], name="request", daemon=True).start()
+            text_request = _TextRequest(self._options, request)
+            self._active.add(text_request)
+            threading.Thread(
+                target=self._serve, args=[text_request], name="request", daemon=True
+            ).start()
 
     def finalize(self) -> None:
-        """Stop looking for clients that have gone; Triton has ended all requests before."""
+        """Stop the watcher; Triton has ended all requests before."""
         self._closing.set()
         self._watcher.join()
 
-    def _serve(self, call: _Call) -> None:
+    def _serve(self, text_request: _TextRequest) -> None:
         try:
-            call.run()
+            text_request.run()
         finally:
-            self._calls.discard(call)
+            self._active.discard(text_request)
 
     def _watch(self) -> None:
         while not self._closing.wait(self._check_period):
-            for call in self._calls.copy():
-                call.stop_if_abandoned()
-            self._options.ended.release()
+            for text_request in self._active.copy():
+                text_request.cancel_if_disconnected()
+            self._options.delayed_release.release()
 
 
-class _Call:
-    """One client's request and the engine's request behind it."""
+class _TextRequest:
+    """One client's request, and the engine request made for it."""
 
     def __init__(self, options: _Options, request: Any) -> None:
         self._options = options
         self._sender = request.get_response_sender()
-        # Triton may take the request's memory back when `execute` returns.
+        # Triton may reuse the request's memory when `execute` returns.
         self._inputs: Tensors = {
             name: tensor.copy() for name, tensor in python_backend.input_tensors(request).items()
         }
-        self._parameters = python_backend.request_parameters(request)
+        self._parameters = python_backend.parameter_names(request)
         self._outputs = [n for n in request.requested_output_names() if n != "text_output"]
         self._engine_id = f"{request.request_id() or 'bls'}-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
-        self._answered = False
-        self._abandoned = False
+        self._finished = False
+        self._disconnected = False
 
     def run(self) -> None:
         """Send all responses, the last one with Triton's final flag."""
@@ -145,37 +147,37 @@ class _Call:
         except CogTritonError as raised:
             error = raised
         finally:
-            if not self._answered:
-                self._answer(error)
+            if not self._finished:
+                self._finish(error)
 
-    def stop_if_abandoned(self) -> None:
-        """Stop the engine if the client has gone; asks again until the engine has ended."""
+    def cancel_if_disconnected(self) -> None:
+        """Cancel the engine request if the client has disconnected; repeated until it has ended."""
         with self._lock:
-            if not self._answered:
-                self._abandoned = bool(self._sender.is_cancelled())
-        if self._abandoned:
-            self._stop_engine()
+            if not self._finished:
+                self._disconnected = bool(self._sender.is_cancelled())
+        if self._disconnected:
+            self._cancel_engine_request()
 
     def _generate(self) -> None:
-        prompt_ids, engine_inputs = self._read()
-        reply = self._reply(prompt_ids)
+        prompt_ids, engine_inputs = self._engine_inputs()
+        text = self._text_responses(prompt_ids)
         responses = self._engine_responses(engine_inputs)
         for outputs in responses:
             lengths = outputs.pop("sequence_length")
             token_ids = outputs.pop("output_ids").ravel()[: lengths.flat[0]].tolist()
-            response = reply.feed(token_ids, outputs)
-            if reply.finished:
-                self._answer(response or reply.finish())
-                self._stop_engine()
+            response = text.feed(token_ids, outputs)
+            if text.finished:
+                self._finish(response or text.finish())
+                self._cancel_engine_request()
                 break
-            if response and not self._abandoned:
+            if response and not self._disconnected:
                 self._sender.send(python_backend.response(response))
         else:
-            self._answer(reply.finish())
+            self._finish(text.finish())
         for _ in responses:
             pass
 
-    def _read(self) -> tuple[list[int], Tensors]:
+    def _engine_inputs(self) -> tuple[list[int], Tensors]:
         inputs, options = self._inputs, self._options
         refuse_unknown(self._parameters, KNOWN_INPUTS)
         refuse_bias(inputs.get("embedding_bias_words"), inputs.get("embedding_bias_weights"))
@@ -183,7 +185,7 @@ class _Call:
             raise InvalidArgument(
                 f"text_input: {inputs['text_input'].size} prompts; tensorrt_llm_bls takes one"
             )
-        for name in _ONE_ONLY:
+        for name in _MUST_BE_ONE:
             if self._scalar(name, 1) > 1:
                 raise InvalidArgument(
                     f"{name}={self._scalar(name, 1)}: must be 1 in tensorrt_llm_bls;"
@@ -202,25 +204,27 @@ class _Call:
             elif token is not None:
                 engine[name] = np.array([[token]], dtype=np.int32)
         for name, prefix in (("text_input", ""), ("decoder_text_input", "decoder_")):
-            text = "".join(item for row in strings(name, inputs.get(name)) for item in row)
+            text = "".join(item for row in decode_strings(name, inputs.get(name)) for item in row)
             if text or not prefix:
                 ids = encode_prompt(
                     options.tokenizer, name, text, add_special_tokens=options.add_special_tokens
                 )
                 engine[f"{prefix}input_ids"] = np.array([ids], dtype=np.int32)
                 engine[f"{prefix}input_lengths"] = np.array([[len(ids)]], dtype=np.int32)
-        bad_words = word_lists(options.tokenizer, strings("bad_words", inputs.get("bad_words")))
+        bad_words = encode_word_lists(
+            options.tokenizer, decode_strings("bad_words", inputs.get("bad_words"))
+        )
         if bad_words is not None:
             engine["bad_words_list"] = bad_words
         engine["request_output_len"] = inputs["max_tokens"]
         engine["streaming"] = np.array([[True]])
         return engine["input_ids"][0].tolist(), engine
 
-    def _reply(self, prompt_ids: list[int]) -> Reply:
+    def _text_responses(self, prompt_ids: list[int]) -> TextResponses:
         streaming = bool(self._scalar("stream", False))
         echo = not (streaming or self._scalar("exclude_input_in_output", False))
-        words = strings("stop_words", self._inputs.get("stop_words"))
-        return Reply(
+        words = decode_strings("stop_words", self._inputs.get("stop_words"))
+        return TextResponses(
             self._options.tokenizer,
             [word for row in words for word in row],
             min_tokens=self._scalar("min_tokens", 0),
@@ -246,7 +250,7 @@ class _Call:
         except pb_utils.TritonModelException as error:
             raise TritonUnknownError(str(error)) from error
 
-    def _stop_engine(self) -> None:
+    def _cancel_engine_request(self) -> None:
         one = np.array([[1]], dtype=np.int32)
         names = ("input_ids", "input_lengths", "request_output_len")
         stop: Tensors = {**dict.fromkeys(names, one), "stop": np.array([[True]])}
@@ -267,14 +271,14 @@ class _Call:
         try:
             yield from responses
         finally:
-            self._options.ended.keep(responses)
+            self._options.delayed_release.keep(responses)
 
-    def _answer(self, last: Tensors | CogTritonError) -> None:
-        """Send the last response, if there is one; the sender must not be used after it."""
+    def _finish(self, last: Tensors | CogTritonError) -> None:
+        """Send the final flag, with the last response if any; the sender must not be used after."""
         with self._lock:
-            self._answered = True
+            self._finished = True
             if isinstance(last, CogTritonError):
-                self._sender.send(python_backend.failure(last), flags=_FINAL)
+                self._sender.send(python_backend.error_response(last), flags=_FINAL)
             elif last:
                 self._sender.send(python_backend.response(last), flags=_FINAL)
             else:

@@ -1,4 +1,4 @@
-"""Triton model ``postprocessing``: token ids to text, each response by itself."""
+"""Triton model ``postprocessing``: decodes token ids, each response by itself."""
 
 from __future__ import annotations
 

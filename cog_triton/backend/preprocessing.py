@@ -1,4 +1,4 @@
-"""Triton model ``preprocessing``: prompts and word lists to token ids."""
+"""Triton model ``preprocessing``: encodes prompts and word lists as token ids."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 from cog_triton.backend import python_backend
 from cog_triton.backend.text_inputs import (
     KNOWN_INPUTS,
+    decode_strings,
     encode_prompt,
-    padded,
+    encode_word_lists,
+    pad_rows,
     refuse_bias,
-    strings,
-    word_lists,
 )
 from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.errors import CogTritonError
@@ -41,22 +41,22 @@ class TritonPythonModel:
         self._tokenizer = parameters.tokenizer()
         self._add_special_tokens = parameters.flag("add_special_tokens")
         self._defaults = {
-            "END_ID": parameters.token("end_id"),
-            "PAD_ID": parameters.token("pad_id"),
+            "END_ID": parameters.token_id("end_id"),
+            "PAD_ID": parameters.token_id("pad_id"),
         }
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Encode; a request that is refused gets its coded error."""
+        """Encode each request; one that is refused gets its coded error."""
         responses = []
         for request in requests:
             try:
-                # An ensemble hands its parameters down, so its misspelt inputs arrive here.
-                refuse_unknown(python_backend.request_parameters(request), KNOWN_INPUTS)
+                # An ensemble passes its parameters on, so its misspelt inputs arrive here.
+                refuse_unknown(python_backend.parameter_names(request), KNOWN_INPUTS)
                 responses.append(
                     python_backend.response(self._encode(python_backend.input_tensors(request)))
                 )
             except CogTritonError as error:
-                responses.append(python_backend.failure(error))
+                responses.append(python_backend.error_response(error))
         return responses
 
     def _encode(self, tensors: Tensors) -> Tensors:
@@ -66,7 +66,7 @@ class TritonPythonModel:
             pad_id = int(tensors["PAD_ID"].flat[0])
         encoded = {"REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"]}
         for source, name, ids, length in _PROMPTS:
-            texts = ["".join(row) for row in strings(name, tensors.get(source))]
+            texts = ["".join(row) for row in decode_strings(name, tensors.get(source))]
             if source == "QUERY" or any(texts):
                 rows = [
                     encode_prompt(
@@ -74,10 +74,10 @@ class TritonPythonModel:
                     )
                     for text in texts
                 ]
-                encoded[ids] = padded(rows, pad_id)
+                encoded[ids] = pad_rows(rows, pad_id)
                 encoded[length] = np.array([[len(row)] for row in rows], dtype=np.int32)
         for source, name, target in _WORDS:
-            words = word_lists(self._tokenizer, strings(name, tensors.get(source)))
+            words = encode_word_lists(self._tokenizer, decode_strings(name, tensors.get(source)))
             if words is not None:
                 encoded[target] = words
         batch = encoded["REQUEST_INPUT_LEN"].shape

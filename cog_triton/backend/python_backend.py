@@ -1,4 +1,4 @@
-"""The few things every text model does with Triton's Python backend."""
+"""Python-backend helpers of the Triton models: parameters, inputs, responses, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 
 class Parameters:
-    """The parameters of a model's ``config.pbtxt``."""
+    """Typed access to the parameters in a model's ``config.pbtxt``."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -25,7 +25,7 @@ class Parameters:
         }
 
     def text(self, name: str) -> str:
-        """A parameter as it stands; raises E1202 if it is missing."""
+        """A parameter's text; raises E1202 if it is missing or empty."""
         if not self._values.get(name):
             raise InvalidPredictorConfig(f"{self._model}.args.{name}: missing")
         return self._values[name]
@@ -48,7 +48,7 @@ class Parameters:
             )
         return value
 
-    def whole(self, name: str) -> int:
+    def positive_int(self, name: str) -> int:
         """A parameter that is a positive whole number; raises E1202 for anything else."""
         value = self.text(name)
         if not value.isdecimal() or not int(value):
@@ -57,7 +57,7 @@ class Parameters:
             )
         return int(value)
 
-    def token(self, name: str) -> int | None:
+    def token_id(self, name: str) -> int | None:
         """A parameter that is a token id, None if it is empty; raises E1202 for anything else."""
         value = self._values.get(name, "")
         if value and not value.isdecimal():
@@ -65,7 +65,7 @@ class Parameters:
         return int(value) if value else None
 
     def names(self, name: str) -> dict[str, str]:
-        """A parameter that gives names for names, as ``ours:theirs,ours:theirs``; may be empty."""
+        """A parameter that renames, as ``ours:theirs,ours:theirs``; may be empty."""
         pairs = self._values.get(name, "").split(",")
         return dict(pair.split(":", 1) for pair in pairs if pair)
 
@@ -75,17 +75,17 @@ class Parameters:
 
 
 def input_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
-    """The inputs that the request carries, by name."""
+    """The request's input tensors by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def request_parameters(request: Any) -> list[str]:
-    """Names of the request's parameters: Triton takes misspelt inputs as such, without a word."""
-    return list(request_values(request))
+def parameter_names(request: Any) -> list[str]:
+    """Names of the request's parameters: Triton silently turns misspelt inputs into such."""
+    return list(request_parameters(request))
 
 
-def request_values(request: Any) -> dict[str, Any]:
-    """The request's parameters with their values, which are text, numbers or truth values."""
+def request_parameters(request: Any) -> dict[str, Any]:
+    """The request's parameters: text, numbers or booleans by name."""
     values: dict[str, Any] = json.loads(request.parameters() or "{}")
     return values
 
@@ -97,8 +97,8 @@ def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
     )
 
 
-def failure(error: CogTritonError, prefix: str = "") -> Any:
-    """A response that tells the client the coded error, after `prefix`."""
+def error_response(error: CogTritonError, prefix: str = "") -> Any:
+    """A response with the coded error's text, after `prefix`."""
     code = (
         pb_utils.TritonError.INTERNAL
         if isinstance(error, FrameworkError)

@@ -1,4 +1,4 @@
-"""What the text models share: input names, word lists, and batches of unequal rows."""
+"""Inputs of the text models: names, prompt encoding, word lists, padded batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cog_triton.engines.tensor_contract import flatten_words
 from cog_triton.errors import InvalidArgument, PromptRequired
 from cog_triton.text.tokenizer import EngineTokenizer
 
-# Inputs of the ensemble and of tensorrt_llm_bls that are the engine's own, and its names for them.
+# Inputs of the ensemble and of tensorrt_llm_bls that are passed on: the engine's name by ours.
 ENGINE_NAMES = {
     "min_tokens": "min_tokens",
     "temperature": "temperature",
@@ -39,7 +39,7 @@ ENGINE_NAMES = {
     "lora_weights": "lora_weights",
     "lora_config": "lora_config",
 }
-# Those that become something else on the way to the engine.
+# Inputs that are converted before they reach the engine.
 TEXT_NAMES = (
     "text_input",
     "decoder_text_input",
@@ -54,8 +54,8 @@ TEXT_NAMES = (
 KNOWN_INPUTS = [*TEXT_NAMES, *ENGINE_NAMES]
 
 
-def strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]]:
-    """A STRING tensor [batch, n] as text, ``""`` left out; raises E1005 for invalid UTF-8."""
+def decode_strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]]:
+    """Decode a STRING tensor [batch, n], without ``""``; raises E1005 for invalid UTF-8."""
     if tensor is None:
         return []
     try:
@@ -76,8 +76,10 @@ def refuse_bias(*tensors: npt.NDArray[Any] | None) -> None:
             )
 
 
-def word_lists(tokenizer: EngineTokenizer, rows: list[list[str]]) -> npt.NDArray[np.int32] | None:
-    """Words as the engine's INT32 [batch, 2, n], encoded bare; None when there are none at all."""
+def encode_word_lists(
+    tokenizer: EngineTokenizer, rows: list[list[str]]
+) -> npt.NDArray[np.int32] | None:
+    """Encode words, without special tokens, as INT32 [batch, 2, n]; None if there are none."""
     lists = [
         flatten_words(tokenizer.encode(word, add_special_tokens=False) for word in row)
         for row in rows
@@ -94,15 +96,15 @@ def word_lists(tokenizer: EngineTokenizer, rows: list[list[str]]) -> npt.NDArray
 def encode_prompt(
     tokenizer: EngineTokenizer, name: str, text: str, *, add_special_tokens: bool
 ) -> list[int]:
-    """The prompt's token ids; raises E1001 when there are none."""
+    """Encode a prompt as token ids; raises E1001 if there are none."""
     ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     if not text or not ids:
         raise PromptRequired(f"{name} is empty")
     return ids
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> npt.NDArray[np.int32]:
-    """Rows of token ids as INT32 [batch, longest], filled up with `pad`."""
+def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> npt.NDArray[np.int32]:
+    """Pad rows of token ids to INT32 [batch, longest]."""
     batch = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int32)
     for target, row in zip(batch, rows, strict=True):
         target[: len(row)] = row

@@ -1,4 +1,4 @@
-"""vLLM's measurements on Triton's metrics port, under vllm_backend's names."""
+"""vLLM metrics on Triton's metrics port, under vllm_backend's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cog_triton.engines.vllm.host_messages import GAUGES, MetricsEvent, MetricsR
 from cog_triton.errors import TritonUnavailable
 
 _PERIOD_S = 0.25
-_FIRST = [
+_TTFT_BUCKETS = [
     0.001,
     0.005,
     0.01,
@@ -30,14 +30,14 @@ _FIRST = [
     7.5,
     10.0,
 ]
-_NEXT = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
-_WHOLE = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
-_FEW = [1, 2, 5, 10, 20]
+_TPOT_BUCKETS = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+_LATENCY_BUCKETS = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+_COUNT_BUCKETS = [1, 2, 5, 10, 20]
 _COUNTERS = {
     "vllm:prompt_tokens_total": "Number of prefill tokens processed.",
     "vllm:generation_tokens_total": "Number of generation tokens processed.",
 }
-# vllm_backend has none of these; names and meanings are those of vLLM's own server.
+# vllm_backend has no gauges; names and meanings are those of vLLM's own server.
 _GAUGES = dict(
     zip(
         GAUGES,
@@ -51,24 +51,30 @@ _GAUGES = dict(
 )
 # Buckets are those of vllm_backend (src/utils/metrics.py); None is 1-2-5 up to max_model_len.
 _HISTOGRAMS: Mapping[str, tuple[str, list[float] | list[int] | None]] = {
-    "vllm:time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _FIRST),
-    "vllm:time_per_output_token_seconds": ("Histogram of time per output token in seconds.", _NEXT),
+    "vllm:time_to_first_token_seconds": (
+        "Histogram of time to first token in seconds.",
+        _TTFT_BUCKETS,
+    ),
+    "vllm:time_per_output_token_seconds": (
+        "Histogram of time per output token in seconds.",
+        _TPOT_BUCKETS,
+    ),
     "vllm:e2e_request_latency_seconds": (
         "Histogram of end to end request latency in seconds.",
-        _WHOLE,
+        _LATENCY_BUCKETS,
     ),
     "vllm:request_prompt_tokens": ("Number of prefill tokens processed.", None),
     "vllm:request_generation_tokens": ("Number of generation tokens processed.", None),
-    "vllm:request_params_best_of": ("Histogram of the best_of request parameter.", _FEW),
-    "vllm:request_params_n": ("Histogram of the n request parameter.", _FEW),
+    "vllm:request_params_best_of": ("Histogram of the best_of request parameter.", _COUNT_BUCKETS),
+    "vllm:request_params_n": ("Histogram of the n request parameter.", _COUNT_BUCKETS),
 }
 Fetch = Callable[[MetricsRequest, Callable[[Any], None]], None]
 
 
-def publisher(
+def start_publisher(
     labels: Mapping[str, str], max_model_len: int, fetch: Fetch
 ) -> MetricsPublisher | None:
-    """Publish from now on; None where Triton was started without metrics."""
+    """Start to publish; returns None where Triton runs without metrics."""
     try:
         return MetricsPublisher(labels, max_model_len, fetch)
     except pb_utils.TritonModelException as error:
@@ -79,7 +85,7 @@ def publisher(
 
 
 class MetricsPublisher:
-    """Fetches what is new four times a second; each value costs a round trip to the server."""
+    """Metrics publisher: fetches new values from the host four times a second."""
 
     def __init__(self, labels: Mapping[str, str], max_model_len: int, fetch: Fetch) -> None:
         kinds = pb_utils.MetricFamily
@@ -133,6 +139,6 @@ class MetricsPublisher:
 
 
 def one_two_five(highest: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, and so on up to `highest`."""
+    """Histogram buckets 1, 2, 5, 10, 20, 50, and so on up to `highest`."""
     powers = (10**exponent for exponent in range(len(str(highest))))
     return [step * power for power in powers for step in (1, 2, 5) if step * power <= highest]

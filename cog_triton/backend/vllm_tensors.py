@@ -1,4 +1,4 @@
-"""``vllm_model``'s tensors: a request read from them, an event written to them."""
+"""Tensors of ``vllm_model``: reads requests from inputs, writes events to outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.engines.vllm import engine_sampling
+from cog_triton.engines.vllm import sampling_arguments
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
 
@@ -28,15 +28,15 @@ _INPUTS += ["exclude_input_in_output", *_RETURNS]
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """`request` is for the engine; `prefix` goes before each text, `wanted` are the outputs."""
+    """Parsed request: the engine's part, a `prefix` of each text, and the outputs `wanted`."""
 
     request: TextRequest
     prefix: str
     wanted: frozenset[str]
 
 
-def parse(model: str, inputs: Tensors, parameters: Mapping[str, Any]) -> ParsedRequest:
-    """Read a request; raises E1001, E1005."""
+def parse_request(model: str, inputs: Tensors, parameters: Mapping[str, Any]) -> ParsedRequest:
+    """Parse a request; raises E1001, E1005."""
     if _given(inputs, "embedding_request"):
         raise InvalidArgument(f"embedding_request: Model {model} does not support 'embed' request")
     if _given(inputs, "image"):
@@ -62,8 +62,8 @@ def parse(model: str, inputs: Tensors, parameters: Mapping[str, Any]) -> ParsedR
     return ParsedRequest(request, "" if excluded else prompt, wanted)
 
 
-def tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDArray[Any]]:
-    """The outputs that the client asked for."""
+def output_tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDArray[Any]]:
+    """The output tensors that the client requested."""
     outputs = {"text_output": _strings(parsed.prefix + text for text in event.texts)}
     if "return_finish_reason" in parsed.wanted:
         outputs["finish_reason"] = _strings(map(str, event.finish_reasons))
@@ -79,15 +79,15 @@ def tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDArray[An
 
 
 def _sampling(inputs: Tensors, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Both places where sampling parameters may be; vllm_backend's own client fills both."""
+    """Sampling parameters from the input and the request's parameters, which may both have them."""
     given: dict[str, Any] = {}
     if "sampling_parameters" in inputs:
-        given = engine_sampling.read_json(_text("sampling_parameters", inputs))
+        given = sampling_arguments.parse_json(_text("sampling_parameters", inputs))
     for name, value in parameters.items():
         if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
             continue
-        if name not in engine_sampling.NAMES and name not in engine_sampling.REPLACED:
-            known = [*_INPUTS, *engine_sampling.NAMES]
+        if name not in sampling_arguments.NAMES and name not in sampling_arguments.REPLACED:
+            known = [*_INPUTS, *sampling_arguments.NAMES]
             raise InvalidArgument(
                 f"{name}: unknown input or sampling parameter{nearest(name, known)}"
             )
@@ -97,7 +97,7 @@ def _sampling(inputs: Tensors, parameters: Mapping[str, Any]) -> dict[str, Any]:
                 " request; give one"
             )
         given[name] = value
-    return engine_sampling.from_client(given)
+    return sampling_arguments.from_client(given)
 
 
 def _given(inputs: Tensors, name: str) -> bool:

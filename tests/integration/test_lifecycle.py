@@ -294,7 +294,7 @@ def test_a_second_start_reuses_the_unpacked_engine(
     assert "Unpacking" not in first.finish(signal.SIGTERM)[1]
 
 
-@pytest.mark.parametrize("word", ["engines.engine_process", "postprocessing/1/model.py"])
+@pytest.mark.parametrize("word", ["backend.engine_process", "postprocessing/1/model.py"])
 def test_the_death_of_a_child_ends_requests_with_a_code_and_triton_comes_back(
     make_stack: Callable[..., Stack], engine_dir: Path, word: str
 ) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 
-from cog_triton.backend import engine_process
-from cog_triton.backend.engine_process import EngineLink, EngineProcess
+from cog_triton.backend.engine_client import EngineClient, coalesce_events
+from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
@@ -139,9 +139,9 @@ def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
 
 def test_first_tokens_are_emitted_before_later_ones() -> None:
     ours, theirs = Pipe()
-    link, order = EngineLink(ours, 4, lambda: None), queue.Queue[str]()
+    client, order = EngineClient(ours, 4, lambda: None), queue.Queue[str]()
     for handle, name in enumerate(["first", "second", "third"]):
-        link.submit(handle, request(1), lambda event, name=name: order.put(name))
+        client.submit(handle, request(1), lambda event, name=name: order.put(name))
     try:
         theirs.send([(0, TokenEvent([5], [])), (1, TokenEvent([5], []))])
         assert [order.get(timeout=PATIENCE_S) for _ in range(2)] == ["first", "second"]
@@ -149,13 +149,13 @@ def test_first_tokens_are_emitted_before_later_ones() -> None:
         found = [order.get(timeout=PATIENCE_S) for _ in range(3)]
     finally:
         theirs.close()
-        link.close()
+        client.close()
     assert found == ["third", "first", "second"]
-    assert not link._begun
+    assert not client._started
 
 
 def test_tokens_are_emitted_before_the_error_they_came_with() -> None:
-    link = engine_process._joined(
+    client = coalesce_events(
         [
             (1, TokenEvent([5], [0.5])),
             (2, TokenEvent([9], [])),
@@ -163,7 +163,7 @@ def test_tokens_are_emitted_before_the_error_they_came_with() -> None:
             (1, TokenEvent([], [], error=InvalidArgument("no"))),
         ]
     )
-    (_, first), (_, error), (other, _) = link
+    (_, first), (_, error), (other, _) = client
     assert (first.token_ids, first.log_probs, first.finish) == ([5, 6], [0.5, 0.25], None)
     assert isinstance(error.error, InvalidArgument)
     assert other == 2

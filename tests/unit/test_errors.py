@@ -129,7 +129,7 @@ def test_the_place_that_triton_appends_is_not_part_of_the_error() -> None:
         "Failed to process the request(s) for model 'tensorrt_llm_0_0', message:"
         " InvalidArgument: E1005 InvalidArgument: x=1: must be 2\n\n"
         "At:\n  /opt/cog_triton/engines/tensor_contract.py(89): decode_request\n"
-        "  /opt/cog_triton/backend/engine_model.py(140): execute\n"
+        "  /opt/cog_triton/backend/token_model.py(140): execute\n"
     )
     found = errors.from_text(text)
     assert found is not None

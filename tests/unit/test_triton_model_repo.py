@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 
 from cog_triton.backend import text_inputs
-from cog_triton.backend.bls_reply import Reply
+from cog_triton.backend.bls_responses import TextResponses
 from cog_triton.engines import tensor_contract
 from cog_triton.errors import InvalidArgument, PromptRequired
 from cog_triton.system.paths import triton_model_repo
@@ -133,10 +133,10 @@ def test_ensemble_and_the_code_agree_on_names():
 
 def test_strings_drops_empty_words_and_refuses_broken_utf8():
     tensor = np.array([[b"a", b""], [b"", b"\xc3\xbc"]], dtype=object)
-    assert text_inputs.strings("stop_words", tensor) == [["a"], ["ü"]]
-    assert text_inputs.strings("stop_words", None) == []
+    assert text_inputs.decode_strings("stop_words", tensor) == [["a"], ["ü"]]
+    assert text_inputs.decode_strings("stop_words", None) == []
     with pytest.raises(InvalidArgument, match="stop_words: not UTF-8"):
-        text_inputs.strings("stop_words", np.array([[b"\xff"]], dtype=object))
+        text_inputs.decode_strings("stop_words", np.array([[b"\xff"]], dtype=object))
 
 
 def test_refuse_bias_lets_empty_values_pass():
@@ -150,7 +150,7 @@ def test_refuse_bias_lets_empty_values_pass():
 
 @given(st.lists(st.lists(st.text("abc ü日", min_size=1)), min_size=1))
 def test_word_lists_survive_the_wire(rows):
-    tensor = text_inputs.word_lists(TOKENIZER, rows)
+    tensor = text_inputs.encode_word_lists(TOKENIZER, rows)
     expected = [
         tuple(tuple(TOKENIZER.encode(word, add_special_tokens=False)) for word in row)
         for row in rows
@@ -163,7 +163,7 @@ def test_word_lists_survive_the_wire(rows):
 
 
 def test_padded_fills_up_short_rows():
-    assert text_inputs.padded([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert text_inputs.pad_rows([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
 
 
 def test_encode_prompt_refuses_an_empty_prompt_even_where_bos_would_stand():
@@ -178,7 +178,7 @@ def chunks_of(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[start:end] for start, end in pairwise(places)]
 
 
-def run(reply: Reply, chunks: list[list[int]]) -> list[dict[str, Any]]:
+def run(reply: TextResponses, chunks: list[list[int]]) -> list[dict[str, Any]]:
     """The responses to chunks of ids, whose log probs are the ids negated."""
     sent = []
     for chunk in chunks:
@@ -206,9 +206,9 @@ def test_streamed_and_whole_replies_are_the_same_text(kind, ids, cuts):
     tokenizer = TOKENIZERS[kind]
     chunks = chunks_of(ids, cuts)
     decoded = tokenizer.tokenizer.decode(ids)
-    assert "".join(texts(run(Reply(tokenizer, []), chunks))) == decoded
-    assert texts(run(Reply(tokenizer, [], streaming=False), chunks)) == [decoded]
-    repeated = texts(run(Reply(tokenizer, [], accumulate=True), chunks))
+    assert "".join(texts(run(TextResponses(tokenizer, []), chunks))) == decoded
+    assert texts(run(TextResponses(tokenizer, [], streaming=False), chunks)) == [decoded]
+    repeated = texts(run(TextResponses(tokenizer, [], accumulate=True), chunks))
     assert all(later.startswith(text_inputs) for text_inputs, later in pairwise(repeated))
     assert (repeated or [""])[-1] == decoded
 
@@ -216,7 +216,7 @@ def test_streamed_and_whole_replies_are_the_same_text(kind, ids, cuts):
 @given(*ids_and_cuts)
 def test_no_log_prob_is_lost_or_sent_twice(ids, cuts):
     for streaming in (True, False):
-        responses = run(Reply(TOKENIZER, [], streaming=streaming), chunks_of(ids, cuts))
+        responses = run(TextResponses(TOKENIZER, [], streaming=streaming), chunks_of(ids, cuts))
         sent = [
             p for r in responses if "output_log_probs" in r for p in r["output_log_probs"].ravel()
         ]
@@ -226,18 +226,18 @@ def test_no_log_prob_is_lost_or_sent_twice(ids, cuts):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_stop_string_that_spans_tokens_ends_the_reply(streaming):
     ids = TOKENIZER.encode("one two STOP three", add_special_tokens=False)
-    reply = Reply(TOKENIZER, ["STOP"], streaming=streaming)
+    reply = TextResponses(TOKENIZER, ["STOP"], streaming=streaming)
     assert "".join(texts(run(reply, [[token] for token in ids]))) == "one two "
     assert reply.finished
 
 
 def test_a_whole_reply_repeats_the_prompt_and_never_searches_it_for_stops():
     prompt, answer = (TOKENIZER.encode(t, add_special_tokens=False) for t in ("STOP? ", "no"))
-    reply = Reply(TOKENIZER, ["STOP"], streaming=False, prompt_ids=prompt)
+    reply = TextResponses(TOKENIZER, ["STOP"], streaming=False, prompt_ids=prompt)
     assert texts(run(reply, [answer])) == ["STOP? no"]
 
 
 def test_stop_strings_wait_for_min_tokens():
     ids = TOKENIZER.encode("x.x.", add_special_tokens=False)
-    reply = Reply(TOKENIZER, ["."], min_tokens=2)
+    reply = TextResponses(TOKENIZER, ["."], min_tokens=2)
     assert "".join(texts(run(reply, [[token] for token in ids]))) == "x.x"

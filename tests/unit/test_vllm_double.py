@@ -1,4 +1,4 @@
-"""The double of vLLM has the names, fields and signatures that were recorded of the real one."""
+"""Double of vLLM: has the names, fields and signatures recorded from the real one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from vllm_engines import DOUBLES
 
 from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
-from cog_triton.engines.vllm.engine_sampling import REPLACED as REPLACED_SAMPLING
 from cog_triton.engines.vllm.model_arguments import REPLACED
+from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def written(parameters: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RECORD["signatures"])
-def test_signatures_are_the_recorded_ones(name: str) -> None:
+def test_signatures_match_the_record(name: str) -> None:
     module, _, path = name.partition(":")
     function: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -60,17 +60,17 @@ def test_signatures_are_the_recorded_ones(name: str) -> None:
         ("completion_output", "vllm.outputs:CompletionOutput"),
     ],
 )
-def test_fields_are_the_recorded_ones(section: str, name: str) -> None:
+def test_fields_match_the_record(section: str, name: str) -> None:
     module, _, cls = name.partition(":")
     fields = dataclasses.fields(getattr(importlib.import_module(module), cls))
     assert {f.name for f in fields if f.name[0] != "_"} == set(RECORD[section])
 
 
-def test_the_version_is_the_recorded_one() -> None:
+def test_version_matches_the_record() -> None:
     assert importlib.import_module("vllm").__version__ == VERSION
 
 
-def test_what_was_replaced_is_gone() -> None:
+def test_replaced_arguments_are_not_in_the_record() -> None:
     assert not REPLACED.keys() & RECORD["engine_args"].keys()
     assert not REPLACED_SAMPLING.keys() & RECORD["sampling_params"].keys()
 
@@ -92,7 +92,9 @@ def test_what_was_replaced_is_gone() -> None:
         ("12", ["str"], "12"),
     ],
 )
-def test_values_are_converted(value: Any, kinds: list[str], converted: Any) -> None:
+def test_values_are_converted_to_the_recorded_types(
+    value: Any, kinds: list[str], converted: Any
+) -> None:
     made = convert(value, kinds)
     assert made == converted
     assert type(made) is type(converted)
@@ -112,6 +114,6 @@ def test_values_are_converted(value: Any, kinds: list[str], converted: Any) -> N
         ({}, ["str", "null"], "must be text or null"),
     ],
 )
-def test_values_of_another_type_are_refused(value: Any, kinds: list[str], rule: str) -> None:
+def test_values_of_other_types_are_refused(value: Any, kinds: list[str], rule: str) -> None:
     with pytest.raises(ValueError, match=f"^{rule}$"):
         convert(value, kinds)

@@ -1,4 +1,4 @@
-"""A directory with model.json is a vLLM engine: read, checked, bounded and rendered."""
+"""vLLM family: model.json is read, checked and rendered."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refusal(directory: Path, error: type[CogTritonError], **arguments: Any) -> s
     return caught.value.detail
 
 
-def test_the_registry_finds_it(tmp_path: Path) -> None:
+def test_registry_opens_a_vllm_engine(tmp_path: Path) -> None:
     family = open_engine(vllm_engine(tmp_path))
     assert isinstance(family, VLLMFamily)
     assert family.tokenizer_dir == tmp_path
@@ -52,12 +52,12 @@ def test_the_registry_finds_it(tmp_path: Path) -> None:
     assert family.limits.max_batch_size == 256
 
 
-def test_the_model_is_beside_model_json_unless_named(tmp_path: Path) -> None:
+def test_model_defaults_to_the_directory_of_model_json(tmp_path: Path) -> None:
     assert model_json(tmp_path).arguments["model"] == str(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["absolute", "relative", "dotted"])
-def test_a_model_elsewhere(name: str, tmp_path: Path) -> None:
+def test_model_may_be_another_directory(name: str, tmp_path: Path) -> None:
     model = hugging_face(tmp_path / "weights", max_position_embeddings=77)
     engine = tmp_path / "engine"
     engine.mkdir()
@@ -69,14 +69,14 @@ def test_a_model_elsewhere(name: str, tmp_path: Path) -> None:
     assert read.max_model_len == 77
 
 
-def test_a_tokenizer_elsewhere(tmp_path: Path) -> None:
+def test_tokenizer_may_be_another_directory(tmp_path: Path) -> None:
     hugging_face(tmp_path / "other")
     read = model_json(tmp_path / "engine", tokenizer="../other")
     assert read.tokenizer_dir == tmp_path / "other"
     assert read.arguments["tokenizer"] == str(tmp_path / "other")
 
 
-def test_a_hub_id_needs_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_fails_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     detail = refusal(
@@ -85,9 +85,7 @@ def test_a_hub_id_needs_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "model='facebook/opt-125m'" in detail
 
 
-def test_a_hub_model_that_is_cached_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_hub_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     cache = tmp_path / "hub"
     snapshot = cache / "models--facebook--opt-125m" / "snapshots" / ("a" * 40)
@@ -100,17 +98,17 @@ def test_a_hub_model_that_is_cached_is_found(
     assert read.max_model_len == 2048
 
 
-def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_model_directory_is_refused(tmp_path: Path) -> None:
     assert "'/no/such/dir'" in refusal(tmp_path, ModelUnavailable, model="/no/such/dir")
 
 
-def test_no_model_at_all(tmp_path: Path) -> None:
+def test_model_json_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(InvalidPredictorConfig, match="model: missing"):
         read_model(tmp_path)
 
 
-def test_weights_are_missed_unless_they_are_dummies(tmp_path: Path) -> None:
+def test_missing_weights_are_refused_unless_the_format_is_dummy(tmp_path: Path) -> None:
     vllm_engine(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(EngineCorrupt, match="no weights"):
@@ -120,13 +118,13 @@ def test_weights_are_missed_unless_they_are_dummies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"'])
-def test_a_file_that_is_no_object(text: str, tmp_path: Path) -> None:
+def test_a_malformed_model_json_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(text)
     with pytest.raises(EngineCorrupt, match=r"model\.json"):
         open_engine(tmp_path)
 
 
-def test_arguments_get_their_types(tmp_path: Path) -> None:
+def test_arguments_are_converted_to_their_types(tmp_path: Path) -> None:
     read = model_json(
         tmp_path,
         gpu_memory_utilization=1,
@@ -147,22 +145,22 @@ def test_arguments_get_their_types(tmp_path: Path) -> None:
     assert read.max_num_seqs == 7
 
 
-def test_an_unknown_argument_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_argument_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     detail = refusal(tmp_path, UnexpectedEngineArg, gpu_memory_utilisation=0.5)
     assert f"vLLM {VERSION}" in detail
     assert "did you mean 'gpu_memory_utilization'" in detail
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_an_argument_of_before_is_refused_with_what_replaced_it(name: str, tmp_path: Path) -> None:
+def test_a_removed_argument_is_refused_with_its_replacement(name: str, tmp_path: Path) -> None:
     assert REPLACED[name] in refusal(tmp_path, UnexpectedEngineArg, **{name: True})
 
 
-def test_private_fields_are_no_arguments(tmp_path: Path) -> None:
+def test_private_fields_are_refused(tmp_path: Path) -> None:
     refusal(tmp_path, UnexpectedEngineArg, _api_process_count=2)
 
 
-def test_another_version_of_vllm_checks_its_names_itself(
+def test_names_are_left_to_vllm_if_another_version_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_arguments, "_installed", lambda: "0.33.0")
@@ -207,7 +205,7 @@ def test_a_value_of_another_type_is_refused(
         ),
     ],
 )
-def test_the_length_is_read_from_the_models_config(
+def test_max_model_len_is_derived_from_the_models_config(
     config: dict[str, Any], length: int, tmp_path: Path
 ) -> None:
     vllm_engine(tmp_path)
@@ -216,7 +214,7 @@ def test_the_length_is_read_from_the_models_config(
     assert read.max_model_len == read.arguments["max_model_len"] == length
 
 
-def test_the_tokenizer_may_allow_less(tmp_path: Path) -> None:
+def test_the_tokenizers_length_is_a_limit_too(tmp_path: Path) -> None:
     vllm_engine(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
     assert read_model(tmp_path).max_model_len == 64
@@ -224,11 +222,11 @@ def test_the_tokenizer_may_allow_less(tmp_path: Path) -> None:
     assert read_model(tmp_path).max_model_len == MAX_MODEL_LEN
 
 
-def test_a_length_that_is_given_counts(tmp_path: Path) -> None:
+def test_a_given_max_model_len_is_used(tmp_path: Path) -> None:
     assert model_json(tmp_path, max_model_len=32).max_model_len == 32
 
 
-def test_adapters(tmp_path: Path) -> None:
+def test_adapters_are_read_from_multi_lora_json(tmp_path: Path) -> None:
     (tmp_path / "adapters" / "one").mkdir(parents=True)
     loras = {"one": "adapters/one", "two": "org/two"}
     (tmp_path / "multi_lora.json").write_text(json.dumps(loras))
@@ -239,7 +237,9 @@ def test_adapters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "[]", '{"one": 1}', '{"one": ""}'])
-def test_adapters_that_are_not_described(text: str | None, tmp_path: Path) -> None:
+def test_a_missing_or_malformed_multi_lora_json_is_refused(
+    text: str | None, tmp_path: Path
+) -> None:
     vllm_engine(tmp_path, enable_lora=True)
     if text is not None:
         (tmp_path / "multi_lora.json").write_text(text)
@@ -257,7 +257,7 @@ def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) 
     return {name: model_repository.read_config(target / name / "config.pbtxt") for name in names}
 
 
-def test_the_repository_holds_both_contracts(tmp_path: Path) -> None:
+def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> None:
     configs = render(tmp_path)
     engine, text = configs["tensorrt_llm"], configs["vllm_model"]
     assert engine.backend == text.backend == "python"
@@ -272,7 +272,7 @@ def test_the_repository_holds_both_contracts(tmp_path: Path) -> None:
     assert tokenizer_dir == str(tmp_path / "engine")
 
 
-def test_what_model_json_says_is_not_shown_to_tritons_clients(tmp_path: Path) -> None:
+def test_engine_arguments_are_not_in_the_rendered_config(tmp_path: Path) -> None:
     vllm_engine(tmp_path / "engine", hf_token="hf_secret")
     family = VLLMFamily.open(tmp_path / "engine")
     model_repository.render_repository(family, ServeConfig(), tmp_path / "repo")
@@ -280,7 +280,7 @@ def test_what_model_json_says_is_not_shown_to_tritons_clients(tmp_path: Path) ->
         assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
 
 
-def test_two_engines_do_not_meet(tmp_path: Path) -> None:
+def test_two_engines_have_different_sockets(tmp_path: Path) -> None:
     sockets = {
         render(tmp_path / name)["vllm_model"].parameters["socket"].string_value for name in "ab"
     }
@@ -288,7 +288,7 @@ def test_two_engines_do_not_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", True, "True"])
-def test_arguments_of_both_models(value: Any, tmp_path: Path) -> None:
+def test_serve_config_sets_arguments_of_both_models(value: Any, tmp_path: Path) -> None:
     configs = render(
         tmp_path,
         {
@@ -314,7 +314,7 @@ def test_arguments_of_both_models(value: Any, tmp_path: Path) -> None:
         ("vllm_model", "cancellation_check_period_ms", "soon", "at least 1"),
     ],
 )
-def test_arguments_that_there_are_not(
+def test_unknown_serve_config_arguments_are_refused(
     model: str, name: str, value: Any, hint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidPredictorConfig, match=f"{model}.args.{name}") as caught:
@@ -322,7 +322,7 @@ def test_arguments_that_there_are_not(
     assert hint in caught.value.detail
 
 
-def test_the_installed_version_is_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_version_is_read_from_package_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
     assert model_arguments._installed() == "version of vllm"

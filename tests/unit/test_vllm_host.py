@@ -1,4 +1,4 @@
-"""AsyncLLM's host, in a process of its own over the double: both contracts, and every end."""
+"""vLLM host: a process over the double of vLLM, serving token and text requests to two clients."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from typing import Any
 import pytest
 from vllm_engines import EOS, MAX_MODEL_LEN, calls, double_environment, vllm_engine
 
-from cog_triton.backend.engine_process import EngineLink, EngineProcess
+from cog_triton.backend.engine_client import EngineClient
+from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.request import EngineRequest, TokenEvent
-from cog_triton.engines.vllm.engine_peers import connect
-from cog_triton.engines.vllm.engine_sampling import from_client
+from cog_triton.engines.vllm.host_connections import connect
 from cog_triton.engines.vllm.host_messages import (
     MetricsEvent,
     MetricsRequest,
     TextEvent,
     TextRequest,
 )
+from cog_triton.engines.vllm.sampling_arguments import from_client
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
@@ -58,9 +59,9 @@ class Running:
         )
         self.pid = self.engine._process.pid
 
-    def guest(self) -> EngineLink:
+    def guest(self) -> EngineClient:
         connection = connect(self.socket)
-        return EngineLink(connection, connection.recv(), lambda: None)
+        return EngineClient(connection, connection.recv(), lambda: None)
 
     def calls(self, name: str, count: int = 1) -> list[dict[str, Any]]:
         """At least `count` calls of one name."""
@@ -120,7 +121,7 @@ class Inbox:
         return events
 
 
-def ask(link: EngineLink, request: Any) -> list[Any]:
+def ask(link: EngineClient, request: Any) -> list[Any]:
     inbox = Inbox()
     link.submit(next(HANDLES), request, inbox)
     return inbox.until_end()
@@ -139,59 +140,59 @@ def text(prompt: str, parameters: dict[str, Any] | None = None, **values: Any) -
     return TextRequest(prompt=prompt, sampling=from_client(parameters or {}), **values)
 
 
-def joined(events: list[TokenEvent]) -> list[int]:
+def token_ids(events: list[TokenEvent]) -> list[int]:
     assert events[-1].error is None
     return [token for event in events for token in event.token_ids]
 
 
-def failure(link: EngineLink, request: Any) -> CogTritonError:
+def failure(link: EngineClient, request: Any) -> CogTritonError:
     *_, event = ask(link, request)
     assert event.error is not None
     return event.error
 
 
-def test_the_owner_hears_how_many_requests_run_at_once(host: Running) -> None:
+def test_the_owner_is_told_the_batch_size(host: Running) -> None:
     assert host.engine.stats().max_batch_size == 9
 
 
 def test_tokens_stream_as_they_are_generated(host: Running) -> None:
     events = ask(host.engine, tokens(ABC))
-    assert joined(events) == list(b"abcab")
+    assert token_ids(events) == list(b"abcab")
     assert len(events) > 2
     assert events[-1].finish == "length"
 
 
-def test_without_streaming_they_come_together(host: Running) -> None:
+def test_without_streaming_tokens_arrive_in_one_event(host: Running) -> None:
     (event,) = ask(host.engine, tokens(ABC, streaming=False))
     assert (event.token_ids, event.finish) == (list(b"abcab"), "length")
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_the_end_of_sequence_ends_and_is_cut(host: Running, streaming: bool) -> None:
+def test_the_end_token_ends_the_output_and_is_cut(host: Running, streaming: bool) -> None:
     request = tokens([97, 98, EOS, 99], 50, streaming=streaming)
     events = ask(host.engine, request)
-    assert (joined(events), events[-1].finish) == (list(b"ab"), "stop")
+    assert (token_ids(events), events[-1].finish) == (list(b"ab"), "stop")
     events = ask(host.engine, replace(request, end_id=98))
-    assert (joined(events), events[-1].finish) == (list(b"a"), "stop")
+    assert (token_ids(events), events[-1].finish) == (list(b"a"), "stop")
     events = ask(host.engine, replace(request, end_id=-1))
-    assert len(joined(events)) == 50
+    assert len(token_ids(events)) == 50
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_stop_words_are_cut_and_the_request_is_aborted(host: Running, streaming: bool) -> None:
+def test_stop_words_are_cut_and_abort_the_request(host: Running, streaming: bool) -> None:
     aborted = len(calls(host.journal, "abort"))
     request = tokens(ABC, 100, streaming=streaming, stop_words=((99, 97, 98), (1, 2)))
     events = ask(host.engine, request)
-    assert (joined(events), events[-1].finish) == (list(b"ab"), "stop")
+    assert (token_ids(events), events[-1].finish) == (list(b"ab"), "stop")
     if streaming:
         host.calls("abort", aborted + 1)
 
 
 def test_bad_words_are_not_generated(host: Running) -> None:
-    assert joined(ask(host.engine, tokens(ABC, bad_words=((98, 99),)))) == list(b"abdab")
+    assert token_ids(ask(host.engine, tokens(ABC, bad_words=((98, 99),)))) == list(b"abdab")
 
 
-def test_log_probs_are_the_tokens_own(host: Running) -> None:
+def test_log_probs_are_those_of_the_chosen_tokens(host: Running) -> None:
     events = ask(host.engine, tokens(ABC, 3, return_log_probs=True))
     assert [p for event in events for p in event.log_probs] == [-0.125, -0.25, -0.375]
 
@@ -232,16 +233,16 @@ def test_sampling_values_reach_vllm(
         (text("break the request"), VLLMUnknownError, "RuntimeError: CUDA error: it broke"),
     ],
 )
-def test_what_cannot_be_served_says_why(
+def test_unservable_requests_get_a_coded_error(
     host: Running, request_: Any, error: type[CogTritonError], words: str
 ) -> None:
     raised = failure(host.engine, request_)
     assert type(raised) is error
     assert words in raised.detail
-    assert joined(ask(host.engine, tokens(ABC, 1))) == [97], "the engine serves on"
+    assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97], "the engine serves on"
 
 
-def test_text_in_and_text_out(host: Running) -> None:
+def test_text_request_gets_text(host: Running) -> None:
     (event,) = ask(host.guest(), text("one two ", {"max_tokens": 11}))
     assert isinstance(event, TextEvent)
     assert event.texts == ["one two one"]
@@ -250,7 +251,7 @@ def test_text_in_and_text_out(host: Running) -> None:
     assert event.logprobs == ["null"]
 
 
-def test_text_streams_in_parts_that_are_whole_characters(host: Running) -> None:
+def test_streamed_text_has_whole_characters(host: Running) -> None:
     events = ask(host.guest(), text("größer ", {"max_tokens": 18}, stream=True))
     assert "".join(event.texts[0] for event in events) == "größer größer "
     assert all("\ufffd" not in event.texts[0] for event in events)
@@ -260,7 +261,7 @@ def test_text_streams_in_parts_that_are_whole_characters(host: Running) -> None:
     assert set(others) <= {None}
 
 
-def test_text_that_comes_while_the_reader_is_behind_is_one_event(host: Running) -> None:
+def test_text_events_that_queue_up_are_coalesced(host: Running) -> None:
     parameters = {"n": 2, "max_tokens": 40, "logprobs": 1}
     asked = {"return_logprobs": True, "return_cumulative_logprob": True}
     (whole,) = ask(host.guest(), text("größer ", parameters, **asked))
@@ -287,7 +288,7 @@ def test_text_that_comes_while_the_reader_is_behind_is_one_event(host: Running) 
     assert rest.input_token_count == whole.input_token_count
 
 
-def test_several_outputs_keep_their_places(host: Running) -> None:
+def test_several_outputs_keep_their_indexes(host: Running) -> None:
     parameters = {"n": 3, "max_tokens": 4}
     (whole,) = ask(host.guest(), text("abc", parameters))
     assert whole.texts == ["abca", "bcab", "cabc"]
@@ -295,7 +296,7 @@ def test_several_outputs_keep_their_places(host: Running) -> None:
     assert ["".join(event.texts[i] for event in events) for i in range(3)] == whole.texts
 
 
-def test_log_probs_of_text(host: Running) -> None:
+def test_log_probs_of_text_requests(host: Running) -> None:
     request = text("ab", {"max_tokens": 2, "logprobs": 1}, return_logprobs=True)
     (event,) = ask(host.guest(), request)
     expected = '[{"97": {"logprob": -0.125, "rank": 1, "decoded_token": "a"}}, {"98": '
@@ -315,7 +316,7 @@ def test_structured_outputs_reach_vllm(host: Running) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_adapters_by_name(tmp_path: Path) -> None:
+def test_adapters_are_selected_by_name(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "multi_lora.json").write_text('{"doll": "org/doll", "sheep": "x"}')
     with running(tmp_path, enable_lora=True) as host:
@@ -327,7 +328,7 @@ def test_adapters_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("request_", [tokens(ABC, 99), text("abc", {"max_tokens": 99})])
 @pytest.mark.parametrize("stream", [True, False])
-def test_cancelling_aborts_in_vllm(
+def test_cancel_aborts_the_request_in_vllm(
     request_: Any, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None
 ) -> None:
     monkeypatch.setenv("VLLM_DOUBLE_DELAY", "0.5")
@@ -346,17 +347,17 @@ def test_cancelling_aborts_in_vllm(
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_guest_that_hangs_up_takes_its_requests_along(tmp_path: Path) -> None:
+def test_requests_of_a_disconnected_guest_are_aborted(tmp_path: Path) -> None:
     with running(tmp_path, max_model_len=4096) as host:
         guest = host.guest()
         guest.submit(1, text("abc", {"max_tokens": 4000}, stream=True), Inbox())
         (called,) = host.calls("generate")
         guest.close()
         assert host.calls("abort")[0]["ids"] == [called["id"]]
-        assert joined(ask(host.engine, tokens(ABC, 1))) == [97]
+        assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97]
 
 
-def test_requests_of_two_peers_do_not_meet(host: Running) -> None:
+def test_handles_of_two_peers_are_independent(host: Running) -> None:
     guests = [host.guest() for _ in range(3)]
     inboxes = [Inbox() for _ in guests]
     for guest, inbox, letter in zip(guests, inboxes, "xyz", strict=True):
@@ -367,7 +368,7 @@ def test_requests_of_two_peers_do_not_meet(host: Running) -> None:
         guest.close()
 
 
-def test_measurements_are_taken_once(host: Running) -> None:
+def test_metrics_are_delivered_once(host: Running) -> None:
     guest = host.guest()
     ask(guest, MetricsRequest())
     ask(host.engine, tokens(ABC, 4))
@@ -390,7 +391,7 @@ def test_measurements_are_taken_once(host: Running) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_without_log_stats_nothing_is_measured(tmp_path: Path) -> None:
+def test_disable_log_stats_disables_metrics(tmp_path: Path) -> None:
     with running(tmp_path, disable_log_stats=True) as host:
         ask(host.engine, MetricsRequest())
         ask(host.engine, tokens(ABC, 4))
@@ -399,7 +400,7 @@ def test_without_log_stats_nothing_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_the_engines_death_fails_every_request_and_ends_the_host(tmp_path: Path) -> None:
+def test_engine_death_fails_every_request_and_ends_the_host(tmp_path: Path) -> None:
     with running(tmp_path, max_model_len=4096) as host:
         guest = host.guest()
         inboxes = [Inbox() for _ in range(6)]
@@ -415,7 +416,7 @@ def test_the_engines_death_fails_every_request_and_ends_the_host(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("environment")
-def test_an_idle_engines_death_ends_the_host_and_its_owner_is_told(tmp_path: Path) -> None:
+def test_death_of_an_idle_engine_ends_the_host_and_signals_its_owner(tmp_path: Path) -> None:
     with running(tmp_path) as host:
         told = threading.Event()
         host.engine._on_death = told.set
@@ -425,7 +426,7 @@ def test_an_idle_engines_death_ends_the_host_and_its_owner_is_told(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("environment")
-def test_after_kill_9_of_the_host_every_request_ends(tmp_path: Path) -> None:
+def test_sigkill_of_the_host_ends_every_request(tmp_path: Path) -> None:
     with running(tmp_path, max_model_len=4096) as host:
         inbox = Inbox()
         host.engine.submit(next(HANDLES), tokens(ABC, 4000), inbox)
@@ -443,14 +444,16 @@ def test_close_shuts_the_engine_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_an_engine_in_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_may_run_in_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It sees this package and the double; the interpreter is ours under another name."""
     directory = vllm_engine(tmp_path / "engine")
     import sys
 
     host = Running(directory, engine_python=sys.executable)
     try:
-        assert joined(ask(host.engine, tokens(ABC, 2))) == [97, 98]
+        assert token_ids(ask(host.engine, tokens(ABC, 2))) == [97, 98]
     finally:
         host.engine.close()
 
@@ -463,7 +466,7 @@ def test_an_engine_in_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"gpu_memory_utilisation": 0.5}, UnexpectedEngineArg),
     ],
 )
-def test_an_engine_that_does_not_load_says_why(
+def test_an_engine_that_does_not_load_raises_its_error(
     arguments: dict[str, Any],
     error: type[CogTritonError],
     tmp_path: Path,

@@ -1,14 +1,14 @@
-"""Text events that follow each other, as one: nothing of them is lost."""
+"""Messages of the vLLM host: consecutive text events coalesce without loss."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from cog_triton.backend import engine_process
+from cog_triton.backend.engine_client import coalesce_events
 from cog_triton.engines.vllm.host_messages import TextEvent
 
 
-def test_outputs_that_take_turns_are_joined_each_by_itself() -> None:
+def test_alternating_outputs_are_coalesced_by_index() -> None:
     """Streaming with n above 1, real vLLM tells of one output at a time."""
     nan = float("nan")
     first = TextEvent(
@@ -25,8 +25,8 @@ def test_outputs_that_take_turns_are_joined_each_by_itself() -> None:
                     cumulative_logprobs=[nan, -2.0], output_token_counts=[0, 2],
                     logprobs=["null", '[{"98": {}}, {"99": {}}]'])  # fmt: skip
     last = replace(other, texts=["", "c"], finish_reasons=[None, "length"], finish="stop")
-    joined = TextEvent.coalesce([first, empty, other, last])
-    assert joined == TextEvent(
+    coalesced = TextEvent.coalesce([first, empty, other, last])
+    assert coalesced == TextEvent(
         texts=["a", "bc"],
         finish_reasons=["stop", "length"],
         cumulative_logprobs=[-1.0, -2.0],
@@ -38,7 +38,7 @@ def test_outputs_that_take_turns_are_joined_each_by_itself() -> None:
     assert TextEvent.coalesce([empty, empty]).logprobs == ["[]", "null"]
 
 
-def test_text_that_came_with_the_cancellation_is_not_lost() -> None:
+def test_text_of_the_cancelled_event_is_kept() -> None:
     """A client gets an error for it, and no output beside."""
     event = TextEvent(
         texts=["a"],
@@ -50,7 +50,7 @@ def test_text_that_came_with_the_cancellation_is_not_lost() -> None:
     )
     cancelled = replace(event, texts=[""], finish_reasons=["abort"], finish="cancelled")
     events = [(1, event), (1, event), (1, cancelled)]
-    assert [(e.texts, e.finish) for _, e in engine_process._joined(events)] == [
+    assert [(e.texts, e.finish) for _, e in coalesce_events(events)] == [
         (["aa"], None),
         ([""], "cancelled"),
     ]

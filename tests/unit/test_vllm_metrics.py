@@ -1,4 +1,4 @@
-"""The publisher alone, with a stand-in for the module that only Triton's stub has."""
+"""vLLM metrics: the publisher, with a stand-in for Triton's Python-backend module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cog_triton.engines.vllm.engine_stats import Recorder
+from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
 from cog_triton.engines.vllm.host_messages import MetricsEvent
 from cog_triton.errors import TritonUnavailable
 
@@ -53,12 +53,12 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     name = "cog_triton.backend.vllm_metrics"
     sys.modules.pop(name, None)
     try:
-        yield importlib.import_module(name).publisher
+        yield importlib.import_module(name).start_publisher
     finally:
         del sys.modules[name]
 
 
-def test_a_server_that_was_built_without_metrics(
+def test_no_publisher_where_triton_has_no_metrics(
     publisher: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     MetricFamily.supported = False
@@ -66,7 +66,7 @@ def test_a_server_that_was_built_without_metrics(
     assert "reports no metrics" in capsys.readouterr().out
 
 
-def test_every_value_is_added_to_its_own_metric(publisher: Callable[..., Any]) -> None:
+def test_every_value_is_published_under_its_metric(publisher: Callable[..., Any]) -> None:
     answers = queue.Queue[Any]()
     answers.put(None)  # the engine is still loading
     answers.put(
@@ -100,17 +100,17 @@ def test_every_value_is_added_to_its_own_metric(publisher: Callable[..., Any]) -
     assert len(made) == 9
 
 
-def test_nothing_is_recorded_before_somebody_asks() -> None:
-    recorder = Recorder()
-    recorder.record({"a_total": [3], "b": [1.0]})
-    assert recorder.take().values == {}
-    recorder.record({"a_total": [3], "b": [1.0]})
-    recorder.record({"a_total": [4], "b": []})
-    recorder.record({"vllm:num_requests_running": [2]})
-    recorder.record({"vllm:num_requests_running": [0]})
-    assert recorder.take().values == {
+def test_nothing_is_buffered_before_the_first_fetch() -> None:
+    buffer = MetricsBuffer()
+    buffer.record({"a_total": [3], "b": [1.0]})
+    assert buffer.take().values == {}
+    buffer.record({"a_total": [3], "b": [1.0]})
+    buffer.record({"a_total": [4], "b": []})
+    buffer.record({"vllm:num_requests_running": [2]})
+    buffer.record({"vllm:num_requests_running": [0]})
+    assert buffer.take().values == {
         "a_total": [7],
         "b": [1.0],
         "vllm:num_requests_running": [0],
     }
-    assert recorder.take().values == {}
+    assert buffer.take().values == {}

@@ -1,4 +1,4 @@
-"""vllm_model's requests are read whole or refused by name, and its outputs are what was asked."""
+"""Tensors of vllm_model: requests are parsed or refused by name, outputs are those requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cog_triton.backend.vllm_tensors import ParsedRequest, parse, tensors
+from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.engines.vllm.argument_types import VERSION
 from cog_triton.engines.vllm.host_messages import TextEvent
 from cog_triton.errors import InvalidArgument, PromptRequired
@@ -26,7 +26,7 @@ def inputs(**values: Any) -> dict[str, Any]:
 
 
 def parsed(parameters: dict[str, Any] | None = None, **values: Any) -> ParsedRequest:
-    return parse("vllm_model", inputs(**values), parameters or {})
+    return parse_request("vllm_model", inputs(**values), parameters or {})
 
 
 def refusal(parameters: dict[str, Any] | None = None, **values: Any) -> str:
@@ -35,25 +35,25 @@ def refusal(parameters: dict[str, Any] | None = None, **values: Any) -> str:
     return caught.value.detail
 
 
-def test_the_seeds_curl_line() -> None:
+def test_the_curl_line_of_vllm_backends_readme_is_parsed() -> None:
     request = parsed({"temperature": 0}, stream=False).request
     assert request.prompt == "Hello"
     assert request.sampling == {"temperature": 0.0}
     assert request.stream is False
 
 
-def test_the_seeds_client_sends_text_in_both_places() -> None:
+def test_text_values_in_both_places_are_parsed() -> None:
     sent = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}
     request = parsed(sent, stream=True, sampling_parameters=json.dumps(sent)).request
     assert request.sampling == {"temperature": 0.1, "top_p": 0.95, "max_tokens": 100}
 
 
-def test_both_places_are_heard() -> None:
+def test_sampling_parameters_of_both_places_are_merged() -> None:
     request = parsed({"top_k": 5}, sampling_parameters='{"max_tokens": 3}').request
     assert request.sampling == {"top_k": 5, "max_tokens": 3}
 
 
-def test_two_places_that_disagree() -> None:
+def test_conflicting_sampling_parameters_are_refused() -> None:
     detail = refusal({"max_tokens": 4}, sampling_parameters='{"max_tokens": 3}')
     assert detail.startswith("max_tokens: 3 in sampling_parameters, 4 as a parameter")
 
@@ -68,19 +68,19 @@ def test_two_places_that_disagree() -> None:
         ({"stream": True, "exclude_input_in_output": True}, True, ""),
     ],
 )
-def test_the_prompt_comes_back_unless_excluded(
+def test_the_prompt_is_echoed_unless_excluded(
     values: dict[str, Any], stream: bool, prefix: str
 ) -> None:
     request = parsed(**values)
     assert (request.request.stream, request.prefix) == (stream, prefix)
 
 
-def test_a_stream_has_no_prompt_in_it() -> None:
+def test_a_stream_cannot_echo_the_prompt() -> None:
     detail = refusal(stream=True, exclude_input_in_output=False)
     assert "When streaming, `exclude_input_in_output` = False is not allowed." in detail
 
 
-def test_types_of_every_kind() -> None:
+def test_values_of_every_type_are_parsed() -> None:
     sent = {
         "n": 2,
         "stop": ["a", "b"],
@@ -111,16 +111,18 @@ def test_types_of_every_kind() -> None:
         ({"logit_bias": {"a": 1}}, "logit_bias={'a': 1}: must give a number"),
     ],
 )
-def test_parameters_that_vllm_does_not_take(parameters: dict[str, Any], words: str) -> None:
+def test_unknown_or_invalid_sampling_parameters_are_refused(
+    parameters: dict[str, Any], words: str
+) -> None:
     assert words in refusal(sampling_parameters=json.dumps(parameters))
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"', "3"])
-def test_sampling_parameters_are_a_json_object(text: str) -> None:
+def test_sampling_parameters_must_be_a_json_object(text: str) -> None:
     assert refusal(sampling_parameters=text).startswith("sampling_parameters: ")
 
 
-def test_empty_sampling_parameters_are_none() -> None:
+def test_empty_sampling_parameters_are_ignored() -> None:
     assert parsed(sampling_parameters="").request.sampling == {}
 
 
@@ -128,13 +130,13 @@ def test_empty_sampling_parameters_are_none() -> None:
     ("name", "meant"),
     [("strem", "stream"), ("max_token", "max_tokens"), ("return_logprob", "return_logprobs")],
 )
-def test_misspelt_inputs_arrive_as_parameters(name: str, meant: str) -> None:
+def test_misspelt_inputs_are_refused_with_a_suggestion(name: str, meant: str) -> None:
     assert f"{name}: unknown input or sampling parameter; did you mean '{meant}'" in refusal(
         {name: 1}
     )
 
 
-def test_tritons_own_parameters_are_let_through() -> None:
+def test_tritons_own_parameters_are_ignored() -> None:
     values = {"id": "x", "triton_enable_empty_final_response": True}
     assert parsed(values).request.sampling == {}
 
@@ -146,26 +148,26 @@ def test_tritons_own_parameters_are_let_through() -> None:
         ({"embedding_request": "{}"}, "Model vllm_model does not support 'embed' request"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(values: dict[str, Any], words: str) -> None:
+def test_unsupported_inputs_are_refused_by_name(values: dict[str, Any], words: str) -> None:
     assert words in refusal(**values)
 
 
-def test_an_image_that_is_empty_is_none() -> None:
+def test_an_empty_image_is_ignored() -> None:
     assert parsed(image="").request.prompt == "Hello"
 
 
-def test_a_prompt_is_needed() -> None:
+def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(PromptRequired):
         parsed(text_input="")
 
 
-def test_text_is_utf8() -> None:
+def test_text_must_be_one_utf8_string() -> None:
     bad = {**inputs(), "text_input": np.array([b"\xff"], dtype=np.object_)}
     with pytest.raises(InvalidArgument, match="text_input: not UTF-8"):
-        parse("vllm_model", bad, {})
+        parse_request("vllm_model", bad, {})
     two = {**inputs(), "text_input": np.array([b"a", b"b"], dtype=np.object_)}
     with pytest.raises(InvalidArgument, match="text_input: 2 values"):
-        parse("vllm_model", two, {})
+        parse_request("vllm_model", two, {})
 
 
 EVENT = TextEvent(
@@ -178,18 +180,18 @@ EVENT = TextEvent(
 )
 
 
-def test_only_what_was_asked_for_comes_back() -> None:
-    assert tensors(parsed(), EVENT).keys() == {"text_output"}
-    assert tensors(parsed(), EVENT)["text_output"].tolist() == [b"Hello a", b"Hello b"]
+def test_only_requested_outputs_are_returned() -> None:
+    assert output_tensors(parsed(), EVENT).keys() == {"text_output"}
+    assert output_tensors(parsed(), EVENT)["text_output"].tolist() == [b"Hello a", b"Hello b"]
 
 
-def test_everything_that_can_be_asked_for() -> None:
+def test_all_outputs_can_be_requested() -> None:
     names = ["finish_reason", "cumulative_logprob", "logprobs"]
     names += ["num_input_tokens", "num_output_tokens"]
     asked = parsed(stream=True, **{f"return_{name}": True for name in names})
     assert asked.request.return_logprobs
     assert asked.request.return_cumulative_logprob
-    made = {name: tensor.tolist() for name, tensor in tensors(asked, EVENT).items()}
+    made = {name: tensor.tolist() for name, tensor in output_tensors(asked, EVENT).items()}
     assert made == {
         "text_output": [b" a", b" b"],
         "finish_reason": [b"None", b"stop"],

@@ -19,9 +19,9 @@ _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."
 
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_request import decode_request
-from cog_triton.backend.engine_model import triton_model
+from cog_triton.backend.token_model import make_token_model
 
-TritonPythonModel = triton_model(MockEngine.from_parameters, decode_request)
+TritonPythonModel = make_token_model(MockEngine.from_parameters, decode_request)
 '''
 
 

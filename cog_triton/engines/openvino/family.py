@@ -16,9 +16,9 @@ from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, nearest
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.engine_process import EngineProcess
-from cog_triton.backend.engine_model import triton_model
+from cog_triton.backend.token_model import make_token_model
 
-TritonPythonModel = triton_model(
+TritonPythonModel = make_token_model(
     EngineProcess.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
 )
 '''

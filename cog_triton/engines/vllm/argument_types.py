@@ -1,4 +1,4 @@
-"""What vLLM takes, by name and type, as ``scripts/record_vllm.py`` read it from its source."""
+"""Names and types of vLLM's arguments, recorded from its source by ``scripts/record_vllm.py``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _WORDS = {
 
 
 def convert(value: Any, kinds: Kinds) -> Any:
-    """`value` as vLLM takes it; raises ValueError with the rule that it breaks.
+    """Convert `value` to one of `kinds`; raises ValueError with the rule that it breaks.
 
-    Text is taken for a number, a truth value, a list or an object where only those are
-    allowed: the clients of Triton's vllm_backend send all of them as text.
+    Text is parsed where only numbers, booleans, lists or objects are allowed: clients of Triton's
+    vllm_backend send all of them as text.
     """
     if isinstance(value, str) and "str" not in kinds:
-        value = _read(value, kinds)
+        value = _parse(value, kinds)
     if not kinds or any(_is(value, kind) for kind in kinds):
         return float(value) if type(value) is int and _only_float(kinds) else value
     choices = [kind[1:] for kind in kinds if kind.startswith("=")]
@@ -44,7 +44,7 @@ def _only_float(kinds: Kinds) -> bool:
     return "float" in kinds and "int" not in kinds
 
 
-def _read(text: str, kinds: Kinds) -> Any:
+def _parse(text: str, kinds: Kinds) -> Any:
     if f"={text}" in kinds:
         return text
     try:

@@ -1,6 +1,6 @@
-"""All that we call of vLLM, and the one module that imports it; written against 0.26.
+"""vLLM API: every call into vLLM, written against 0.26; the only module that imports it.
 
-Imports are late: serving processes and Triton's stubs do without vLLM.
+Imports are late: serving processes and Triton's stubs run without vLLM.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from cog_triton.engines.vllm.model_arguments import refuse_unknown
 from cog_triton.errors import CogTritonError, InvalidPredictorConfig
 
-# vLLM's fork would leave our connections open in its processes, and a dead host unnoticed.
+# A fork would inherit our connections, and the death of the host would go unnoticed.
 _ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
 
-Record = Callable[[Mapping[str, Sequence[float]]], None]
+RecordMetrics = Callable[[Mapping[str, Sequence[float]]], None]
 
 
-def open_engine(arguments: Mapping[str, Any], record: Record) -> Any:
-    """AsyncLLM, loaded; `record` gets its measurements unless ``disable_log_stats``.
+def open_engine(arguments: Mapping[str, Any], record: RecordMetrics) -> Any:
+    """Load AsyncLLM; `record` gets its metrics unless ``disable_log_stats``.
 
-    Raises E1201 for arguments that this vLLM does not have, E1202 for values it does not take.
+    Raises E1201 for arguments that this vLLM does not have, E1202 for values it refuses.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -54,7 +54,7 @@ def open_engine(arguments: Mapping[str, Any], record: Record) -> Any:
 def sampling_params(
     values: Mapping[str, Any], *, stream: bool, bad_words: Sequence[Sequence[int]] = ()
 ) -> Any:
-    """SamplingParams that bring new tokens as they come, or everything at the end.
+    """SamplingParams of a request, for deltas with `stream`, else for one output at the end.
 
     Raises ValueError or TypeError where vLLM refuses a value.
     """
@@ -72,31 +72,31 @@ def sampling_params(
         made["repetition_detection"] = RepetitionDetectionParams(**made["repetition_detection"])
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(**made, output_kind=kind)
-    if bad_words:  # vLLM makes these of words in text, and keeps them where there are none
+    if bad_words:  # vLLM derives these from text words, and keeps them if there are none
         params._bad_words_token_ids = [list(word) for word in bad_words]
     return params
 
 
 def lora_request(name: str, number: int, path: str) -> Any:
-    """A request to run with one adapter."""
+    """The LoRARequest of one adapter."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
 
 
-def is_death(error: BaseException) -> bool:
-    """Whether an error means that the engine is gone for good."""
+def is_engine_dead(error: BaseException) -> bool:
+    """Whether an error means that the engine has died."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     return isinstance(error, EngineDeadError)
 
 
 def max_num_seqs(engine: Any) -> int:
-    """How many requests the loaded engine runs at once."""
+    """Batch size limit of the loaded engine, in requests."""
     return int(engine.vllm_config.scheduler_config.max_num_seqs)
 
 
-def _stat_logger(record: Record) -> Any:
+def _stat_logger(record: RecordMetrics) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
@@ -111,9 +111,9 @@ def _stat_logger(record: Record) -> Any:
             engine_idx: int = 0,
         ) -> None:
             if iteration_stats is not None:
-                record(_measurements(iteration_stats))
+                record(_iteration_metrics(iteration_stats))
             if scheduler_stats is not None:
-                record(_levels(scheduler_stats))
+                record(_gauges(scheduler_stats))
 
         def log_engine_initialized(self) -> None:
             pass
@@ -121,8 +121,8 @@ def _stat_logger(record: Record) -> Any:
     return StatLogger
 
 
-def _levels(stats: Any) -> dict[str, Sequence[float]]:
-    """What a SchedulerStats tells of now, under the names of vLLM's own metrics."""
+def _gauges(stats: Any) -> dict[str, Sequence[float]]:
+    """Gauges of a SchedulerStats, under the names of vLLM's own metrics."""
     return {
         "vllm:num_requests_running": [stats.num_running_reqs],
         "vllm:num_requests_waiting": [stats.num_waiting_reqs],
@@ -130,10 +130,10 @@ def _levels(stats: Any) -> dict[str, Sequence[float]]:
     }
 
 
-def _measurements(stats: Any) -> dict[str, Sequence[float]]:
-    """An IterationStats under the names that vllm_backend gives its parts.
+def _iteration_metrics(stats: Any) -> dict[str, Sequence[float]]:
+    """Counters and histograms of an IterationStats, under vllm_backend's names.
 
-    vLLM has no best_of any more; before, it was n wherever a client did not set it.
+    vLLM has no best_of any more; it used to be n unless a client set it.
     """
     finished = stats.finished_requests
     return {

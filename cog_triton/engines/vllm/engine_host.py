@@ -1,4 +1,4 @@
-"""The process that runs AsyncLLM, for the Triton models ``tensorrt_llm`` and ``vllm_model``."""
+"""vLLM host process: runs AsyncLLM for the Triton models ``tensorrt_llm`` and ``vllm_model``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from typing_extensions import Self
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.vllm import engine_api
-from cog_triton.engines.vllm.engine_outputs import TextReply, TokenReply, cancelled, failed
-from cog_triton.engines.vllm.engine_peers import Peer, adopt, listen
-from cog_triton.engines.vllm.engine_sampling import LORA_NAME, from_contract
-from cog_triton.engines.vllm.engine_stats import Recorder
+from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
+from cog_triton.engines.vllm.engine_outputs import (
+    TextOutputConverter,
+    TokenOutputConverter,
+    cancelled,
+    failed,
+)
+from cog_triton.engines.vllm.host_connections import Peer, listen, wrap_connection
 from cog_triton.engines.vllm.host_messages import MetricsRequest, TextRequest
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
@@ -32,16 +37,16 @@ from cog_triton.errors import (
 )
 
 _HEALTH_PERIOD_S = 1.0
-_TOO_LONG = re.compile(r"longer than the maximum model length")
+_PROMPT_TOO_LONG = re.compile(r"longer than the maximum model length")
 
 
 class VLLMHost:
-    """Serves one engine to every peer; `cog_triton.backend.engine_process` opens and runs it."""
+    """vLLM host: serves one engine to every peer; run by `cog_triton.backend.engine_process`."""
 
     def __init__(self, model: VLLMModel, socket: str) -> None:
         self._model = model
         self._socket = socket
-        self._recorder = Recorder()
+        self._metrics = MetricsBuffer()
         self._loop = asyncio.new_event_loop()
         self._engine = self._loop.run_until_complete(self._open())
         self._peer_numbers = itertools.count(1)
@@ -53,13 +58,13 @@ class VLLMHost:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Load what a rendered model's parameters describe."""
+        """Load the engine that a rendered model's parameters describe."""
         return cls(read_model(Path(parameters["engine_dir"])), parameters["socket"])
 
     def serve(self, connection: Connection) -> None:
-        """Serve `connection`, and whoever connects besides, until it asks for the end.
+        """Serve `connection`, and all who connect to the socket, until it asks to stop.
 
-        Raises EOFError when it hangs up, and what killed the engine when that is dead.
+        Raises EOFError when `connection` hangs up, or the error that killed the engine.
         """
         try:
             self._loop.run_until_complete(self._serve(connection))
@@ -74,14 +79,14 @@ class VLLMHost:
             self._loop.close()
 
     async def _open(self) -> Any:
-        """Load the engine within the loop: from its first moment on, its death is noticed."""
-        return engine_api.open_engine(self._model.arguments, self._recorder.record)
+        """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
+        return engine_api.open_engine(self._model.arguments, self._metrics.record)
 
     async def _serve(self, connection: Connection) -> None:
-        owner = await adopt(connection)
-        server = await listen(self._socket, self._welcome)
+        owner = await wrap_connection(connection)
+        server = await listen(self._socket, self._accept_guest)
         serving = asyncio.create_task(self._serve_peer(owner))
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._watch_health())
         try:
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
             for task in (watching, serving):
@@ -95,7 +100,7 @@ class VLLMHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _welcome(self, peer: Peer) -> None:
+    def _accept_guest(self, peer: Peer) -> None:
         task = asyncio.create_task(self._serve_guest(peer))
         self._guests.add(task)
         task.add_done_callback(self._guests.discard)
@@ -109,7 +114,7 @@ class VLLMHost:
             peer.close()
 
     async def _serve_peer(self, peer: Peer) -> None:
-        """Take requests until the peer says that there are no more; raises EOFError."""
+        """Serve requests until the peer asks to stop; raises EOFError when it hangs up."""
         peer.write(engine_api.max_num_seqs(self._engine))
         number = next(self._peer_numbers)
         running: dict[int, asyncio.Task[None]] = {}
@@ -122,7 +127,7 @@ class VLLMHost:
                         await self._engine.abort(name)
                         task.cancel()
                 elif isinstance(request, MetricsRequest):
-                    peer.send(handle, self._recorder.take())
+                    peer.send(handle, self._metrics.take())
                 else:
                     task = asyncio.create_task(self._run(peer, handle, name, request))
                     running[handle] = task
@@ -134,12 +139,12 @@ class VLLMHost:
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _run(self, peer: Peer, handle: int, name: str, request: Any) -> None:
-        """Answer one request; nothing follows its last event."""
+        """Run one request; sends exactly one last event."""
         try:
-            reply, outputs = self._start(name, request)
-            async with aclosing(outputs):  # to leave it early is to abort the request
+            converter, outputs = self._start(name, request)
+            async with aclosing(outputs):  # leaving it early aborts the request
                 async for output in outputs:
-                    event = reply.feed(output)
+                    event = converter.convert(output)
                     if event is None:
                         continue
                     peer.send(handle, event)
@@ -148,8 +153,8 @@ class VLLMHost:
             last = failed(VLLMUnknownError("vLLM ended the request without a reason"))
         except asyncio.CancelledError:
             last = cancelled()
-        except Exception as error:  # noqa: BLE001 - whatever it is, its client must hear of it
-            last = failed(_coded(error))
+        except Exception as error:  # noqa: BLE001 - the client must get whatever it is
+            last = failed(_coded_error(error))
         peer.send(handle, last)
 
     def _start(self, name: str, request: EngineRequest | TextRequest) -> tuple[Any, Any]:
@@ -157,17 +162,19 @@ class VLLMHost:
             # vLLM would cut output short where the contract promises request_output_len tokens.
             check_prompt(request, max_seq_len=self._model.max_model_len)
             params = engine_api.sampling_params(
-                from_contract(request), stream=request.streaming, bad_words=request.bad_words
+                from_engine_request(request), stream=request.streaming, bad_words=request.bad_words
             )
             prompt: Any = {"prompt_token_ids": list(request.input_ids)}
-            return TokenReply(request), self._engine.generate(prompt, params, name)
+            return TokenOutputConverter(request), self._engine.generate(prompt, params, name)
         values = dict(request.sampling)
         lora = self._lora(values.pop(LORA_NAME, None))
         if request.return_cumulative_logprob and values.get("logprobs") is None:
             values["logprobs"] = 0
         params = engine_api.sampling_params(values, stream=request.stream)
         prompt = {"prompt": request.prompt}
-        return TextReply(request), self._engine.generate(prompt, params, name, lora_request=lora)
+        return TextOutputConverter(request), self._engine.generate(
+            prompt, params, name, lora_request=lora
+        )
 
     def _lora(self, name: str | None) -> Any:
         if name is None:
@@ -181,8 +188,8 @@ class VLLMHost:
             )
         return self._loras[name]
 
-    async def _watch(self) -> None:
-        """Raise what killed the engine, also when no request runs that would notice."""
+    async def _watch_health(self) -> None:
+        """Health check of an idle engine: raises the error that killed it."""
         while True:
             await self._engine.check_health()
             await asyncio.sleep(_HEALTH_PERIOD_S)
@@ -192,13 +199,13 @@ def _forget(running: dict[int, asyncio.Task[None]], handle: int, _: object) -> N
     del running[handle]
 
 
-def _coded(error: Exception) -> CogTritonError:
+def _coded_error(error: Exception) -> CogTritonError:
     if isinstance(error, CogTritonError):
         return error
-    if engine_api.is_death(error):
+    if engine_api.is_engine_dead(error):
         return TritonUnavailable(f"vLLM's engine is dead: {error}")
-    if isinstance(error, ValueError | TypeError):  # so vLLM refuses a request
-        known = PromptTooLong if _TOO_LONG.search(str(error)) else InvalidArgument
+    if isinstance(error, ValueError | TypeError):  # how vLLM refuses a request
+        known = PromptTooLong if _PROMPT_TOO_LONG.search(str(error)) else InvalidArgument
         return known(str(error))
     cause = error.__cause__ or error
     return VLLMUnknownError(f"{type(cause).__name__}: {cause}")

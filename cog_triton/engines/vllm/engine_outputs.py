@@ -1,4 +1,4 @@
-"""vLLM's outputs of one request as our events: token ids for one contract, text for the other."""
+"""Output converters: vLLM's RequestOutput to events, as token ids or as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cog_triton.engines.stop_words import StopWords
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import CogTritonError, VLLMUnknownError
 
-_FINISH: Mapping[str, FinishReason] = {
+_FINISH_REASONS: Mapping[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "repetition": "stop",
@@ -19,21 +19,21 @@ _FINISH: Mapping[str, FinishReason] = {
 }
 
 
-class TokenReply:
-    """A request in token ids: one output, end ids and stop words cut from it."""
+class TokenOutputConverter:
+    """Converts outputs to token events of one sequence; cuts end ids and stop words."""
 
     def __init__(self, request: EngineRequest) -> None:
         self._output = StopWords(request.stop_words, request.sampling.min_tokens)
 
-    def feed(self, output: Any) -> TokenEvent | None:
-        """What there is to send after `output`, a RequestOutput; its last event ends a request."""
+    def convert(self, output: Any) -> TokenEvent | None:
+        """The event for `output`, a RequestOutput; None if there is nothing to send yet."""
         if not output.outputs:
             return None
         completion = output.outputs[0]
         reason = completion.finish_reason
         tokens = list(completion.token_ids)
         log_probs = _log_probs(completion)
-        if reason == "stop" and tokens:  # the token that ended it, which vLLM leaves in
+        if reason == "stop" and tokens:  # the end token, which vLLM leaves in
             del tokens[-1]
         for place, token in enumerate(tokens):
             if self._output.add(token, log_probs[place] if log_probs else 0.0):
@@ -41,20 +41,20 @@ class TokenReply:
         if reason is None:
             ready = self._output.ready()
             return _event(ready) if ready else None
-        if reason not in _FINISH:
-            return failed(_unfinished(reason))
-        return _event(self._output.rest(), _FINISH[reason])
+        if reason not in _FINISH_REASONS:
+            return failed(_unknown_finish(reason))
+        return _event(self._output.rest(), _FINISH_REASONS[reason])
 
 
-class TextReply:
-    """A request in text: what is new of each of its `n` outputs."""
+class TextOutputConverter:
+    """Converts outputs to text events: the new text of each of `n` sequences."""
 
     def __init__(self, request: TextRequest) -> None:
         self._request = request
         self._count = int(request.sampling.get("n", 1))
 
-    def feed(self, output: Any) -> TextEvent | TokenEvent | None:
-        """What there is to send after `output`, a RequestOutput; its last event ends a request."""
+    def convert(self, output: Any) -> TextEvent | TokenEvent | None:
+        """The event for `output`, a RequestOutput."""
         request, count = self._request, self._count
         event = TextEvent(
             texts=[""] * count,
@@ -67,8 +67,8 @@ class TextReply:
         )
         for completion in output.outputs:
             index, reason = completion.index, completion.finish_reason
-            if reason is not None and reason not in _FINISH:
-                return failed(_unfinished(reason))
+            if reason is not None and reason not in _FINISH_REASONS:
+                return failed(_unknown_finish(reason))
             event.texts[index] = completion.text
             event.finish_reasons[index] = reason
             event.output_token_counts[index] = len(completion.token_ids)
@@ -100,12 +100,12 @@ def _finish(output: Any) -> str | None:
     return "cancelled" if "abort" in reasons else "stop"
 
 
-def _unfinished(reason: str) -> CogTritonError:
+def _unknown_finish(reason: str) -> CogTritonError:
     return VLLMUnknownError(f"vLLM ended the request with {reason!r}; its log says why")
 
 
 def _log_probs(completion: Any) -> list[float]:
-    """Each token's own log probability; vLLM gives it beside those of likelier ones."""
+    """Log probability of each chosen token; vLLM lists likelier ones beside it."""
     tokens, found = completion.token_ids, completion.logprobs or ()
     return [float(place[token].logprob) for token, place in zip(tokens, found, strict=False)]
 

@@ -1,4 +1,4 @@
-"""The vLLM family as the serving process sees it; vLLM itself is not needed here."""
+"""vLLM family: detects, reads and renders an engine; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TEXT_MODEL = "vllm_model"
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.engine_process import EngineProcess
-from cog_triton.backend.engine_model import triton_model
+from cog_triton.backend.token_model import make_token_model
 
-TritonPythonModel = triton_model(
+TritonPythonModel = make_token_model(
     EngineProcess.opener("cog_triton.engines.vllm.engine_host:VLLMHost")
 )
 '''
@@ -28,7 +28,7 @@ _ENGINE_OPTIONS = {"engine_python": "", "cancellation_check_period_ms": "100"}
 
 
 class VLLMFamily(EngineFamily):
-    """Recognised by ``model.json``."""
+    """vLLM family, detected by ``model.json``."""
 
     name = "vllm"
     extra_models = (TEXT_MODEL,)

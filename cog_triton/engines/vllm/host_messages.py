@@ -1,4 +1,4 @@
-"""What ``vllm_model`` and the host say to each other, besides requests in token ids."""
+"""Messages between ``vllm_model`` and the vLLM host: text requests, text events, metrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """One prompt to generate from, in text; `sampling` as `sampling.from_client` made it.
+    """Text request: one prompt; `sampling` is from `sampling_arguments.from_client`.
 
-    `return_logprobs` and `return_cumulative_logprob` ask for more than the text.
+    `return_logprobs` and `return_cumulative_logprob` request outputs besides the text.
     """
 
     prompt: str
@@ -30,7 +30,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvent:
-    """What is new of each of a request's `n` outputs; logprobs are JSON, ``null`` if not asked.
+    """New output of a request's `n` sequences; logprobs are JSON, ``null`` unless requested.
 
     `finish` or `error` is set on a request's last event only.
     """
@@ -46,7 +46,7 @@ class TextEvent:
 
     @classmethod
     def coalesce(cls, events: Sequence[Self]) -> Self:
-        """Events of one request that follow each other, at least one, as a single event."""
+        """Coalesce consecutive events of one request, at least one, into a single event."""
         last = events[-1]
         return cls(
             texts=["".join(parts) for parts in _by_output(event.texts for event in events)],
@@ -58,7 +58,9 @@ class TextEvent:
                 next((total for total in reversed(totals) if not isnan(total)), nan)
                 for totals in _by_output(event.cumulative_logprobs for event in events)
             ],
-            logprobs=[_one_list(parts) for parts in _by_output(event.logprobs for event in events)],
+            logprobs=[
+                _concatenated(parts) for parts in _by_output(event.logprobs for event in events)
+            ],
             output_token_counts=[
                 sum(counts) for counts in _by_output(event.output_token_counts for event in events)
             ],
@@ -69,30 +71,28 @@ class TextEvent:
 
 
 def _by_output(events: Iterable[Sequence[T]]) -> Iterator[tuple[T, ...]]:
-    """What each output has in all events, of what all outputs have in each."""
+    """Transpose: from one value per output in each event to one per event in each output."""
     return zip(*events, strict=True)
 
 
-def _one_list(parts: Sequence[str]) -> str:
-    """JSON lists as one; ``null`` if there are none. Made of text: parsing takes its time."""
+def _concatenated(parts: Sequence[str]) -> str:
+    """Concatenate JSON lists as text, without parsing; ``null`` if there are none."""
     lists = [part for part in parts if part != "null"]
     return f"[{', '.join(part[1:-1] for part in lists if part != '[]')}]" if lists else "null"
 
 
-# Metrics that tell of now; of the others, some add up (..._total) and some have many values.
+# Of the other metrics, counters end in _total, and the rest are histograms.
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
-    """Asks for the measurements since the last one that asked."""
+    """Metrics request: fetches the measurements since the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsEvent:
-    """Values to add to each counter, to set each gauge to or to observe in each histogram, by
-    Triton's metric name.
-    """
+    """Metrics event: values to add to, set or observe, by metric name."""
 
     values: Mapping[str, list[float]]
     finish: str | None = "stop"

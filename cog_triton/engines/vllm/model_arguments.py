@@ -1,4 +1,4 @@
-"""``model.json``: vLLM's engine arguments, as Triton's vllm_backend takes them, and checked."""
+"""Engine arguments of vLLM: reads and checks ``model.json`` and ``multi_lora.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, UnexpectedE
 MODEL_FILE = "model.json"
 LORA_FILE = "multi_lora.json"
 
-# Arguments of older versions, and what to write today; none of them is in 0.26.
+# Arguments of older versions, none of them in 0.26, and what replaces them.
 REPLACED = {
     "disable_log_requests": 'leave it out: requests are logged only with "enable_log_requests"',
     "swap_space": "leave it out: a preempted request is computed again",
@@ -46,7 +46,7 @@ def read_arguments(directory: Path) -> dict[str, Any]:
     path = directory / MODEL_FILE
     known = RECORD["engine_args"]
     arguments = {}
-    for name, value in _read_object(path).items():
+    for name, value in read_object(path).items():
         if name in known:
             try:
                 arguments[name] = convert(value, known[name])
@@ -69,7 +69,7 @@ def read_arguments(directory: Path) -> dict[str, Any]:
 def read_loras(directory: Path) -> dict[str, str]:
     """``multi_lora.json``: the path of each LoRA adapter by name; raises E1306."""
     path = directory / LORA_FILE
-    loras = _read_object(path)
+    loras = read_object(path)
     for name, place in loras.items():
         if not isinstance(place, str) or not place:
             raise EngineCorrupt(f"{path}: {name}={place!r}: must be the path of an adapter")
@@ -94,7 +94,8 @@ def _installed() -> str | None:
         return None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; raises E1306."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -1,18 +1,22 @@
-"""A vLLM engine directory, resolved: where its model is, and how long its sequences may be."""
+"""vLLM engine directory: resolves its model, tokenizer, adapters and sequence length."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments, read_loras
+from cog_triton.engines.vllm.model_arguments import (
+    MODEL_FILE,
+    read_arguments,
+    read_loras,
+    read_object,
+)
 from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, ModelUnavailable
 
-# vLLM's own default for a GPU of less than 70 GB; the running engine says what it really is.
+# vLLM's default for GPUs below 70 GB; the running engine reports the real value.
 DEFAULT_MAX_NUM_SEQS = 256
 # vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26.
 _LENGTH_KEYS = (
@@ -34,7 +38,7 @@ _SMALL_FILES = ["*config*.json", "tokenizer*", "*.jinja", "chat_template.json"]
 
 @dataclass(frozen=True, slots=True)
 class VLLMModel:
-    """`arguments` are complete: what AsyncEngineArgs gets. Lengths are in tokens."""
+    """Resolved vLLM model; `arguments` are all that AsyncEngineArgs gets; lengths in tokens."""
 
     arguments: Mapping[str, Any]
     loras: Mapping[str, str]
@@ -43,7 +47,7 @@ class VLLMModel:
 
     @property
     def max_num_seqs(self) -> int:
-        """How many requests run at once, unless vLLM finds that its GPU takes more."""
+        """Batch size limit in requests; vLLM may choose a larger one for its GPU."""
         return self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS
 
 
@@ -75,7 +79,7 @@ def read_model(directory: Path) -> VLLMModel:
     length = arguments.get("max_model_len")
     if length is None:
         length = _derived_length(files)
-        arguments["max_model_len"] = length  # so that vLLM agrees, whatever it would derive
+        arguments["max_model_len"] = length  # vLLM must use the same
     if length < 1:
         raise InvalidPredictorConfig(
             f"{where}: max_model_len={length}: must be at least 1; vLLM would fit it to the GPU's"
@@ -104,7 +108,7 @@ def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:
 
 
 def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any]) -> Path:
-    """A directory with the hub's small files of `name`; the weights are left to vLLM."""
+    """Download the small files of `name` from the hub; the weights are left to vLLM."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -127,8 +131,8 @@ def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any
 
 
 def _derived_length(model: Path) -> int:
-    """The longest sequence that the model was made for, without RoPE scaling."""
-    config = _read(model / "config.json")
+    """The model's sequence length without RoPE scaling, derived as vLLM does."""
+    config = read_object(model / "config.json")
     for section in ("text_config", "llm_config", "language_config"):
         if isinstance(config.get(section), dict):
             config = {**config, **config[section]}
@@ -142,16 +146,6 @@ def _derived_length(model: Path) -> int:
         ]
     tokenizer_config = model / "tokenizer_config.json"
     if lengths and tokenizer_config.is_file():
-        stated = _read(tokenizer_config).get("model_max_length")
+        stated = read_object(tokenizer_config).get("model_max_length")
         lengths += [int(stated)] if isinstance(stated, int | float) and stated >= 1 else []
     return min(lengths, default=_DEFAULT_LENGTH)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineCorrupt(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise EngineCorrupt(f"{path}: must be a JSON object")
-    return content

@@ -8,8 +8,8 @@ import ctypes
 import time
 from collections.abc import Mapping
 
-from cog_triton.backend.engine_model import triton_model
 from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.token_model import make_token_model
 
 
 class World:
@@ -40,7 +40,9 @@ class World:
         self._mpi.MPI_Finalize()
 
 
-Served = triton_model(EngineProcess.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline"))
+Served = make_token_model(
+    EngineProcess.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
+)
 
 
 class TritonPythonModel(Served):

@@ -1,4 +1,4 @@
-"""Engine responses in, text responses out: what tensorrt_llm_bls sends for one request."""
+"""Text responses of ``tensorrt_llm_bls``: made from the engine's responses to one request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from cog_triton.text.tokenizer import EngineTokenizer
 Tensors = dict[str, npt.NDArray[Any]]
 
 
-class Reply:
-    """The text of one sequence, streamed or whole, and the engine's other outputs beside it.
+class TextResponses:
+    """Text of one sequence, streamed or whole, with the engine's other outputs beside it.
 
-    Whole characters only, none of a stop string or after it; `finished` is set once one has
-    matched. Other outputs wait for the next text: of each the latest is sent, of
-    output_log_probs all. `accumulate` repeats all text so far in every streamed response;
-    `prompt_ids` are put in front of a reply that is not streamed.
+    Text is cut at stop strings and between characters. Other outputs wait for the next text: of
+    each the latest is sent, of output_log_probs all. `accumulate` repeats all text so far in every
+    streamed response; `prompt_ids` precede text that is not streamed.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Reply:
     ) -> None:
         self._stream = TextStream(tokenizer, stops, min_tokens=min_tokens)
         self._streaming = streaming
-        self._keep = accumulate or not streaming
+        self._cumulative = accumulate or not streaming
         self._text = self._stream.echo(prompt_ids)
         self._sent = 0
         self._outputs: Tensors = {}
@@ -46,24 +45,24 @@ class Reply:
         return self._stream.stopped
 
     def feed(self, token_ids: Sequence[int], outputs: Mapping[str, npt.NDArray[Any]]) -> Tensors:
-        """The response to send now; empty when nothing is to be sent yet."""
+        """Add an engine response; returns the response to send now, empty if there is none yet."""
         for name, tensor in outputs.items():
             if name == "output_log_probs" and name in self._outputs:
                 tensor = np.concatenate([self._outputs[name], tensor], axis=-1)
             self._outputs[name] = tensor
         self._text += self._stream.feed(token_ids)
-        return self._take() if self._streaming and len(self._text) > self._sent else {}
+        return self._response() if self._streaming and len(self._text) > self._sent else {}
 
     def finish(self) -> Tensors:
-        """The last response; empty when a stream has nothing left to say."""
+        """The last response; empty if everything was streamed before."""
         self._text += self._stream.finish()
-        something = len(self._text) > self._sent or self._outputs
-        return self._take() if something or not self._streaming else {}
+        unsent = len(self._text) > self._sent or self._outputs
+        return self._response() if unsent or not self._streaming else {}
 
-    def _take(self) -> Tensors:
+    def _response(self) -> Tensors:
         response = {"text_output": np.array([[self._text.encode()]], dtype=object), **self._outputs}
         self._outputs = {}
-        if self._keep:
+        if self._cumulative:
             self._sent = len(self._text)
         else:
             self._text = ""

@@ -1,4 +1,4 @@
-"""Sampling values on their way to vLLM's SamplingParams, from both of Triton's contracts."""
+"""Sampling arguments of vLLM, from engine requests and from clients of ``vllm_model``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cog_triton.errors import InvalidArgument, nearest
 LORA_NAME = "lora_name"
 _KINDS: dict[str, Any] = RECORD["sampling_params"]
 _MAX_SEED = 2**63 - 1
-# Fields that are not the client's to set: how outputs arrive, and what vLLM fills in itself.
-_OURS = ("output_kind", "skip_clone", "output_text_buffer_length")
-NAMES = [LORA_NAME, *(name for name in _KINDS if name not in _OURS)]
+# Fields that clients must not set.
+_INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
+NAMES = [LORA_NAME, *(name for name in _KINDS if name not in _INTERNAL)]
 REPLACED = {
     "guided_decoding": "use structured_outputs",
     "best_of": "use n",
@@ -27,11 +27,11 @@ REPLACED = {
 }
 
 
-def from_contract(request: EngineRequest) -> dict[str, Any]:
-    """A request of the numeric contract as SamplingParams' arguments; raises E1005.
+def from_engine_request(request: EngineRequest) -> dict[str, Any]:
+    """Arguments of SamplingParams for an engine request; raises E1005.
 
-    Stop words are left out: vLLM knows them as text only. Bad words are given as token ids
-    besides; see `cog_triton.engines.vllm.engine_api.sampling_params`.
+    Stop words are left out: vLLM takes them as text only. Bad words are passed as token ids;
+    see `cog_triton.engines.vllm.engine_api.sampling_params`.
     """
     sampling = request.sampling
     refuse_length_penalty(request)
@@ -60,7 +60,7 @@ def from_contract(request: EngineRequest) -> dict[str, Any]:
 
 
 def from_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A client's sampling_parameters, each of the type that vLLM wants; raises E1005.
+    """Check and convert a client's sampling_parameters to vLLM's types; raises E1005.
 
     Values may be text, as vllm_backend's sample client sends them. ``lora_name`` stays in.
     """
@@ -83,8 +83,8 @@ def from_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def read_json(text: str) -> dict[str, Any]:
-    """The object in the input ``sampling_parameters``; raises E1005."""
+def parse_json(text: str) -> dict[str, Any]:
+    """Parse the input ``sampling_parameters``, a JSON object; raises E1005."""
     try:
         parameters = json.loads(text or "{}")
     except ValueError as error:
@@ -109,7 +109,7 @@ def _structured(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_token(bias: Mapping[str, Any]) -> dict[int, float]:
-    """JSON's keys are text, vLLM's are token ids."""
+    """A logit bias by token id; JSON has keys of text only."""
     try:
         return {int(token): float(value) for token, value in bias.items()}
     except (ValueError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""The host's end of its connections, for asyncio.
+"""Connections of the vLLM host: asyncio on its side, `multiprocessing.connection` on the stubs'.
 
-The other end is a `multiprocessing.connection.Connection`, whose framing this follows: a message
-is pickled behind its length in four bytes.
+The framing is that of `multiprocessing.connection`: a pickled message after its length in four
+bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Peer:
-    """One stub of Triton's; what is sent to it within one turn of the loop is one message."""
+    """Connection to one stub; events sent in one turn of the event loop share a message."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -36,18 +36,18 @@ class Peer:
             raise EOFError from error
 
     def send(self, handle: int, event: Any) -> None:
-        """Send an event before the loop's next turn."""
+        """Queue an event, to be sent at the loop's next turn."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append((handle, event))
 
     def write(self, message: Any) -> None:
-        """Send a message by itself."""
+        """Send one message at once."""
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._writer.write(_LENGTH.pack(len(content)) + content)
 
     def close(self) -> None:
-        """Send what is left and hang up."""
+        """Flush queued events and hang up."""
         self._flush()
         self._writer.close()
 
@@ -57,18 +57,18 @@ class Peer:
             self.write(outbox)
 
 
-async def adopt(connection: Connection) -> Peer:
-    """The peer at the end of a connection that is there already."""
+async def wrap_connection(connection: Connection) -> Peer:
+    """Wrap an open connection as a peer."""
     own = socket.socket(fileno=os.dup(connection.fileno()))
     return Peer(*await asyncio.open_unix_connection(sock=own))
 
 
-async def listen(name: str, welcome: Callable[[Peer], None]) -> asyncio.AbstractServer:
-    """Hand every peer of our own user that connects to the socket `name` to `welcome`."""
+async def listen(name: str, on_peer: Callable[[Peer], None]) -> asyncio.AbstractServer:
+    """Listen on the socket `name`; `on_peer` gets every peer of our own user."""
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if _is_ours(writer.get_extra_info("socket")):
-            welcome(Peer(reader, writer))
+        if _is_same_user(writer.get_extra_info("socket")):
+            on_peer(Peer(reader, writer))
         else:
             writer.close()
 
@@ -80,7 +80,7 @@ def connect(name: str) -> Connection:
     own = socket.socket(socket.AF_UNIX)
     try:
         own.connect(_address(name))
-        if not _is_ours(own):
+        if not _is_same_user(own):
             raise PermissionError(f"{name}: another user listens there")
     except OSError:
         own.close()
@@ -89,11 +89,11 @@ def connect(name: str) -> Connection:
 
 
 def _address(name: str) -> str:
-    """In Linux's abstract namespace: no file is left behind, and no path can be too long."""
+    """Address in Linux's abstract namespace: leaves no file, and has no path that is too long."""
     return f"\0{name}"
 
 
-def _is_ours(own: socket.socket) -> bool:
-    """Whether the same user is at the other end: what comes from there is unpickled."""
+def _is_same_user(own: socket.socket) -> bool:
+    """Whether our own user is at the other end: messages are unpickled."""
     raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())

@@ -1,4 +1,4 @@
-"""vLLM's measurements, kept until somebody publishes them."""
+"""Metrics buffer: keeps vLLM's measurements until ``vllm_model`` fetches them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Mapping, Sequence
 
 from cog_triton.engines.vllm.host_messages import GAUGES, MetricsEvent
 
-# Values kept of one histogram between two requests for them: when more come, nobody asks.
-_MOST = 100_000
+# Values kept of one histogram between two fetches.
+_MAX_VALUES = 100_000
 
 
-class Recorder:
-    """Counters are added up, gauges keep the last value, histograms all of them; empty until the
-    first `take`.
+class MetricsBuffer:
+    """Metrics buffer: sums counters, keeps the last value of gauges and all of histograms.
+
+    Nothing is kept before the first `take`.
     """
 
     def __init__(self) -> None:
         self._values: defaultdict[str, list[float]] = defaultdict(list)
-        self._wanted = False
+        self._enabled = False
 
     def record(self, measurements: Mapping[str, Sequence[float]]) -> None:
-        """Keep the measurements of one engine step."""
-        if not self._wanted:
+        """Add the measurements of one engine step."""
+        if not self._enabled:
             return
         for name, values in measurements.items():
             kept = self._values[name]
@@ -30,11 +31,11 @@ class Recorder:
                 kept[:] = values
             elif name.endswith("_total"):
                 kept[:] = [sum(kept) + sum(values)]
-            elif len(kept) < _MOST:
+            elif len(kept) < _MAX_VALUES:
                 kept.extend(values)
 
     def take(self) -> MetricsEvent:
-        """What was recorded since the last time."""
-        self._wanted = True
+        """Remove and return everything recorded since the last call."""
+        self._enabled = True
         values, self._values = self._values, defaultdict(list)
         return MetricsEvent({name: kept for name, kept in values.items() if kept})

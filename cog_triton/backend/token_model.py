@@ -1,7 +1,7 @@
-"""The Triton Python-backend model that puts a `TokenEngine` behind the numeric contract.
+"""Triton model ``tensorrt_llm`` of Python engines: a `TokenEngine` behind the tensor contract.
 
-Decoupled: every engine step becomes one response. Runs inside Triton's stub process, so it
-imports little.
+Decoupled: every engine step becomes one response. Runs inside Triton's stub process, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.system import gc_tuning
 
 OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
-ParseRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
-_PUBLISH_S = 0.02
+DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
+_PUBLISH_INTERVAL_S = 0.02
 
 
-class Stream:
-    """One request on its way out: turns the engine's events into Triton responses.
+class ResponseStream:
+    """Response stream of one request: turns the engine's events into Triton responses.
 
     `emit` runs on the thread that brings the engine's events, and sends at once.
     """
@@ -68,7 +68,7 @@ class Stream:
     def _send(self, event: TokenEvent, ended: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0
         if event.error is not None:
-            self._sender.send(python_backend.failure(event.error), flags=flags)
+            self._sender.send(python_backend.error_response(event.error), flags=flags)
         elif event.token_ids or ended:
             self._sender.send(self._response(event), flags=flags)
 
@@ -95,19 +95,19 @@ class Stream:
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-class TritonTokenModel:
-    """Base of the generated ``TritonPythonModel``; `triton_model` binds what families differ in."""
+class TokenModel:
+    """Base of the generated ``TritonPythonModel``; `make_token_model` sets the class attributes."""
 
     open_engine: OpenEngine
-    parse_request: ParseRequest
+    decode_request: DecodeRequest
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the engine; an exception here ends tritonserver with its text in the log."""
+        """Load the engine; an exception ends tritonserver, with its text in the log."""
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         self._input_names = [item["name"] for item in config["input"]]
         self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, ResponseStream] = {}
         self._handles = itertools.count(1)
         self._metrics = _Metrics(args["model_name"], args["model_version"])
         self._engine = type(self).open_engine(parameters)
@@ -119,60 +119,58 @@ class TritonTokenModel:
         gc_tuning.settle()
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand requests to the engine; responses are sent by the sender thread."""
+        """Submit requests to the engine, whose events send the responses."""
         for request in requests:
             sender = request.get_response_sender()
             try:
                 self._accept(request, sender)
             except CogTritonError as error:
                 sender.send(
-                    python_backend.failure(error),
+                    python_backend.error_response(error),
                     flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
                 )
 
     def finalize(self) -> None:
-        """Cancel what still runs and stop all threads."""
+        """Stop the engine and all threads."""
         self._engine.close()
         self._closing = True
         self._changed.set()
         self._publisher.join()
 
-    def cancel(self, stream: Stream) -> None:
-        """Stop a request whose client has gone."""
+    def cancel(self, stream: ResponseStream) -> None:
+        """Cancel a request whose client has disconnected."""
         self._engine.cancel(stream.handle)
 
-    def ended(self, stream: Stream) -> None:
+    def ended(self, stream: ResponseStream) -> None:
         """Forget a request that has sent its last response."""
         self._streams.pop(stream.handle, None)
 
     def publish(self) -> None:
-        """Bring the metrics up to date, soon."""
+        """Schedule an update of the metrics."""
         self._changed.set()
 
     def _publish(self) -> None:
-        """Off the way of requests and tokens: each value is a round trip to the server."""
+        """On a thread of its own: each value costs a round trip to the server."""
         while self._changed.wait() and not self._closing:
-            time.sleep(_PUBLISH_S)
+            time.sleep(_PUBLISH_INTERVAL_S)
             self._changed.clear()
             self._metrics.publish(self._engine.stats())
 
     def _accept(self, request: Any, sender: Any) -> None:
-        tensor_contract.refuse_unknown(
-            python_backend.request_parameters(request), self._input_names
-        )
+        tensor_contract.refuse_unknown(python_backend.parameter_names(request), self._input_names)
         tensors = python_backend.input_tensors(request)
         request_id = request.request_id()
         if "stop" in tensors and tensors["stop"].any():
             self._stop(request_id, sender)
             return
-        parsed = type(self).parse_request(tensors)
-        stream = Stream(next(self._handles), request_id, parsed, sender, self)
+        parsed = type(self).decode_request(tensors)
+        stream = ResponseStream(next(self._handles), request_id, parsed, sender, self)
         self._streams[stream.handle] = stream
         self._engine.submit(stream.handle, parsed, stream.emit)
         self.publish()
 
     def _stop(self, request_id: str, sender: Any) -> None:
-        """TensorRT-LLM's second way to cancel: the same request id again with stop=true."""
+        """Cancel by request id, as TensorRT-LLM does for a second request with stop=true."""
         if not request_id:
             raise InvalidArgument(
                 "stop=True: Trying to stop a request but request ID is not provided"
@@ -183,22 +181,22 @@ class TritonTokenModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def triton_model(
-    open_engine: OpenEngine, parse_request: ParseRequest = tensor_contract.decode_request
-) -> type[TritonTokenModel]:
-    """The class a rendered ``model.py`` exposes as ``TritonPythonModel``.
+def make_token_model(
+    open_engine: OpenEngine, decode_request: DecodeRequest = tensor_contract.decode_request
+) -> type[TokenModel]:
+    """Make the class that a rendered ``model.py`` exposes as ``TritonPythonModel``.
 
-    `parse_request` reads input tensors, for an engine that has more of them than the contract.
+    `decode_request` reads input tensors, for an engine that has more of them than the contract.
     """
     members = {
         "open_engine": staticmethod(open_engine),
-        "parse_request": staticmethod(parse_request),
+        "decode_request": staticmethod(decode_request),
     }
-    return type("TritonPythonModel", (TritonTokenModel,), members)
+    return type("TritonPythonModel", (TokenModel,), members)
 
 
 class _Metrics:
-    """The engine's request counts, on Triton's /metrics under TensorRT-LLM's own name."""
+    """Request count gauges on Triton's /metrics, under TensorRT-LLM's metric name."""
 
     def __init__(self, model: str, version: str) -> None:
         labels = {"model": model, "version": version}

@@ -33,7 +33,7 @@ def inspect_engine(
     from cog_triton.system.gpus import visible_gpus
 
     with coded_errors():
-        with err.status("AsyncStreamReader every byte of it"):
+        with err.status("Reading every byte of it"):
             found = description.describe(engine_contents.read(engine))
         fit = gpu_fit.check(found, visible_gpus()) if check_gpu else None
         if as_json:

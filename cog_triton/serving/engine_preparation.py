@@ -47,7 +47,7 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     )
     family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
     if isinstance(family, MockFamily):
-        config = config.with_defaults(ENGINE_MODEL, settings.mock_options)
+        config = config.with_overrides(ENGINE_MODEL, settings.mock_options)
     world_size = launch.world_size(settings, family.world_size or 1)
     run_dir = fresh_run_dir(settings.work_dir)
     _require_compatible(settings, family, config, run_dir)

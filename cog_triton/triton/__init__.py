@@ -1,1 +1,1 @@
-"""tritonserver as a child process: launch, liveness, model repository, client."""
+"""tritonserver as a child process: installation, launch, liveness, model repository, client."""

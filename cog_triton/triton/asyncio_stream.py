@@ -1,4 +1,4 @@
-"""A stream of Triton's, read by an event loop, without a thread of its own."""
+"""Asynchronous reader of a Triton stream: an event loop reads it, not a thread a stream."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ T = TypeVar("T")
 
 
 class PausableConnection(Protocol):
-    """What a stream waits for; see `cog_triton.triton.http_stream.HTTPStream`."""
+    """The connection that a stream waits for; see `cog_triton.triton.http_stream.HTTPStream`."""
 
     timeout: float
 
     def fileno(self) -> int:
-        """What is readable once the stream may go on."""
+        """File descriptor that becomes readable when the stream may continue."""
         ...
 
     def expire(self) -> None:
-        """Have the stream raise that nothing came in time."""
+        """Make the stream raise its timeout error."""
         ...
 
 
 class AsyncStreamReader(Generic[T]):
-    """What has arrived since the last look comes as one list: a slow reader costs no wake-ups.
+    """Reads `items` on the event loop; items that arrived since the last `read` come as one list.
 
-    `items` yields None where it would wait for `connection`. A thread brings it to its first
-    pause, for its turn in the engine's queue may be far; then the event loop goes on whenever
-    something has come. A thread to the end would cost each token five switches of context.
+    `items` yields None where it would wait for `connection`. A thread runs it to its first pause,
+    since it may be queued for long before; then the event loop resumes it whenever data has
+    arrived. A thread for all of it would cost each token five context switches.
 
-    Create it on the event loop. It reads to the end whether or not anyone looks; whatever else
-    ends `items` is the caller's to call.
+    Create it on the event loop. It reads to the end whether or not `read` is called; to end it
+    early, the caller must make `items` end.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class AsyncStreamReader(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """Whether the iterator has come to its end, or failed."""
+        """Whether `items` has ended or failed."""
         return self._ended
 
     async def read(self, timeout: float | None = None) -> list[T] | None:
-        """What has arrived, at least one item; None at the end; raises what the iterator raised.
+        """Items that have arrived, at least one; None at the end; raises what `items` raised.
 
-        Empty when nothing has come within `timeout` seconds.
+        Empty when nothing has arrived within `timeout` seconds.
         """
         if not self._readable.is_set():
             try:
@@ -77,7 +77,7 @@ class AsyncStreamReader(Generic[T]):
         self._read_available()
         try:
             self._loop.call_soon_threadsafe(self._attach_to_loop)
-        except RuntimeError:  # the loop is closed: nobody looks any more
+        except RuntimeError:  # the loop is closed, and there is no reader any more
             self._items.close()
 
     def _attach_to_loop(self) -> None:
@@ -94,7 +94,7 @@ class AsyncStreamReader(Generic[T]):
         self._notify()
 
     def _read_available(self) -> None:
-        """All there is without waiting."""
+        """Take all items that are available without waiting."""
         try:
             for item in self._items:
                 if item is None:

@@ -1,4 +1,4 @@
-"""Token ids over HTTP: Triton's generate_stream of the ``tensorrt_llm`` model."""
+"""Triton client: token ids over HTTP from generate_stream of the ``tensorrt_llm`` model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class TritonClient:
-    """Talks to one Triton server; safe to use from many threads at once."""
+    """Client of one Triton server; thread-safe."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TritonClient:
         self._reports_finish_reason = reports_finish_reason
         self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
         self.last_byte_at = 0.0
-        """When a stream last got a byte, by time.monotonic()."""
+        """When any stream last received a byte, by time.monotonic()."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,9 +65,9 @@ class TritonClient:
         await self._http.aclose()
 
     async def is_ready(self) -> bool:
-        """Whether Triton says that all its models are loaded; it says nothing of dead stubs.
+        """Readiness probe: whether Triton reports all models as loaded; dead stubs go unnoticed.
 
-        Waits for the answer as long as it takes; call it from one event loop only.
+        Has no timeout; call it from one event loop only.
         """
         try:
             response = await self._http.get("/v2/health/ready")
@@ -78,7 +78,7 @@ class TritonClient:
     def request(
         self, values: Mapping[str, Any], request_id: str | None = None, model: str = _MODEL
     ) -> HTTPStream:
-        """A request for `tokens` or `events`, not sent yet; its `abort` stops the engine."""
+        """Prepare a request for `tokens` or `events`; its `abort` stops the engine."""
         return self._request(values, request_id, self._timeout, model)
 
     def tokens(
@@ -93,7 +93,7 @@ class TritonClient:
         A `request` that pauses yields an empty list where it does.
 
         A starved HTTP thread of Triton (24.10) loses the last responses of a stream, and then ends
-        it as if nothing were missing, or not at all.
+        it normally, or never; see `http_thread_queues`.
         """
         finished: list[str] = []
         with closing(
@@ -112,7 +112,7 @@ class TritonClient:
             )
 
     def events(self, request: HTTPStream) -> Generator[list[dict[str, Any]], None, None]:
-        """As `tokens`, but whole events: each a response's outputs by name, tensors flattened."""
+        """Like `tokens`, but whole events: a response's outputs by name, tensors flattened."""
         return self._parsed_events(request, lambda payload: [self._event(payload)])
 
     def _parsed_events(
@@ -153,7 +153,8 @@ class TritonClient:
             )
 
     def stop(self, request_id: str, model: str = _MODEL) -> None:
-        """Stop a request that is queued or prefilling, where a closed connection goes unseen."""
+        """Stop a request by its id: while it is queued or in prefill, Triton does not notice a
+        closed connection."""
         values = {
             "input_ids": [0],
             "input_lengths": 1,
@@ -175,7 +176,7 @@ class TritonClient:
     def _parse_payloads(
         self, events: list[bytes], parse: Callable[[bytes], list[T]]
     ) -> tuple[list[T], CogTritonError | None]:
-        """What `parse` finds up to the first event that is an error, and that error."""
+        """Parsed values up to the first event that is an error, and that error."""
         found: list[T] = []
         try:
             for event in events:
@@ -221,7 +222,8 @@ class TritonClient:
 
 
 def _log_probs(event: Mapping[str, Any], count: int, payload: bytes) -> list[float]:
-    """Those of the event's `count` tokens, also where an engine sends all so far again."""
+    """Log probabilities of the event's `count` tokens: the last ones, where an engine repeats
+    earlier ones."""
     values = event.get("output_log_probs")
     found: list[Any] = values if isinstance(values, list) else [values]
     if len(found) < count or any(type(value) not in (float, int) for value in found):

@@ -1,8 +1,7 @@
-"""A streamed HTTP POST for the hot path: from the socket to the parser, no layers between.
+"""Streaming HTTP client for the hot path: socket reads passed straight to httptools (llhttp).
 
-httpx costs about 100 us of CPU for each network read; a stream of tokens is nothing but
-small reads. Parsing is httptools' (llhttp). Reads block, where each prediction has a thread of
-its own, or pause, where an event loop waits for all.
+httpx costs about 100 us of CPU a network read, and a token stream consists of small reads. Reads
+block, where each prediction has its own thread, or pause, where an event loop waits for all.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ _READ_SIZE = 65536
 
 
 class StreamTimeout(Exception):
-    """Nothing arrived for too long."""
+    """Nothing arrived within the timeout."""
 
 
 class StreamBroken(Exception):
-    """The connection could not be made, or ended in the middle of a response."""
+    """The connection failed, or ended in the middle of a response."""
 
 
 class HTTPStream:
-    """One POST and its response. Use as a context manager; leaving it hangs up."""
+    """One POST request and its streamed response; leaving the context closes the connection."""
 
     def __init__(self, host: str, port: int, path: str, body: bytes, timeout: float) -> None:
         """`timeout` is in seconds, for connecting and between reads."""
@@ -66,15 +65,15 @@ class HTTPStream:
         self._close()
 
     def head(self) -> Iterator[bytes]:
-        """Nothing, but for pauses as of `chunks`; then `status` and `is_event_stream` are known."""
+        """Read until `status` and `is_event_stream` are known; yields only pauses, see `chunks`."""
         while not self.status:
             yield from self._pause()
             self._read()
 
     def chunks(self) -> Iterator[bytes]:
-        """The body, as it arrives; raises StreamTimeout or StreamBroken.
+        """The body as it arrives; raises StreamTimeout or StreamBroken.
 
-        If it `pauses`, go on after a b"" when `fileno` is readable, or after `expire`.
+        If it `pauses`, continue after a b"" when `fileno` is readable, or after `expire`.
         """
         while True:
             if self._chunks:
@@ -92,11 +91,11 @@ class HTTPStream:
         return self._socket.fileno()
 
     def expire(self) -> None:
-        """Have `chunks`, which pauses, raise StreamTimeout."""
+        """Make a paused `chunks` raise StreamTimeout."""
         self._expired = True
 
     def abort(self) -> None:
-        """End the connection, from any thread; whoever reads it gets StreamBroken."""
+        """Close the connection, from any thread; its reader gets StreamBroken."""
         self._aborted = True
         if self._socket is not None:
             with suppress(OSError):

@@ -1,10 +1,10 @@
-"""Room in the queues of Triton's HTTP threads, which lose the responses that find none.
+"""Workaround: larger queues for Triton's HTTP threads, which drop responses when a queue is full.
 
-libevhtp hands a thread its responses through a pair of Unix sockets, and does not look whether
-they went in (evthr_defer; Triton 24.10 and later): with Linux's usual send buffer, a thread that
-gets no CPU is lost to what comes after 277 of them. Triton has no option for that, and makes the
-sockets itself; so they are borrowed from it (pidfd_getfd(2)) and given larger buffers. Containers
-mostly may not do that: there, net.core.wmem_default of the host decides.
+libevhtp passes responses to a thread through a pair of Unix sockets, without checking for errors
+(evthr_defer; Triton 24.10 and later): with Linux's default send buffer, a thread that gets no CPU
+loses every response after the first 277. Triton has no option for that and creates the sockets
+itself, so they are duplicated from it (pidfd_getfd(2)) and given larger buffers. Most containers
+do not permit that; there, net.core.wmem_default of the host decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 RESPONSE_BYTES = 768
-"""What a response takes in a queue, however long it is: the kernel counts whole buffers."""
+"""Bytes of a queue that one response takes, however long: the kernel counts whole buffers."""
 
 _SEND_BUFFER_BYTES = 8 << 20  # the kernel doubles it
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -26,10 +26,10 @@ _SO_SNDBUFFORCE = 32
 
 
 def enlarge_send_buffers(pid: int) -> int:
-    """Let each Unix socket of process `pid` hold 16 MB, or twice net.core.wmem_max.
+    """Set the send buffer of each Unix socket of process `pid` to 16 MB.
 
-    The latter without CAP_NET_ADMIN. Returns the bytes of the smallest, 0 if there is none. Raises
-    OSError where the system does not lend us the sockets of that process.
+    Without CAP_NET_ADMIN, to at most twice net.core.wmem_max. Returns the bytes of the smallest, 0
+    if there is none. Raises OSError if the system does not permit it.
     """
     with _pidfd(pid) as process:
         sockets = [
@@ -43,7 +43,7 @@ def enlarge_send_buffers(pid: int) -> int:
 
 
 def attainable_send_buffer() -> int:
-    """Bytes for a queue of a Triton that is started here."""
+    """Bytes of a queue of a Triton that is started on this machine."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with suppress(OSError), _pidfd(os.getpid()) as process:
@@ -52,7 +52,7 @@ def attainable_send_buffer() -> int:
 
 
 def _enlarge_send_buffer(process: int, number: int) -> int:
-    """The bytes of a socket's send buffer from now on, 0 if it is no Unix socket."""
+    """Enlarge a socket's send buffer; returns its bytes, 0 if it is no Unix socket."""
     descriptor = _LIBC.syscall(_PIDFD_GETFD, process, number, 0)
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

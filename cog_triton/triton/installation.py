@@ -1,4 +1,4 @@
-"""Where the tritonserver binary is, and what it needs around it to run Python models."""
+"""Triton installation: the tritonserver binary, its backends, and the environment it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """A tritonserver that can be started: `environment` is complete, not an addition."""
+    """A usable tritonserver; `environment` is complete, not an addition to ours."""
 
     binary: Path
     backend_directory: Path
@@ -28,11 +28,11 @@ class TritonInstallation:
 
 
 def find_installation(work_dir: Path, binary: Path | None = None) -> TritonInstallation:
-    """The given binary, the image's, PATH's, or the one in the nvidia-pytriton wheel.
+    """Find `binary`, the image's, PATH's, or the nvidia-pytriton wheel's tritonserver.
 
-    The wheel's server runs models in our own Python, and its Python backend is completed under
-    `work_dir`. Any other runs them in the Python that it came with, which gets this package and
-    nothing else of ours. Raises E2106 saying what to do.
+    The wheel's server runs models in our own Python, and its Python backend is assembled under
+    `work_dir`. Any other runs them in its own Python, to which only this package is added. Raises
+    E2106 saying what to do.
     """
     if binary is None:
         found = shutil.which("tritonserver")
@@ -79,9 +79,9 @@ def _from_wheel(work_dir: Path) -> TritonInstallation:
 
 
 def _link_backends(source: Path, stub: Path, target: Path) -> Path:
-    """The wheel keeps the stubs apart from the backend: bring the right one to its side.
+    """Link the wheel's backends into `target`, and put the stub, which it keeps apart, in place.
 
-    An image's files may not be written, and a copy has their modes: hence the links.
+    Links, since an image's files are read-only, and so would be the modes of copies.
     """
     placed = target / "python" / _STUB
     for path in source.rglob("*"):

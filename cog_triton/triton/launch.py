@@ -1,8 +1,8 @@
-"""The command line of Triton: a tritonserver alone, or under mpirun one for each rank.
+"""Launch command of Triton: one tritonserver, or under mpirun one a rank.
 
-In leader mode, rank 0 loads all models and answers requests; the others load the engine's model
-alone, and stay in its initialization. In orchestrator mode there is one tritonserver that spawns
-TensorRT-LLM's own workers, or none of these when all ranks are started beforehand. Source:
+In leader mode, rank 0 loads all models and serves requests; the others load the engine's model
+only, and stay in its initialization. In orchestrator mode there is one tritonserver that spawns
+TensorRT-LLM's own workers, or does not, when all ranks are started beforehand. Source:
 triton_backend/scripts/launch_triton_server.py of TensorRT-LLM 1.2.
 """
 
@@ -27,7 +27,7 @@ from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 EXIT_TIMEOUT_S = 5
 _RANK = Path(_rank.__file__).resolve()
-# What a rank on another machine needs of our environment: mpirun takes nothing of it there.
+# Variables that a rank on another machine needs: mpirun forwards none there.
 _FORWARDED_VARIABLES = re.compile(
     r"(LD_LIBRARY_)?PATH|PYTHON\w+|VIRTUAL_ENV|OPAL_PREFIX"
     r"|(CUDA|NCCL|NVIDIA|TLLM|TRTLLM|UCX)_\w+"
@@ -43,7 +43,7 @@ _WORKER_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
-    """One command for all processes of a Triton, in a complete environment.
+    """The command that starts all processes of a Triton, and its complete environment.
 
     `stop_signal`, sent to the command, lets running requests end within `EXIT_TIMEOUT_S`.
     """
@@ -54,10 +54,10 @@ class LaunchCommand:
 
 
 def world_size(settings: Settings, engine: int | None) -> int:
-    """How many tritonservers to start: WORLD_SIZE, else the ranks of the `engine`, else 1.
+    """Number of tritonservers to start: WORLD_SIZE, else the ranks of the `engine`, else 1.
 
     Raises:
-        InvalidArgument: WORLD_SIZE is not what engine and mode want.
+        InvalidArgument: WORLD_SIZE does not fit the engine or the mode.
     """
     given = settings.world_size
     if not settings.trtllm_orchestrator:
@@ -87,13 +87,13 @@ def launch_command(
     shm_prefix: str,
     world_size: int,
 ) -> LaunchCommand:
-    """How to start `world_size` ranks on `repository`; files of the moment go to `run_dir`.
+    """The command for `world_size` ranks on `repository`; temporary files go to `run_dir`.
 
-    The names of a rank's shared memory begin with `shm_prefix` and its number.
+    Names of a rank's shared memory begin with `shm_prefix` and its number.
 
     Raises:
         InvalidArgument: settings that contradict each other; names them.
-        TritonStartFailed: there is no mpirun, and one is needed.
+        TritonStartFailed: mpirun is needed and not found.
     """
     environment = dict(triton.environment)
     if settings.trtllm_orchestrator:
@@ -105,31 +105,35 @@ def launch_command(
         _tritonserver(settings, triton, repository, f"{shm_prefix}{rank}_", rank)
         for rank in range(world_size)
     ]
-    own = settings.cog_triton_rank
-    if own is not None:
-        if own >= world_size:
-            raise InvalidArgument(f"COG_TRITON_RANK={own}: must be less than {world_size}, all")
-        return LaunchCommand(argv=servers[own], environment=environment, stop_signal=signal.SIGTERM)
+    only_rank = settings.cog_triton_rank
+    if only_rank is not None:
+        if only_rank >= world_size:
+            raise InvalidArgument(
+                f"COG_TRITON_RANK={only_rank}: must be less than {world_size}, all"
+            )
+        return LaunchCommand(
+            argv=servers[only_rank], environment=environment, stop_signal=signal.SIGTERM
+        )
     hosts = _mpi_hosts(settings, repository, world_size)
     if world_size == 1 and not settings.trtllm_orchestrator:
         return LaunchCommand(argv=servers[0], environment=environment, stop_signal=signal.SIGTERM)
     per_host = world_size // max(len(hosts), 1)
     argv = [find_mpirun(settings, environment), "--allow-run-as-root", "--oversubscribe"]
-    # Bound, as mpirun does by default, all threads of a tritonserver would share one core.
+    # By default mpirun binds each process, with all its threads, to one core.
     argv += ["--bind-to", "none", *shlex.split(settings.mpirun_args)]
     forwarded = []
     if hosts:
         names = sorted(filter(_FORWARDED_VARIABLES.fullmatch, environment))
         forwarded = ["env", *(f"{name}={environment[name]}" for name in names)]
     else:
-        argv.append("--noprefix")  # else mpirun's own directories go before ours in PATH
+        argv.append("--noprefix")  # else mpirun puts its own directories before ours in PATH
     for rank, server in enumerate(servers):
         argv += [":"] if rank else []
         argv += ["-n", "1"]
         argv += ["--host", f"{hosts[rank // per_host]}:{per_host}"] if hosts else []
         argv += [sys.executable, "-S", "-I", str(_RANK), *forwarded, *server]
     environment[_rank.SHM_DIRECTORY] = f"/dev/shm/{shm_prefix}mpi"
-    if not hosts:  # files of its own go with ours; those that machines share are no place for them
+    if not hosts:  # with hosts, the run directory may be shared between machines, and is not used
         environment |= {
             "OMPI_MCA_orte_tmpdir_base": str(run_dir),
             "PRTE_MCA_prte_tmpdir_base": str(run_dir),
@@ -138,7 +142,7 @@ def launch_command(
 
 
 def find_mpirun(settings: Settings, environment: Mapping[str, str] = os.environ) -> str:
-    """MPIRUN, or the one in PATH; raises E2106 saying what to install."""
+    """Path of mpirun: MPIRUN, else from PATH; raises E2106 saying what to install."""
     given = str(settings.mpirun) if settings.mpirun else "mpirun"
     found = shutil.which(given, path=environment.get("PATH"))
     if found is None:
@@ -164,7 +168,7 @@ def _tritonserver(
     if rank:
         return [*argv, *_WORKER_OPTIONS]
     if _spawns_ranks(settings):
-        # The memory of the GPUs is for the workers.
+        # GPU memory is for the workers.
         argv += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
         argv += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(len(visible_gpus()))]
     for kind, port in (
@@ -181,7 +185,7 @@ def _spawns_ranks(settings: Settings) -> bool:
 
 
 def _mpi_hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
-    """MPI_HOSTS, which must agree with the num_nodes of the engine's model."""
+    """MPI_HOSTS, checked against num_nodes of the engine's model."""
     nodes = _num_nodes(repository)
     hosts = settings.mpi_host_names
     if nodes > 1 and not hosts:

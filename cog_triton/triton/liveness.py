@@ -1,4 +1,4 @@
-"""Whether the processes of a running tritonserver are all alive, and none is stopped."""
+"""Liveness of tritonserver's processes: detects that one died or was stopped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DEAD = ("", "Z", "X")
 
 
 class ProcessLiveness:
-    """Watches all that runs under one process; use as a context manager.
+    """Liveness watch over all descendants of one process; use as a context manager.
 
-    The death of a server or a stub is told by the kernel (pidfd_open(2)); that of any other
-    process is left to whoever started it. A SIGSTOP is seen in proc(5), within 0.25 s.
+    The kernel reports the death of a server or stub (pidfd_open(2)); that of other processes is
+    ignored. A SIGSTOP is seen in proc(5) within 0.25 s.
     """
 
     def __init__(self, root: int) -> None:
-        """`root` is the process that all of them descend from; start when they are ready."""
+        """`root` is their common ancestor; create this when all of them run."""
         self._pids = reaper.descendants(root)
         self._names = {pid: name for pid in self._pids if (name := _name(pid)) is not None}
         self._descriptors: dict[int, int] = {}
@@ -39,7 +39,7 @@ class ProcessLiveness:
         self._descriptors.clear()
 
     async def wait_for_failure(self) -> str:
-        """Wait until a process has died or was stopped; says which and what."""
+        """Wait until a process has died or was stopped; describes which and what."""
         loop = asyncio.get_running_loop()
         died = asyncio.Event()
         try:
@@ -54,7 +54,7 @@ class ProcessLiveness:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(died.wait(), _POLL_S)
                 states = {pid: _state(pid) for pid in self._pids}
-                # A server takes its stubs along: it is the one to name.
+                # A dying server takes its stubs along, so it is named first.
                 for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
                     if states[pid] in _DEAD:
                         return f"{self._describe(pid)} has died"
@@ -70,17 +70,17 @@ class ProcessLiveness:
 
 
 def tritonserver_pids(root: int) -> list[int]:
-    """Every tritonserver that runs under the process `root`."""
+    """Process ids of every tritonserver below the process `root`."""
     return [pid for pid in reaper.descendants(root) if _name(pid) == _SERVER]
 
 
 def _name(pid: int) -> str | None:
-    """What a process is called in errors, None if it is neither a server nor a stub."""
+    """Name of a process for errors, None if it is neither a server nor a stub."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # A program that is a script has its interpreter before it.
+    # A script has its interpreter as the first word.
     for place, word in enumerate(words[:2]):
         program = Path(word).name
         if program == _SERVER:
@@ -92,7 +92,7 @@ def _name(pid: int) -> str | None:
 
 
 def _state(pid: int) -> str:
-    """The letter of proc(5): T is stopped. Blank when there is no such process."""
+    """State letter of proc(5), e.g. T for stopped; blank if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Renders ``triton_model_repo/`` for one engine into a run directory, through protobuf."""
+"""Model repository: ``triton_model_repo/`` rendered for one engine, through protobuf."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def render_repository(family: EngineFamily, serve_config: ServeConfig, target: P
 
 
 def max_batch_size(repository: Path) -> int:
-    """How many requests the engine of a rendered repository runs at once."""
+    """Maximum batch size of the engine's model in a rendered repository."""
     return int(read_config(repository / ENGINE_MODEL / "config.pbtxt").max_batch_size)
 
 

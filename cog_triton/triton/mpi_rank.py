@@ -1,11 +1,11 @@
-"""One rank under mpirun: a tritonserver whose end, however it comes, is the end of all ranks.
+"""MPI rank wrapper: runs one tritonserver under mpirun so that its exit ends all ranks.
 
     python -S -I mpi_rank.py COMMAND...
 
-mpirun lets the others run on when a rank that never called MPI_Init exits with 0, and gives them a
-second between SIGTERM and SIGKILL. So here an end that nobody asked for is a failure, whatever its
-code; and SIGUSR1, which mpirun hands to the ranks of all machines, asks for an end in their own
-time: rank 0 stops, and its engine tells the others to. This needs nothing but the standard library.
+mpirun lets the other ranks continue when one that never called MPI_Init exits with 0, and gives
+them a second between SIGTERM and SIGKILL. So here an unrequested exit is a failure, whatever its code;
+and SIGUSR1, which mpirun forwards to the ranks of all machines, requests a graceful stop: rank 0
+stops, and its engine tells the others to. Uses the standard library only.
 Interfaces: mpirun(1) of Open MPI, prctl(2).
 """
 
@@ -20,20 +20,20 @@ from pathlib import Path
 from types import FrameType
 
 SHM_DIRECTORY = "OMPI_MCA_btl_vader_backing_directory"
-"""Where Open MPI 4 maps memory between ranks: what it leaves there when killed can be found."""
+"""Directory of Open MPI 4's shared memory, set so that leftovers of killed ranks are removed."""
 _PR_SET_PDEATHSIG = 1
-_PATIENCE_S = 6  # of the other ranks: tritonserver's own time to exit, and one second
+_LEADER_TIMEOUT_S = 6  # of the other ranks: tritonserver's exit timeout plus one second
 
 
 def main(command: list[str]) -> int:
-    """Run `command`: 0 if it ended after SIGUSR1, else its code, 128 + signal, or 1 for 0."""
+    """Run `command`; returns 0 after SIGUSR1, else its exit code, 128 + signal, or 1 for 0."""
     libc = ctypes.CDLL(None)
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
     process: subprocess.Popen[bytes] | None = None
     asked = stopped = False
 
     def in_child() -> None:
-        # mpirun signals our whole process group, and this one is for us alone.
+        # mpirun signals our whole process group; SIGUSR1 is for this wrapper only.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
@@ -42,7 +42,7 @@ def main(command: list[str]) -> int:
         if number == signal.SIGUSR1:
             asked = True
             if rank != "0":
-                signal.alarm(_PATIENCE_S)
+                signal.alarm(_LEADER_TIMEOUT_S)
                 return
         stopped = True
         if process is not None:

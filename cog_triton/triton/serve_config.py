@@ -1,4 +1,4 @@
-"""The serve config (COG_TRITON_CONFIG): arguments for the models of the repository."""
+"""Serve config (COG_TRITON_CONFIG): arguments for the models of the repository."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import yaml
 from cog_triton.errors import InvalidPredictorConfig, nearest
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
-# Models that one family of engines adds to the repository.
+# Models that one engine family adds to the repository.
 FAMILY_MODELS = ("vllm_model",)
-# Beside what is read here, a model's config of the seed has keys for the tools that deploy it: what
-# they are called in the environment of a server, None where they mean nothing to it.
+# Other keys in model configs of the original cog-triton, for its deployment tools: the environment
+# variable that has this meaning here, None if there is none.
 _DEPLOYMENT_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "instantiate": {"build": None},
     "server": {
@@ -30,7 +30,7 @@ _DEPLOYMENT_KEYS: Mapping[str, Mapping[str, str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """`arguments` maps each model's name to its arguments, as given."""
+    """Arguments by model name, unvalidated."""
 
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -38,8 +38,8 @@ class ServeConfig:
         """The arguments of one model, empty when none were given."""
         return self.arguments.get(model, {})
 
-    def with_defaults(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
-        """The same with these arguments of `model`, before any that it has."""
+    def with_overrides(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
+        """A copy with more arguments for `model`, which override those that it has."""
         return ServeConfig({**self.arguments, model: {**self.arguments_of(model), **arguments}})
 
 

@@ -1,5 +1,4 @@
-"""tritonserver, of one rank or more, as a supervised child: it starts whole or fails fast, and
-dies with us."""
+"""tritonserver process: started with all ranks or failing fast, stopped, and killed with us."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ _PORT_IN_USE = re.compile(r"Socket '\S*:(\d+)' already in use")
 
 
 class TritonServer:
-    """One tritonserver on one rendered model repository, logging to ``triton.log``."""
+    """A tritonserver of one or more ranks on a rendered repository, logging to ``triton.log``."""
 
     def __init__(
         self, settings: Settings, repository: Path, work_dir: Path, world_size: int = 1
     ) -> None:
-        """`world_size` is how many ranks to start, as `launch.world_size` gives it."""
+        """`world_size` is the number of ranks to start, from `launch.world_size`."""
         self._settings = settings
         self._world_size = world_size
         self._stop_signal = signal.SIGTERM
@@ -40,23 +39,23 @@ class TritonServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs; says nothing of its models' stubs."""
+        """Whether the process runs; ignores its models' stubs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def root_pid(self) -> int:
-        """The process that everything of Triton descends from; only while it is started."""
+        """Process id of the common ancestor of Triton's processes; only while it is started."""
         assert self._process is not None
         return self._process.process.pid
 
     async def start(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
-        """Start, wait for readiness, and prove it with `probe`, a real request.
+        """Start, wait for readiness, and verify it with `probe`, a real request.
 
-        Raises E2106 with the last log lines at the first sign of death, or when
-        TRITON_START_TIMEOUT has passed; nothing is left running then. The log of the start
-        before is kept as ``triton.previous.log``.
+        Raises E2106 with the last log lines as soon as the process dies, or after
+        TRITON_START_TIMEOUT; no process is left then. The log of the previous start is kept as
+        ``triton.previous.log``.
         """
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
@@ -81,11 +80,11 @@ class TritonServer:
             self.kill()
             raise
         for pid in liveness.tritonserver_pids(self.root_pid):
-            with suppress(OSError):  # `cog-triton doctor` tells what it means
+            with suppress(OSError):  # `cog-triton doctor` explains it
                 http_thread_queues.enlarge_send_buffers(pid)
 
     async def stop(self) -> None:
-        """Let running requests end for a few seconds, then stop whatever is left."""
+        """Let running requests end for a few seconds, then kill what is left."""
         if self._process is None:
             return
         self._process.signal(self._stop_signal)
@@ -95,19 +94,19 @@ class TritonServer:
         self.kill()
 
     def kill(self) -> None:
-        """Stop at once; nothing of it is left when this returns."""
+        """Kill all its processes; none is left when this returns."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def log_tail(self) -> str:
-        """The last lines of the log, without its tables of options and models."""
+        """The last lines of the log, without tables of options and models."""
         lines = self.log.read_text("utf-8", "replace").splitlines()
-        said = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
-        return "\n".join(said[-_TAIL_LINES:])
+        shown = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
+        return "\n".join(shown[-_TAIL_LINES:])
 
     def _port_in_use_hint(self) -> str:
-        """What to do if another program took one of its ports since they were looked at."""
+        """Error text for a port that another program took since it was checked, else blank."""
         found = _PORT_IN_USE.search(self.log.read_text("utf-8", "replace"))
         for name, (_, port) in self._settings.triton_ports.items():
             if found and int(found[1]) == port:

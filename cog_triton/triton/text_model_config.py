@@ -1,6 +1,7 @@
-"""Arguments of the text models, in the vocabulary of the seed and of TensorRT-LLM's templates.
+"""Config of Triton's text models (preprocessing, postprocessing, ensemble, BLS) from arguments.
 
-Every variable of those templates is either honoured or refused with the reason.
+Argument names are those of TensorRT-LLM's templates and of the original cog-triton. Every variable
+of those templates is either applied or rejected with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _INSTANCE_COUNTS: Mapping[str, str] = {
     "tensorrt_llm_bls": "bls_instance_count",
 }
 _TOKENIZER_TYPES = ("auto", "llama", "t5")
-# What only our own rendering writes.
+# Parameters that only our own rendering sets.
 _INTERNAL_PARAMETERS = ("engine_input_names",)
 _NO_IMAGES = "images are not served here, text alone is"
 _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
@@ -90,7 +91,7 @@ def _setters(config: Any) -> dict[str, Setter]:
 
 
 def _resolve_engine_dir(value: Any, engine_dir: Path) -> Any:
-    """The seed's configs name the image's engine directory, wherever the engine really is."""
+    """Replace the image's engine directory, which the original's configs name, by the real one."""
     return str(engine_dir) if isinstance(value, str) and Path(value) == IMAGE_ENGINE_DIR else value
 
 
@@ -125,7 +126,7 @@ def _set_queue_size(config: Any, name: str, value: Any) -> None:
 
 
 def _check_tokenizer_type(config: Any, name: str, value: Any) -> None:
-    """tokenizer.json tells the type itself; TensorRT-LLM has dropped the argument, too."""
+    """Check and ignore: tokenizer.json has the type, and TensorRT-LLM dropped the argument."""
     if value not in _TOKENIZER_TYPES:
         raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
 

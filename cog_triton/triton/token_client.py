@@ -1,4 +1,4 @@
-"""``cog-triton client``: text to token ids, and what is printed of the answer."""
+"""Token client (``cog-triton client``): tokenizes a prompt, sends it, prints the response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cog_triton.triton.token_request import TokenRequest, send_token_request
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids and, unless ids were given, the text and the tokenizer that they came from."""
+    """Token ids and, unless given as ids, the text and the tokenizer that they come from."""
 
     ids: Sequence[int]
     text: str | None = None
@@ -25,17 +25,17 @@ class TokenPrompt:
 
     @property
     def end_id(self) -> int | None:
-        """The tokenizer's end of sequence."""
+        """The tokenizer's end-of-sequence id, if any."""
         if self.tokenizer is None or self.tokenizer.eos_token is None:
             return None
         return self.tokenizer.token_id(self.tokenizer.eos_token)
 
 
 def load_prompt(ids: Sequence[int] | None, text: str, tokenizer_dir: Path | None) -> TokenPrompt:
-    """The ids if given, else `text` by the tokenizer of `tokenizer_dir` or of ENGINE_DIR.
+    """The given ids, else `text` encoded by the tokenizer of `tokenizer_dir` or ENGINE_DIR.
 
     Raises:
-        TritonTokenizerError: there is no usable tokenizer, and it is needed.
+        TritonTokenizerError: a tokenizer is needed and not usable.
     """
     if ids is not None:
         return TokenPrompt(
@@ -54,7 +54,7 @@ def load_prompt(ids: Sequence[int] | None, text: str, tokenizer_dir: Path | None
 def send_and_print(
     url: str, timeout: float, prompt: TokenPrompt, request: TokenRequest, say: Callable[[str], None]
 ) -> None:
-    """Ask Triton at `url`, and tell the answer as TensorRT-LLM's own client does."""
+    """Send the request to Triton at `url`; print the response as TensorRT-LLM's client does."""
     client = TritonClient(_base_url(url), timeout, _to_error)
     try:
         answer = send_token_request(client, request, lambda ids: say(str(ids)))

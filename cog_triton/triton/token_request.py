@@ -1,4 +1,4 @@
-"""One request of token ids to the engine's model, as the client of TensorRT-LLM's backend makes it.
+"""Token request to the engine's model, as sent by the client of TensorRT-LLM's backend.
 
 Source: triton_backend/inflight_batcher_llm/client/inflight_batcher_llm_client.py of TensorRT-LLM
 1.2. The tensors are those of its numeric contract, sent over HTTP.
@@ -34,10 +34,11 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """What is asked; `sampling` has only what is to be sent, by the names of `SamplingParams`.
+    """Request parameters; `sampling` has those to send, by the names of `SamplingParams`.
 
-    `stop_after_ms` 0 is never; the engine is stopped by a second request with the same id or, with
-    `stop_by_disconnect`, by closing the connection, which loses an answer that is not streamed.
+    With `stop_after_ms` above 0, the engine is stopped after that time by a second request with the
+    same id or, with `stop_by_disconnect`, by closing the connection, which loses a response that is
+    not streamed.
     """
 
     input_ids: Sequence[int]
@@ -61,7 +62,7 @@ class TokenRequest:
         SamplingParams(max_tokens=self.output_len, **self.sampling)  # type: ignore[arg-type]
 
     def values(self) -> dict[str, Any]:
-        """The request as JSON values; what was not given is left to the engine."""
+        """The request as JSON values; unset ones are left to the engine's defaults."""
         sampling = {name: self.sampling.get(key) for name, key in _SAMPLING.items()}
         optional = {
             **sampling,
@@ -82,9 +83,9 @@ class TokenRequest:
 
 @dataclass(slots=True)
 class TokenResponse:
-    """`sequences` are generated token ids, a list for each beam or sequence, without the input.
+    """Generated token ids without the input, in `sequences` by beam or sequence.
 
-    `stopped` tells that a stop was sent before the end.
+    `stopped` says whether a stop was sent before the end.
     """
 
     sequences: list[list[int]]
@@ -93,43 +94,43 @@ class TokenResponse:
 
 def send_token_request(
     client: TritonClient,
-    question: TokenRequest,
+    request: TokenRequest,
     on_tokens: Callable[[list[int]], None] = lambda ids: None,
 ) -> TokenResponse:
-    """Send `question` and wait for all of its answer; `on_tokens` gets what streams in.
+    """Send `request` and wait for the complete response; `on_tokens` gets streamed ids.
 
     Raises the coded error of the engine or of the connection.
     """
-    request_id = question.request_id or f"client-{os.getpid()}-{next(_numbers)}"
-    request = client.request(question.values(), request_id, question.model)
+    request_id = request.request_id or f"client-{os.getpid()}-{next(_numbers)}"
+    http = client.request(request.values(), request_id, request.model)
     stopper = _DelayedStop(
-        question.stop_after_ms,
-        request.abort
-        if question.stop_by_disconnect
-        else lambda: client.stop(request_id, question.model),
+        request.stop_after_ms,
+        http.abort
+        if request.stop_by_disconnect
+        else lambda: client.stop(request_id, request.model),
     )
     found: dict[int, list[int]] = {}
     try:
         with stopper:
-            for events in client.events(request):
+            for events in client.events(http):
                 for event in events:
-                    for place, ids in _sequences(event, question):
-                        found.setdefault(place, []).extend(ids)
-                        if question.streaming:
+                    for index, ids in _sequences(event, request):
+                        found.setdefault(index, []).extend(ids)
+                        if request.streaming:
                             on_tokens(ids)
     except CogTritonError:
-        if not (stopper.stopped and question.stop_by_disconnect):
+        if not (stopper.stopped and request.stop_by_disconnect):
             raise
     if stopper.error is not None:
         raise stopper.error
-    sequences = [found[place] for place in sorted(found)]
-    if not (question.streaming or question.exclude_input):
-        sequences = [ids[len(question.input_ids) :] for ids in sequences]
+    sequences = [found[index] for index in sorted(found)]
+    if not (request.streaming or request.exclude_input):
+        sequences = [ids[len(request.input_ids) :] for ids in sequences]
     return TokenResponse(sequences or [[]], stopper.stopped)
 
 
 class _DelayedStop:
-    """Calls `stop` once, some time after the start, unless the end comes first."""
+    """Timer that calls `stop` once after a delay, unless its context is left earlier."""
 
     def __init__(self, after_ms: int, stop: Callable[[], None]) -> None:
         self._after_s = after_ms / 1000
@@ -159,19 +160,19 @@ class _DelayedStop:
             self.error = error
 
 
-def _sequences(event: Mapping[str, Any], question: TokenRequest) -> list[tuple[int, list[int]]]:
-    """Token ids of an event by their place; flattened beams are as long as the longest."""
+def _sequences(event: Mapping[str, Any], request: TokenRequest) -> list[tuple[int, list[int]]]:
+    """Token ids of an event by index of beam or sequence; beams are padded to the longest."""
     ids = _whole_numbers(event, "output_ids")
     if not ids:
         return []
     lengths = _whole_numbers(event, "sequence_length")
     first = next(iter(_whole_numbers(event, "sequence_index")), 0)
-    if question.beam_width == 1:
-        return [(first, ids[: lengths[0]] if lengths and not question.streaming else ids)]
-    width = len(ids) // question.beam_width
-    if width * question.beam_width != len(ids) or len(lengths) != question.beam_width:
+    if request.beam_width == 1:
+        return [(first, ids[: lengths[0]] if lengths and not request.streaming else ids)]
+    width = len(ids) // request.beam_width
+    if width * request.beam_width != len(ids) or len(lengths) != request.beam_width:
         raise TritonMalformedEvent(
-            f"{len(ids)} output_ids and {len(lengths)} lengths for {question.beam_width} beams"
+            f"{len(ids)} output_ids and {len(lengths)} lengths for {request.beam_width} beams"
         )
     return [
         (beam, ids[beam * width : beam * width + length]) for beam, length in enumerate(lengths)
@@ -179,7 +180,7 @@ def _sequences(event: Mapping[str, Any], question: TokenRequest) -> list[tuple[i
 
 
 def _whole_numbers(event: Mapping[str, Any], name: str) -> list[int]:
-    """A tensor; Triton writes one of a single element as a bare number."""
+    """An integer tensor as a list; Triton writes a single element as a bare number."""
     value = event.get(name, [])
     numbers: list[int] = value if isinstance(value, list) else [value]
     if any(type(number) is not int for number in numbers):
@@ -188,7 +189,7 @@ def _whole_numbers(event: Mapping[str, Any], name: str) -> list[int]:
 
 
 def read_ids(path: Path) -> list[int]:
-    """Token ids of the first row of a CSV file; raises E1005 naming the file and what is wrong."""
+    """Read token ids from the first row of a CSV file; raises E1005 naming file and reason."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             row = next(csv.reader(file), [])
@@ -200,7 +201,7 @@ def read_ids(path: Path) -> list[int]:
 
 
 def parse_ids(name: str, words: Sequence[str]) -> list[int]:
-    """Token ids from their decimal words; raises E1005."""
+    """Parse decimal token ids; raises E1005."""
     for word in words:
         if not word.strip().isdecimal():
             raise InvalidArgument(f"{name}: {word!r} is not a token id")

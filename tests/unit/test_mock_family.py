@@ -211,11 +211,11 @@ def test_rendered_repository_has_the_options_and_extra_inputs(engine: Path, tmp_
 
 def test_environment_settings_override_the_serve_config() -> None:
     config = ServeConfig({"tensorrt_llm": {"tps": 1, "jitter": 0.5}, "ensemble": {"a": 1}})
-    assert config.with_defaults("tensorrt_llm", {"tps": 9}).arguments == {
+    assert config.with_overrides("tensorrt_llm", {"tps": 9}).arguments == {
         "tensorrt_llm": {"tps": 9, "jitter": 0.5},
         "ensemble": {"a": 1},
     }
-    assert ServeConfig().with_defaults("tensorrt_llm", {}).arguments_of("tensorrt_llm") == {}
+    assert ServeConfig().with_overrides("tensorrt_llm", {}).arguments_of("tensorrt_llm") == {}
 
 
 def tensors(**own: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The arguments of a build config against the options of its scripts, before anything runs."""
+"""Argument check: a config's arguments against its scripts' options, before anything runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 from cog_triton.builder.command_line import ArgumentValue, command_line, shown
 from cog_triton.builder.example_families import Script
-from cog_triton.builder.options.option import Option, Options, Unreadable
-from cog_triton.builder.options.probe import LIMIT_S, reading
+from cog_triton.builder.options.option_types import Option, Options, Unreadable
+from cog_triton.builder.options.probe import LIMIT_S, probing
 from cog_triton.builder.options.recorded import known_options
 from cog_triton.builder.plan import Step
 from cog_triton.errors import UnknownArgument, nearest
@@ -20,14 +20,14 @@ _TYPES: dict[str, tuple[Callable[[str], object], str]] = {
     "int": (int, "must be a whole number"),
     "float": (float, "must be a number"),
 }
-# The fewest and the most values; whatever is not here takes any number.
+# Fewest and most values by nargs; what is not listed takes any number.
 _COUNTS: dict[str | None, tuple[int, int | None]] = {
     None: (1, 1),
     "?": (0, 1),
     "+": (1, None),
     "A...": (1, None),
 }
-# What argparse takes for a value although it starts with a dash.
+# What argparse takes as a value although it starts with a dash.
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -45,24 +45,24 @@ def check_arguments(
         UnknownArgument: one line for each mistake of each step: YAML path, value and rule.
     """
     lines: list[str] = []
-    everything = True
+    complete = True
     with contextlib.ExitStack() as stack:
         # All at once: most of the time goes into the scripts' imports.
-        waits = [stack.enter_context(_reading(step.script, limit_s)) for step in steps]
+        waits = [stack.enter_context(_probed(step.script, limit_s)) for step in steps]
         for step, wait in zip(steps, waits, strict=True):
             found = wait()
             label = PurePosixPath(step.script.name).name
             if isinstance(found, Unreadable):
-                everything = False
+                complete = False
                 echo(f"[check] {step.name}: ARGUMENTS NOT CHECKED: {label}: {found.reason}")
                 continue
             mistakes = list(mistakes_of(step.args, found.options, label))
             lines += [f"{step.name}.args{mistake}" for mistake in mistakes]
-            open_ones = [] if found.options.complete else _unlisted(step.args, found.options)
-            if open_ones:
-                everything = False
+            unlisted = [] if found.options.complete else _unlisted(step.args, found.options)
+            if unlisted:
+                complete = False
                 echo(
-                    f"[check] {step.name}: ARGUMENTS NOT CHECKED: {', '.join(open_ones)}: {label}"
+                    f"[check] {step.name}: ARGUMENTS NOT CHECKED: {', '.join(unlisted)}: {label}"
                     " also takes options that it does not list"
                 )
             elif not mistakes:
@@ -71,38 +71,38 @@ def check_arguments(
                 )
     if lines:
         raise UnknownArgument("\n".join(lines))
-    return everything
+    return complete
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Options, and in brackets where they were read if it was not in the script itself."""
+    """Options, and in brackets their source if that is not the script itself."""
 
     options: Options
     source: str = ""
 
 
 @contextlib.contextmanager
-def _reading(script: Script, limit_s: float) -> Iterator[Callable[[], _Found | Unreadable]]:
-    """The options of `script` from itself, or as they are recorded; the result waits for them."""
+def _probed(script: Script, limit_s: float) -> Iterator[Callable[[], _Found | Unreadable]]:
+    """Start a probe of `script`; what this yields waits for its options, probed or recorded."""
     if not script.here:
-        yield lambda: _recorded(script, Unreadable(script.problem or ""))
+        yield lambda: _recorded_or(Unreadable(script.problem or ""), script)
     else:
-        with reading(script.python, script.path, limit_s) as wait:
+        with probing(script.python, script.path, limit_s) as wait:
 
             def found() -> _Found | Unreadable:
                 options = wait()
                 if isinstance(options, Unreadable):
-                    return _recorded(script, options)
+                    return _recorded_or(options, script)
                 return _Found(options)
 
             yield found
 
 
-def _recorded(script: Script, otherwise: Unreadable) -> _Found | Unreadable:
+def _recorded_or(unreadable: Unreadable, script: Script) -> _Found | Unreadable:
     known = known_options(script.name)
     if known is None:
-        return otherwise
+        return unreadable
     return _Found(known.options, f" (as recorded from {known.source})")
 
 
@@ -111,7 +111,7 @@ def _unlisted(args: Mapping[str, ArgumentValue], options: Options) -> list[str]:
 
 
 def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str) -> Iterator[str]:
-    """What is wrong with `args`, each to be read after the YAML path of the arguments."""
+    """Mistakes in `args`, each a text that continues the YAML path of the arguments."""
     given: list[Option] = []
     for key, value in args.items():
         matches = _named(key, options)
@@ -140,7 +140,7 @@ def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str
 
 
 def _named(key: str, options: Options) -> list[Option]:
-    """The option called `key`, or all those that it may be short for."""
+    """The option named `key`, or all those that it may abbreviate."""
     exact = [option for option in options.options if key in option.names]
     if exact or not options.abbreviations:
         return exact

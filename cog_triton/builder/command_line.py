@@ -1,4 +1,4 @@
-"""What the value of an argument in a build config means on a command line: one thing each."""
+"""Command line of a step: each value of an argument in a build config has one meaning there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command_line(args: Mapping[str, ArgumentValue]) -> list[str]:
 
 
 def shown(value: ArgumentValue) -> str:
-    """`value` as a message has it: on one line, and not endless."""
+    """`value` for a message: one line of limited length."""
     if value is None or isinstance(value, bool):
         return {None: "no value", True: "true", False: "false"}[value]
     return repr(value)[:_SHOWN_LENGTH]

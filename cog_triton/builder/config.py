@@ -1,4 +1,4 @@
-"""The build config: what it may hold, checked once, here."""
+"""Build config: its schema and rules, checked once when it is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cog_triton.builder.legacy.image_paths import MODEL, relative
 from cog_triton.download import redaction
 from cog_triton.errors import BuildConfigInvalid
 
-# What the builder itself keeps in the work directory.
+# Names that the builder itself uses in the work directory.
 RESERVED = (MODEL, "logs", "stamps", "python")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -85,10 +85,10 @@ def _variables(value: dict[str, str | int | float]) -> dict[str, str | int | flo
 
 
 def token(value: SecretStr) -> SecretStr:
-    """`value` without the white space around it, as a file's last line end.
+    """Hugging Face token: `value` without white space around it, as a file's last line end.
 
     Raises:
-        ValueError: that is no single word.
+        ValueError: it is not a single word.
     """
     word = value.get_secret_value().strip()
     if not re.fullmatch(r"[!-~]+", word):
@@ -203,7 +203,7 @@ class BuildConfig(BaseModel):
         for key in ("revision", "files"):
             if self.model_tar_url is not None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
-        self._outputs_apart()
+        self._outputs_do_not_overlap()
         for name, step in self.steps():
             ranks = _ranks(step.args)
             if ranks is not None and self.world_size not in (None, ranks):
@@ -213,8 +213,8 @@ class BuildConfig(BaseModel):
                 raise ValueError(f"world_size {self.world_size}: {name}.args has {given}")
         return self
 
-    def _outputs_apart(self) -> None:
-        """A step's old output is removed before it runs: it must be nobody else's."""
+    def _outputs_do_not_overlap(self) -> None:
+        """Refuse shared output directories: one is emptied before its step runs."""
         taken: dict[PurePosixPath, str] = {PurePosixPath(name): "the builder" for name in RESERVED}
         for name, step in self.steps():
             path = PurePosixPath(relative(step.output_dir))
@@ -242,7 +242,7 @@ class BuildConfig(BaseModel):
 
 
 def _ranks(args: dict[str, ArgumentValue]) -> int | None:
-    """How many ranks a step's arguments ask for, if they say so."""
+    """Ranks that a step's arguments ask for; None if they do not say."""
     sizes = [args[key] for key in PARALLELISM if isinstance(args.get(key), int)]
     product = 1
     for size in sizes:
@@ -265,7 +265,7 @@ def load_config(path: Path) -> BuildConfig:
 
 
 def parse_config(text: str, origin: str) -> BuildConfig:
-    """As `load_config`, from the YAML text; `origin` names it in errors."""
+    """Check a build config given as YAML text, as `load_config`; `origin` names it in errors."""
     raw = config_yaml.load(text, origin)
     try:
         return BuildConfig.model_validate(raw)

@@ -1,4 +1,4 @@
-"""What is wrong with a build config, a line for each mistake."""
+"""Error text of an invalid build config: one line for each mistake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAPPINGS = {
 
 
 def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
-    """One line per mistake: YAML path, value, rule, and the nearest of what it may be.
+    """One line per mistake: YAML path, value, rule, and the nearest valid key or value.
 
     Args:
         known: the keys that there are, at the top (``""``) and in a step (``"step"``).
@@ -64,7 +64,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
 
 
 def _address(value: object) -> str:
-    """`value`, which should be a URL, without what may be secret in it."""
+    """`value`, which should be a URL, redacted."""
     try:
         address = redaction.shown(value) if isinstance(value, str) else "***"
     except ValueError:

@@ -1,4 +1,4 @@
-"""The schema of build configs as JSON, for editors, and as a table, for readers."""
+"""JSON schema of build configs, for editors, and tables of their keys, for readers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The text of a build config, from wherever a prediction says that it is."""
+"""Config source: reads a build config from a path, an http(s), file or data URL, or the text."""
 
 from __future__ import annotations
 
+import base64
 import time
-import urllib.request
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import httpx
 
@@ -18,7 +18,7 @@ _SHOWN_LENGTH = 200
 
 
 def fetch(address: str) -> tuple[str, str]:
-    """The text at `address`, and the name that errors may give it.
+    """Fetch the text at `address`; returns it and the name that errors may give it.
 
     Args:
         address: a path, or an ``http(s)://``, ``file:///path`` or ``data:`` URL, of UTF-8 text
@@ -27,7 +27,7 @@ def fetch(address: str) -> tuple[str, str]:
     Raises:
         BuildConfigInvalid: names the address, without its secrets, and the rule.
     """
-    name = _named(address)
+    name = _shown_name(address)
     content = _read(address, name)
     if len(content) > MAX_BYTES:
         raise BuildConfigInvalid(f"config={name!r}: is longer than {MAX_BYTES} bytes")
@@ -37,7 +37,7 @@ def fetch(address: str) -> tuple[str, str]:
         raise BuildConfigInvalid(f"config={name!r}: is not UTF-8 text: {error}") from None
 
 
-def _named(address: str) -> str:
+def _shown_name(address: str) -> str:
     if "\n" in address:
         return "the text"
     if address.startswith("data:"):
@@ -49,7 +49,7 @@ def _named(address: str) -> str:
 
 
 def _read(address: str, name: str) -> bytes:
-    """What is there, or more than `MAX_BYTES` of it."""
+    """The content, or its first bytes if it is longer than `MAX_BYTES`."""
     if "\n" in address:
         return address.encode("utf-8", "surrogatepass")
     if address.startswith("data:"):
@@ -67,10 +67,13 @@ def _read(address: str, name: str) -> bytes:
 
 
 def _decode(address: str) -> bytes:
+    kind, comma, data = address.rstrip().removeprefix("data:").partition(",")
+    if not comma:
+        raise BuildConfigInvalid("config: not a data URL: it has no comma")
+    content = unquote_to_bytes(data)
     try:
-        with urllib.request.urlopen(address) as content:
-            return bytes(content.read())
-    except (ValueError, OSError) as error:  # binascii.Error is a ValueError
+        return base64.decodebytes(content) if kind.endswith(";base64") else content
+    except ValueError as error:
         raise BuildConfigInvalid(f"config: not a data URL: {error}") from None
 
 

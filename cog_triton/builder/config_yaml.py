@@ -1,4 +1,4 @@
-"""YAML to plain values, refusing what YAML itself would let pass."""
+"""Strict YAML loader: refuses duplicate keys, which YAML libraries let pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _described(error: yaml.YAMLError) -> str:
-    """What is wrong, and where; without the line itself, which may hold a token."""
+    """The error and its position, without the line itself, which may hold a token."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return str(error)
     parts = ((error.problem_mark, error.problem), (error.context_mark, error.context))
@@ -40,7 +40,7 @@ def _described(error: yaml.YAMLError) -> str:
 
 
 def load(text: str, origin: str) -> dict[Any, Any]:
-    """The mapping that `text` is; raises BuildConfigInvalid, which `origin` begins."""
+    """Parse `text`, which must be a mapping; raises BuildConfigInvalid, which `origin` begins."""
     try:
         raw = yaml.load(text, _Loader)
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""Where the scripts of a build are: our own example family, and those of TensorRT-LLM."""
+"""Example families: the build scripts of this package and those of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Script:
-    """What a step runs: `name` is its path below the examples, or a command's name.
+    """A script or command that a step runs: `name` is its path below the examples, or its name.
 
     `argv` begins the command line, `python` is what its code runs in, and `problem` says why it
     cannot be run on this machine.
@@ -55,7 +55,7 @@ class Script:
 
 
 class Families:
-    """The example families of this machine, and those of TensorRT-LLM even if it is not here."""
+    """Example families on this machine, and TensorRT-LLM's as recorded if it is not installed."""
 
     def __init__(self, own: Path = OWN, tensorrt_llm: Path | None = None) -> None:
         """`tensorrt_llm` is what holds its ``examples``, by default TRTLLM_DIR.
@@ -74,7 +74,7 @@ class Families:
             raise InvalidArgument(f"COG_TRITON_STEP_PYTHON={self.python!r}: is no program")
 
     def find(self, name: str) -> str:
-        """The family that a config calls `name`, as its path below the examples.
+        """Find the family that a config calls `name`; its path below the examples.
 
         Raises:
             UnknownExample: lists what there is.
@@ -98,7 +98,7 @@ class Families:
         return f"{family}/{script}" in self._paths()
 
     def script(self, family: str, step: StepConfig, where: str) -> Script:
-        """What `step`, which the config calls `where`, runs; `family` as `find` has it.
+        """Find what `step`, which the config calls `where`, runs; `family` is `find`'s.
 
         Raises:
             UnknownScript: lists the scripts of the family.
@@ -151,7 +151,7 @@ class Families:
 
 
 def _recorded() -> Iterator[str]:
-    """TensorRT-LLM's scripts as they are recorded, without what an older layout had elsewhere."""
+    """TensorRT-LLM's recorded scripts, without those that an older layout had elsewhere."""
     families = {name: str(PurePosixPath(name).parent) for name in known_scripts() if "/" in name}
     for name, family in families.items():
         if not any(f"{group}/{family}" in families.values() for group in _GROUPS):
@@ -167,7 +167,7 @@ def _absent(name: str) -> str:
 
 
 def _scripts_below(root: Path, places: list[str]) -> Iterator[str]:
-    """Names with an underscore before them are a family's own helpers."""
+    """Scripts in `places`; a name that begins with an underscore is a helper of its family."""
     for place in places:
         for path in root.glob(f"{place}/*.py"):
             if not path.name.startswith("_"):

@@ -1,4 +1,4 @@
-"""One build as a process of its own, from a config's address to an engine's.
+"""Build job: one build as a process, from the config's address to the uploaded engine.
 
 ``python -m cog_triton.builder.job FILE``, the file being the job as JSON, which is removed: unlike
 a thread it can be stopped at any point, and what it holds in memory goes with it. Progress is on
@@ -24,12 +24,12 @@ from cog_triton.builder.steps import cancellable
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
 
-# While an interrupted step has its own grace, the job must not be killed.
+# Longer than the grace period of a step: the job must not be killed while its step ends.
 GRACE_S = 15.0
 
 
 class Job(BaseModel):
-    """What to build, and where it goes."""
+    """A build to run: config, output, workspace, token and upload URL."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +45,7 @@ class Job(BaseModel):
     """Where engine.tar is PUT when it is done."""
 
     def run(self, echo: Callable[[str], None]) -> None:
-        """Do it; `echo` gets every line of progress. Raises the coded error that ended it."""
+        """Run the job; `echo` gets every line of progress. Raises the coded error that ended it."""
         text, name = config_source.fetch(self.config)
         config = parse_config(text, name)
         if self.hf_token is not None:

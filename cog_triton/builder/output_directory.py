@@ -1,4 +1,4 @@
-"""Which directory a step really wrote: scripts change the one that they are given."""
+"""Output directory of a step: finds where its script really wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cog_triton.errors import BuildStepFailed
 
 
 def written(step: Step, since_ns: int) -> Path:
-    """The directory that holds the files of `step`, which ended well and began at `since_ns`.
+    """Find the directory with the files of `step`, which succeeded and began at `since_ns`.
 
     It is `output_dir`, or the only directory below it that has files, as ``c-model/gpt2/1-gpu``;
     or the only such one below another directory that the arguments name.

@@ -1,4 +1,4 @@
-"""Passes on what a step says, while it runs: shown, logged, and its end kept for an error."""
+"""Output stream of a step: echoed and logged live, secrets redacted, last lines kept for errors."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 Echo = Callable[[str], None]
 LAST_LINES = 40
 LONGEST = 8192
-"""Characters of a line; what a longer one has beyond is told as further lines."""
+"""Characters of a line; the rest of a longer one becomes further lines."""
 _REDRAW_S = 5.0
-_BLOT = "***"
+_REDACTED = "***"
 
 
-class Relay:
-    """To `echo`, prefixed by the step's `name`, and to the file `log`; for a thread of its own.
+class OutputStream:
+    """Reader of a step's output: to `echo`, prefixed by the step's `name`, and to the file `log`.
 
-    `secrets` are blotted out of both.
+    `secrets` are redacted in both. `run` is for a thread of its own.
     """
 
     def __init__(self, name: str, log: Path, echo: Echo, secrets: Sequence[str]) -> None:
         self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         """The last lines, without their ends."""
-        self.heard = time.monotonic()
-        """When the last line came."""
+        self.last_line_at = time.monotonic()
+        """Time of the last line, of `time.monotonic`."""
         self.failure: BaseException | None = None
         """Why `run` ended before its source did."""
         self._name, self._log, self._echo = name, log, echo
@@ -34,11 +34,11 @@ class Relay:
 
     @property
     def text(self) -> str:
-        """The last lines, as a text."""
+        """The last lines as one text."""
         return "\n".join(self.last)
 
     def run(self, source: io.TextIOWrapper) -> None:
-        """Until `source` ends, or `failure`; then the step's next word ends the step."""
+        """Read until `source` ends or a `failure`, after which the step's next write ends it."""
         try:
             with source, self._log.open("w", encoding="utf-8") as file:
                 self._run(source, file)
@@ -46,28 +46,28 @@ class Relay:
             self.failure = error
 
     def _run(self, source: io.TextIOWrapper, file: io.TextIOWrapper) -> None:
-        """Of a line that is redrawn, as bars are, few states are told."""
-        redrawn, told = False, 0.0
-        for line in self._blotted(source):
+        """Of a line that is redrawn, as progress bars are, few states are echoed."""
+        redrawn, echoed_at = False, 0.0
+        for line in self._redacted(source):
             file.write(line)
             file.flush()
-            self.heard = time.monotonic()
+            self.last_line_at = time.monotonic()
             if redrawn and self.last:
                 self.last.pop()
             redrawn = line.endswith("\r")
             self.last.append(line.rstrip("\r\n"))
-            if not redrawn or self.heard - told >= _REDRAW_S:
-                told = self.heard
-                self.tell(self.last[-1])
+            if not redrawn or self.last_line_at - echoed_at >= _REDRAW_S:
+                echoed_at = self.last_line_at
+                self.say(self.last[-1])
 
-    def _blotted(self, source: io.TextIOWrapper) -> Iterator[str]:
+    def _redacted(self, source: io.TextIOWrapper) -> Iterator[str]:
         """Lines, long ones in pieces, none of which ends within a secret."""
         held = max(map(len, self._secrets), default=1) - 1
         kept = ""
         while piece := source.readline(LONGEST):
             line = kept + piece
             for secret in self._secrets:
-                line = line.replace(secret, _BLOT)
+                line = line.replace(secret, _REDACTED)
             is_whole = len(piece) < LONGEST or piece.endswith(("\n", "\r"))
             cut = len(line) if is_whole else max(0, len(line) - held)
             kept = line[cut:]
@@ -76,6 +76,6 @@ class Relay:
         if kept:
             yield kept
 
-    def tell(self, line: str) -> None:
-        """Show a line as one of the step's."""
+    def say(self, line: str) -> None:
+        """Echo a line as one of the step's."""
         self._echo(f"[{self._name}] {line}")

@@ -1,5 +1,4 @@
-"""An engine directory becomes engine.tar: with its tokenizer, the config it was built from, and its
-manifest."""
+"""Packaging of an engine directory as engine.tar, with tokenizer, build config and manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from cog_triton.inspection import required_files
 Echo = Callable[[str], None]
 
 CONFIG_NAME = "build_config.yaml"
-# Of a model as the hub has it.
+# Tokenizer files of a model on the hub.
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,14 +29,14 @@ _TOKENIZER = (
     "chat_template.json",
     "generation_config.json",
 )
-# What a tokenizer without tokenizer.json is made of.
+# Files of a slow tokenizer, which has no tokenizer.json.
 _SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
 _LARGE = 1 << 30
 _TENTHS = 10
 
 
 def check(output: Path) -> None:
-    """Raise InvalidArgument unless an engine.tar can get the name `output`: better before a build.
+    """Check, before a build, that an engine.tar can be written to `output`.
 
     Raises:
         InvalidArgument: its suffix is no tar's, it is a directory, or it lies where none can be
@@ -75,6 +74,7 @@ def write(
         EngineIncompatible: NVIDIA's driver does not work.
         DiskFull: there is no room for `output`.
     """
+    text = config.to_yaml().encode()
     described = _read_config(engine_dir)
     files = engine_manifest.files_of(engine_dir)
     files.pop(MANIFEST_NAME, None)
@@ -87,7 +87,6 @@ def write(
         )
     if problem:
         raise BuildStepFailed(f"{engine_dir}: {problem}")
-    text = config.to_yaml().encode()
     members: dict[str, Path | bytes] = {
         **_tokenizer(described, model_dir),
         **files,
@@ -116,7 +115,7 @@ def write(
         )
 
     total = sum(map(engine_tar.size_of, members.values()))
-    engine_tar.pack(members, output, describe, _Told(total, echo))
+    engine_tar.pack(members, output, describe, _Progress(total, echo))
 
 
 def _read_config(engine_dir: Path) -> EngineConfig:
@@ -138,17 +137,17 @@ def _tokenizer(config: EngineConfig, model_dir: Path) -> dict[str, Path]:
     return {name: model_dir / name for name in names if (model_dir / name).is_file()}
 
 
-class _Told:
-    """Progress of a large tar, a line every tenth."""
+class _Progress:
+    """Progress lines of a large tar, one every tenth."""
 
     def __init__(self, total: int, echo: Echo) -> None:
         self._total, self._echo = total, echo
-        self._done = self._told = 0
+        self._done = self._echoed = 0
 
     def __call__(self, size: int) -> None:
         self._done += size
         tenths = _TENTHS * self._done // self._total if self._total >= _LARGE else 0
-        if tenths > self._told:
-            self._told = tenths
+        if tenths > self._echoed:
+            self._echoed = tenths
             share = self._done / self._total
             self._echo(f"[package] {share:.0%} of {self._total / 1e6:.0f} MB")

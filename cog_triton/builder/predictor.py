@@ -1,4 +1,4 @@
-"""The Cog predictor of the builder: a build config in, the address of engine.tar out."""
+"""Cog predictor of the builder: takes a build config, returns the address of engine.tar."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import cog
 from cog import BaseRunner, Input, Secret
 
 from cog_triton.builder import upload
-from cog_triton.builder.child_process import Attendant
 from cog_triton.builder.job import Job
+from cog_triton.builder.job_runner import JobRunner
 from cog_triton.download.redaction import shown
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings, load_settings
@@ -20,7 +20,7 @@ ENGINE_NAME = "engine.tar"
 
 
 class Predictor(BaseRunner):  # type: ignore[misc]
-    """Builds one engine at a time; progress is the prediction's log.
+    """Cog predictor that builds one engine at a time; progress is the prediction's log.
 
     It returns text and no `cog.Path` unless Cog uploads files: it would make base64 of the whole
     file, in memory.
@@ -32,7 +32,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         settings = load_settings()
         self._output = output_dir(settings) / ENGINE_NAME
         self._workspace = settings.work_dir / "build"
-        self._attendant = Attendant()
+        self._runner = JobRunner()
 
     def run(
         self,
@@ -66,7 +66,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             hf_token=(hf_token.get_secret_value() or None) if hf_token else None,
             upload_url=upload_url or None,
         )
-        self._attendant.run(job, lambda line: print(line, flush=True))
+        self._runner.run(job, lambda line: print(line, flush=True))
         if upload_url:
             return shown(upload_url)
         return cog.Path(self._output) if uploads_files(os.getppid()) else str(self._output)

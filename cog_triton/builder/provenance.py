@@ -1,5 +1,7 @@
-"""What an engine was built with and for, asked where the answer is: the driver, the Python of the
-build's steps, and the engine's own config.json."""
+"""Provenance of an engine: versions that it was built with and GPUs that it was built for.
+
+They come from the driver, the Python of the build's steps, and the engine's own config.json.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from cog_triton.system.gpus import gpu_names, visible_gpus
 
 Echo = Callable[[str], None]
 
-# The distributions that an engine family is made with, each by the names it had, newest first.
+# Distributions that an engine family is built with, each by the names it had, newest first.
 _DISTRIBUTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     TENSORRT_LLM: {
         "tensorrt_llm": ("tensorrt-llm",),
@@ -30,9 +32,9 @@ _DISTRIBUTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     OpenVINOFamily.name: {"openvino": ("openvino",), "openvino_genai": ("openvino-genai",)},
 }
-# What NVIDIA's images say of what they hold beside any Python.
+# Variables of NVIDIA's images for versions that no Python package tells.
 _VARIABLES = {"tensorrt": "TRT_VERSION", "cuda": "CUDA_VERSION"}
-_ASK = """
+_PRINT_VERSIONS = """
 import json, sys
 from importlib import metadata
 found = {}
@@ -47,7 +49,7 @@ _TIMEOUT_S = 120
 
 
 def versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
-    """Versions of what the engine of `config` was built with, as far as they can be known.
+    """Versions that the engine of `config` was built with, as far as they are known.
 
     TensorRT-LLM's is the engine's own, if that has it; `echo` is told if another one is installed.
 
@@ -58,10 +60,10 @@ def versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
     installed = _installed([name for names in wanted.values() for name in names])
     found = {"cog_triton": __version__}
     for key, names in wanted.items():
-        said = [installed[name] for name in names if name in installed]
-        said += filter(None, [os.environ.get(_VARIABLES.get(key, ""))])
-        if said:
-            found[key] = said[0]
+        found_versions = [installed[name] for name in names if name in installed]
+        found_versions += filter(None, [os.environ.get(_VARIABLES.get(key, ""))])
+        if found_versions:
+            found[key] = found_versions[0]
     if config.engine == TENSORRT_LLM and config.version:
         here = found.get(TENSORRT_LLM, config.version)
         if here != config.version:
@@ -90,13 +92,13 @@ def gpus(config: EngineConfig, echo: Echo) -> tuple[list[int], str | None]:
 
 
 def _installed(names: list[str]) -> dict[str, str]:
-    """Those of `names` that the Python of the steps has, with their versions."""
+    """Versions of those of `names` that are installed in the Python of the steps."""
     python = str(load_settings().cog_triton_step_python or sys.executable)
     with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
         try:
             done = subprocess.run(
-                [python, "-c", _ASK, *names],
-                env=script_environment.of_scripts(python, Path(scratch)),
+                [python, "-c", _PRINT_VERSIONS, *names],
+                env=script_environment.environment_of(python, Path(scratch)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

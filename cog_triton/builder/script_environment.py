@@ -1,4 +1,4 @@
-"""The environment that the scripts of a build run in."""
+"""Environment variables that the scripts of a build run with."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import cog_triton
 from cog_triton.system import isolated_python
 
 
-def of_scripts(python: str, cwd: Path) -> dict[str, str]:
-    """Ours, with this package importable from the script, and output neither held nor coloured.
+def environment_of(python: str, cwd: Path) -> dict[str, str]:
+    """Environment for `python`: ours, with this package importable and output unbuffered.
 
     Another Python than ours has packages of its own, and gets this package alone, through a
     link in `cwd`.

@@ -27,11 +27,12 @@ from cog_triton.download.model_request import FetchedModel
 from cog_triton.errors import InvalidArgument
 
 _PACKAGE = "package"
+_RECORDS = "stamps"  # a name that configs may not give to an output
 _PACKAGES = ("gguf", "numpy", "openvino", "openvino-genai", "openvino-tokenizers", "tokenizers")
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that can change what a step writes in our own Python."""
+    """Versions of all that can change what a step writes in our own Python."""
     found = {"python": platform.python_version(), "cog_triton": __version__}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -79,7 +80,7 @@ def finished(step: Step) -> Path | None:
 
 
 def remember(step: Step, written: Path) -> None:
-    """Note that the step has finished, and which directory it wrote."""
+    """Record that the step has finished, and which directory it wrote."""
     relative = str(written.relative_to(step.cwd))
     _write(
         _path(step.cwd, step.name),
@@ -88,12 +89,12 @@ def remember(step: Step, written: Path) -> None:
 
 
 def forget(step: Step) -> None:
-    """Note that the step is about to run; from here on its output counts as half-finished."""
+    """Remove the record of a step that is about to run: its output is unfinished from here on."""
     _path(step.cwd, step.name).unlink(missing_ok=True)
 
 
 def elsewhere(step: Step, others: Iterable[Path]) -> Step | None:
-    """The same step as it has finished in one of `others`, which are work directories."""
+    """Find the same step, finished, in one of `others`, which are work directories."""
     for other in others:
         twin = step.in_directory(other)
         if finished(twin) is not None:
@@ -102,7 +103,7 @@ def elsewhere(step: Step, others: Iterable[Path]) -> Step | None:
 
 
 def adopt(step: Step, others: Iterable[Path]) -> Path | None:
-    """Take over what the same step wrote in one of `others`, by hard links; or None."""
+    """Take over, by hard links, what the same step wrote in one of `others`; None if none did."""
     twin = elsewhere(step, others)
     if twin is None:
         return None
@@ -121,7 +122,7 @@ def adopt(step: Step, others: Iterable[Path]) -> Path | None:
 
 @contextlib.contextmanager
 def packing(plan: Plan, output: Path) -> Iterator[bool]:
-    """Whether `output` is what the last build of `plan` packed, untouched; noted at the end."""
+    """Whether `output` is what the last build of `plan` packed, untouched; recorded at the end."""
     path = _path(plan.work_dir, _PACKAGE)
     try:
         known = bool(json.loads(path.read_text("utf-8")) == _packed(plan, output))
@@ -139,7 +140,7 @@ def _packed(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def _path(work_dir: Path, name: str) -> Path:
-    return work_dir / "stamps" / f"{name}.json"
+    return work_dir / _RECORDS / f"{name}.json"
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
@@ -151,17 +152,17 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def _code(step: Step) -> list[Any]:
-    """What the step runs: the code of its family, or its command; and the Python around it."""
+    """Code that the step runs: that of its family, or its command, and its Python."""
     path = step.script.path
     if path.suffix != ".py":
-        return [*_stat(path), *_surroundings(step)]
+        return [*_stat(path), *_python_of(step)]
     family = sorted(path.parent.glob("*.py"))
     code = [[f.name, hashlib.sha256(f.read_bytes()).hexdigest()] for f in family]
-    return [code, *_surroundings(step)]
+    return [code, *_python_of(step)]
 
 
-def _surroundings(step: Step) -> list[Any]:
-    """The Python of the step, with what is installed in it."""
+def _python_of(step: Step) -> list[Any]:
+    """The Python of the step, and what is installed in it."""
     if step.script.python == sys.executable:
         return [versions()]
     python = Path(step.script.python)

@@ -1,4 +1,4 @@
-"""Run one step: a subprocess that leaves nothing behind, whose output is seen while it runs."""
+"""Step runner: a subprocess with live output and a timeout, of which no process is left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 
 from cog_triton.builder import output_directory, script_environment
-from cog_triton.builder.output_stream import Echo, Relay
+from cog_triton.builder.output_stream import Echo, OutputStream
 from cog_triton.builder.plan import Step
 from cog_triton.errors import (
     BuildCancelled,
@@ -29,22 +29,21 @@ from cog_triton.errors import (
 from cog_triton.system import reaper
 
 _GRACE_S = 5.0
-_SILENCE_S = 60.0
+_HEARTBEAT_S = 60.0
 
 
 def run_step(
     step: Step, log_dir: Path, echo: Echo, secrets: Mapping[str, str] = MappingProxyType({})
 ) -> Path:
-    """Run one step to its end, apart from our terminal and tied to our life (`reaper`).
+    """Run one step to its end, away from our terminal and ended with us (see `reaper`).
 
     Its output goes to `echo` line by line, prefixed, and to ``<log_dir>/<step>.log``.
 
     Args:
-        secrets: further variables of its environment, whose values are blotted out wherever
-            its output shows them.
+        secrets: further variables of its environment, whose values are redacted in its output.
 
     Returns:
-        The directory that it wrote: `output_dir`, or where `outputs.written` finds it.
+        The directory that it wrote: `output_dir`, or where `output_directory.written` finds it.
 
     Raises:
         UserError: the script refused its input with a coded error.
@@ -58,28 +57,28 @@ def run_step(
     if step.output_dir.exists():
         shutil.rmtree(step.output_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    relay = Relay(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
-    began, since_ns = time.monotonic(), _clock_of(log_dir)
-    status = _run_to_end(step, relay, secrets)
-    if relay.failure is not None:
-        raise relay.failure
+    stream = OutputStream(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
+    began, since_ns = time.monotonic(), _file_time(log_dir)
+    status = _run_to_end(step, stream, secrets)
+    if stream.failure is not None:
+        raise stream.failure
     if status != 0:
-        refused = from_text(relay.last[-1]) if relay.last else None
+        refused = from_text(stream.last[-1]) if stream.last else None
         if refused is not None:
             raise type(refused)(f"[{step.name}] {refused.detail}")
-        failed = DiskFull if os.strerror(errno.ENOSPC) in relay.text else BuildStepFailed
-        raise failed(f"step {step.name} ended with exit code {status}:\n{relay.text}")
+        failed = DiskFull if os.strerror(errno.ENOSPC) in stream.text else BuildStepFailed
+        raise failed(f"step {step.name} ended with exit code {status}:\n{stream.text}")
     try:
         written = output_directory.written(step, since_ns)
     except BuildStepFailed as error:
-        raise BuildStepFailed(f"{error.detail}\n{relay.text}") from None
+        raise BuildStepFailed(f"{error.detail}\n{stream.text}") from None
     echo(f"[{step.name}] done in {_duration(time.monotonic() - began)}")
     return written
 
 
-def _run_to_end(step: Step, relay: Relay, secrets: Mapping[str, str]) -> int:
-    """The exit code (128 + n for signal n); no process of the step is left, whatever happens."""
-    ours = script_environment.of_scripts(step.script.python, step.cwd)
+def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) -> int:
+    """Run the step; its exit code (128 + n for signal n). No process of it is left in any case."""
+    ours = script_environment.environment_of(step.script.python, step.cwd)
     process = reaper.spawn(
         step.argv,
         grace=_GRACE_S,
@@ -90,10 +89,10 @@ def _run_to_end(step: Step, relay: Relay, secrets: Mapping[str, str]) -> int:
     )
     assert process.process.stdout is not None
     lines = io.TextIOWrapper(process.process.stdout, "utf-8", errors="replace", newline="")
-    thread = threading.Thread(target=relay.run, args=(lines,), daemon=True)
+    thread = threading.Thread(target=stream.run, args=(lines,), daemon=True)
     try:
         thread.start()
-        return _wait(step, process, relay)
+        return _wait(step, process, stream)
     except KeyboardInterrupt:
         raise BuildCancelled(f"stopped during step {step.name}") from None
     finally:
@@ -105,7 +104,7 @@ def _run_to_end(step: Step, relay: Relay, secrets: Mapping[str, str]) -> int:
         thread.join()
 
 
-def _wait(step: Step, process: reaper.Reaped, relay: Relay) -> int:
+def _wait(step: Step, process: reaper.Reaped, stream: OutputStream) -> int:
     began = time.monotonic()
     while True:
         passed = time.monotonic() - began
@@ -113,22 +112,22 @@ def _wait(step: Step, process: reaper.Reaped, relay: Relay) -> int:
         if left <= 0:
             raise BuildStepTimeout(
                 f"step {step.name} ran longer than its timeout of {step.timeout:g} s and was"
-                f" stopped:\n{relay.text}"
+                f" stopped:\n{stream.text}"
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(_SILENCE_S, left))
-        if relay.failure is not None:
-            raise relay.failure
-        silence = time.monotonic() - relay.heard
-        if silence >= _SILENCE_S:
-            relay.tell(
+            return process.wait(min(_HEARTBEAT_S, left))
+        if stream.failure is not None:
+            raise stream.failure
+        silence = time.monotonic() - stream.last_line_at
+        if silence >= _HEARTBEAT_S:
+            stream.say(
                 f"... running for {_duration(time.monotonic() - began)}, silent for"
                 f" {_duration(silence)}"
             )
 
 
-def _clock_of(directory: Path) -> int:
-    """Now, in ns, as files made here from now on have it; file systems are a little behind."""
+def _file_time(directory: Path) -> int:
+    """Time now in ns by the file system of `directory`, whose clock is a little behind."""
     probe = directory / ".now"
     probe.touch()
     try:
@@ -147,7 +146,7 @@ def _duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def cancellable() -> Iterator[None]:
-    """SIGTERM as KeyboardInterrupt, and both as BuildCancelled; may be nested."""
+    """Turn SIGTERM and KeyboardInterrupt into BuildCancelled; may be nested."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

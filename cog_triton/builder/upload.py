@@ -1,4 +1,4 @@
-"""engine.tar to where a prediction wants it: streamed from the disk, never whole in memory."""
+"""Upload of engine.tar: an HTTP PUT streamed from disk in bounded memory, retried with backoff."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cog_triton.errors import BuildStepFailed, InvalidArgument
 # 600 s: some stores answer only after they have checked all that they got.
 _TIMEOUT = httpx.Timeout(60.0, read=600.0)
 _CHUNK = 1 << 20
-_RETRIED = (408, 429)
-_SHARE_TOLD = 0.1
+_TRANSIENT_STATUSES = (408, 429)
+_PROGRESS_SHARE = 0.1
 
 
 def check(url: str) -> None:
@@ -32,10 +32,10 @@ def check(url: str) -> None:
 def put(
     path: Path, url: str, echo: Callable[[str], None], pauses_s: Sequence[float] = (1, 4, 16)
 ) -> None:
-    """PUT the file at `path` to `url`, anew after each of `pauses_s` while the other side fails.
+    """PUT the file at `path` to `url`; retry after each of `pauses_s` on transient errors.
 
     Raises:
-        InvalidArgument: the other side refuses it (a status that is neither 2xx nor 5xx).
+        InvalidArgument: the server refuses it (a status that is neither 2xx nor 5xx).
         BuildStepFailed: it still fails after the last pause.
     """
     for pause in (*pauses_s, None):
@@ -51,7 +51,7 @@ def put(
 
 
 def _attempt(path: Path, url: str, echo: Callable[[str], None]) -> str | None:
-    """None when it is there, else what went wrong and may go better."""
+    """PUT once; None, or the transient error."""
     size = path.stat().st_size
     headers = {"Content-Length": str(size), "Content-Type": "application/x-tar"}
     try:
@@ -63,7 +63,7 @@ def _attempt(path: Path, url: str, echo: Callable[[str], None]) -> str | None:
     if response.is_success:
         return None
     problem = f"HTTP {response.status_code} {response.reason_phrase}"
-    if response.is_server_error or response.status_code in _RETRIED:
+    if response.is_server_error or response.status_code in _TRANSIENT_STATUSES:
         return problem
     raise InvalidArgument(f"upload_url={shown(url)!r}: {problem}")
 
@@ -74,6 +74,6 @@ def _chunks(path: Path, size: int, echo: Callable[[str], None]) -> Iterator[byte
         while chunk := file.read(_CHUNK):
             yield chunk
             sent += len(chunk)
-            if sent == size or sent / size - told >= _SHARE_TOLD:
+            if sent == size or sent / size - told >= _PROGRESS_SHARE:
                 told = sent / size
                 echo(f"[upload] {told:.0%} of {size / 1e6:.0f} MB")

@@ -1,4 +1,4 @@
-"""Where builds work: a directory for each config, beside the models that they share.
+"""Workspace: a work directory for each config, beside the models that builds share.
 
 ``<root>/builds/<fingerprint of the config>`` and ``<root>/models``.
 """
@@ -24,7 +24,7 @@ class Workspace:
     """The directories below `root`; none is made before it is needed."""
 
     def __init__(self, root: Path) -> None:
-        self.root = Path(os.path.realpath(root))  # which, unlike resolve, bears links in a loop
+        self.root = Path(os.path.realpath(root))  # unlike resolve, it accepts links in a loop
         self.models = self.root / "models"
 
     def of(self, config: BuildConfig) -> Path:
@@ -37,7 +37,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def coded(self) -> Iterator[None]:
-        """What the file system says while a build works here, as coded errors.
+        """Turn errors of the file system below the root into coded ones.
 
         Raises:
             DiskFull: no space or quota is left.
@@ -90,7 +90,7 @@ class Workspace:
 
 @contextlib.contextmanager
 def locked(work_dir: Path) -> Iterator[None]:
-    """Hold `work_dir` for one build.
+    """Lock `work_dir` for one build.
 
     Raises:
         InvalidArgument: another build holds it.

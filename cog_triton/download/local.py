@@ -1,4 +1,4 @@
-"""Models that are on this machine: an installed package, or a path."""
+"""Local models: an installed package, or a path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGE = re.compile(r"pypi:([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-
 
 
 def resolve(model_id: str, base: Path | None = None) -> Path:
-    """The absolute path of the model that `model_id` names: a .gguf file or a directory.
+    """Find the model that `model_id` names: the absolute path of a .gguf file or a directory.
 
     Args:
         model_id: ``pypi:NAME==VERSION`` or a path, relative ones taken from `base`.
@@ -39,7 +39,7 @@ def resolve(model_id: str, base: Path | None = None) -> Path:
 
 
 def checked(path: Path, name: str) -> Path:
-    """`path` if it can be a model; what a family needs besides, its scripts say.
+    """Check that `path` can be a model; what a family needs besides is for its scripts.
 
     Raises:
         ModelUnavailable: it holds no weights, or more than one model; `name` says of what.

@@ -1,4 +1,4 @@
-"""What a build asks for, and what it gets."""
+"""Model request and result: what a build asks for, and what it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a build's model comes from: the hub, a tar, an installed package, or a path."""
+"""Model source: the hub, a tar, an installed package, or a path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fetch_model(
     retry: Retry = Retry(),  # noqa: B008
     stop: threading.Event | None = None,
 ) -> FetchedModel:
-    """The model that `request` names, downloaded if it is not here.
+    """Fetch the model of `request`; it is downloaded if it is not here.
 
     A tar, if there is one, is the model. Else a `model_id` that is there as a path is one, as is
     one that is written like one (``./``, ``/``, ``~``); any other ORG/NAME is the hub's.
@@ -56,7 +56,7 @@ def fetch_model(
 
 
 def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
-    """The model if `fetch_model` needs no download, else None. Asks nobody and writes nothing.
+    """Find the model if `fetch_model` needs no download, else None. No network, nothing written.
 
     Of a branch or tag of the hub it is what was there at the last download.
 
@@ -74,7 +74,7 @@ def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
 
 
 def size(request: ModelRequest, store: Path) -> int | None:
-    """The bytes that `fetch_model` would download; None if that cannot be told now.
+    """Bytes that `fetch_model` would download; None if they are not known.
 
     Asks the hub or the tar's server once, and never fails.
     """
@@ -97,7 +97,7 @@ def is_hub_id(model_id: str) -> bool:
 
 
 def _tar(request: ModelRequest, store: Path) -> ModelTar | None:
-    """The tar, if that is the source; what would be ignored is refused."""
+    """The tar if that is the source; keys that would be ignored are refused."""
     url, sha256 = request.model_tar_url, request.model_tar_sha256
     if url is None and sha256 is not None:
         raise ModelUnavailable("model_tar_sha256 is given without model_tar_url")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from older_configs import TINY_GPT2
+from legacy_configs import TINY_GPT2
 from stack import wait_until
 from tensorrt_llm_tree import Installation, driver, models
 from test_builder_predictions import predict, start_builder

@@ -15,9 +15,9 @@ import pytest
 from cog import CancelationException, Secret
 from small_http import serving
 
-from cog_triton.builder.child_process import Attendant
 from cog_triton.builder.config import parse_config
 from cog_triton.builder.job import Job
+from cog_triton.builder.job_runner import JobRunner
 from cog_triton.builder.predictor import Predictor, output_dir
 from cog_triton.builder.workspace import Workspace, locked
 from cog_triton.errors import (
@@ -100,15 +100,15 @@ def test_only_the_last_work_directory_is_kept_and_none_that_is_in_use(tmp_path: 
 def test_an_attended_job_tells_its_lines_and_raises_its_error(tmp_path: Path) -> None:
     lines: list[str] = []
     with pytest.raises(ModelUnavailable, match="'/no/such/model' does not exist"):
-        Attendant().run(job_of(tmp_path, config=CONFIG.format("e")), lines.append)
+        JobRunner().run(job_of(tmp_path, config=CONFIG.format("e")), lines.append)
     assert lines[:2] == ["[config] the text", "[config]   model_id: /no/such/model"]
     # Longer than any one argument or variable of a process may be.
     long = CONFIG.format("e") + "#" * 300_000
     with pytest.raises(ModelUnavailable):
-        Attendant().run(job_of(tmp_path, config=long), lines.append)
+        JobRunner().run(job_of(tmp_path, config=long), lines.append)
     mistakes = "".join(f"mistake_{number}: 1\n" for number in range(1000))
     with pytest.raises(BuildConfigInvalid) as caught:
-        Attendant().run(job_of(tmp_path, config=CONFIG.format("e") + mistakes), lines.append)
+        JobRunner().run(job_of(tmp_path, config=CONFIG.format("e") + mistakes), lines.append)
     assert "mistake_0: unknown key" in caught.value.detail
     assert "mistake_999: unknown key" in caught.value.detail
 
@@ -116,7 +116,7 @@ def test_an_attended_job_tells_its_lines_and_raises_its_error(tmp_path: Path) ->
 def test_arguments_are_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
     wrong = CONFIG.format("e").replace("output_dir: engine", "ouptut_dir: engine")
     with pytest.raises(UnknownArgument, match="has no --ouptut_dir; did you mean") as e:
-        Attendant().run(job_of(tmp_path, config=wrong), lambda _: None)
+        JobRunner().run(job_of(tmp_path, config=wrong), lambda _: None)
     assert e.value.detail.endswith("\nbuild.args.output_dir is missing: build.py requires it")
 
 
@@ -124,7 +124,7 @@ def test_an_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "yaml.py").write_text("1 / 0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)ZeroDivisionError"):
-        Attendant().run(job_of(tmp_path, config=CONFIG.format("e")), lambda _: None)
+        JobRunner().run(job_of(tmp_path, config=CONFIG.format("e")), lambda _: None)
 
 
 def interrupt(thread: threading.Thread) -> None:
@@ -138,7 +138,7 @@ def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, t
     asked, leave = threading.Event(), threading.Event()
     lines: list[str] = []
     ends: list[BaseException] = []
-    attendant = Attendant()
+    runner = JobRunner()
 
     def never(request: BaseHTTPRequestHandler) -> None:
         asked.set()
@@ -146,7 +146,7 @@ def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, t
 
     def predict(url: str) -> None:
         try:
-            attendant.run(job_of(tmp_path, config=url), lines.append)
+            runner.run(job_of(tmp_path, config=url), lines.append)
         except BaseException as error:  # noqa: BLE001
             ends.append(error)
 
@@ -163,7 +163,7 @@ def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, t
     assert [type(end) for end in ends] == [CancelationException]
     # The next job starts only when the last one is gone.
     with pytest.raises(BuildConfigInvalid):
-        attendant.run(job_of(tmp_path, config="/no/such/config"), lambda _: None)
+        runner.run(job_of(tmp_path, config="/no/such/config"), lambda _: None)
     assert reaper.descendants(os.getpid()) <= before
     assert lines == ["E2303 BuildCancelled: the build was interrupted"]
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from older_configs import gpt, llama, modern, refusal, translated
+from legacy_configs import gpt, llama, modern, refusal, translated
 
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config import BuildConfig

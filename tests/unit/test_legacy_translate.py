@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from older_configs import (
+from legacy_configs import (
     LLAMA_NO_CONVERT,
     TINY_GPT2,
     TRANSLATED,

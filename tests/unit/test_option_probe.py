@@ -10,14 +10,14 @@ import pytest
 
 from cog_triton.builder.example_families import OWN
 from cog_triton.builder.options.help_text import options_of
-from cog_triton.builder.options.option import Option, Options, Unreadable
-from cog_triton.builder.options.probe import reading
+from cog_triton.builder.options.option_types import Option, Options, Unreadable
+from cog_triton.builder.options.probe import probing
 
 LIMIT_S = 60.0
 
 
 def read(script: Path, limit_s: float = LIMIT_S) -> Options | Unreadable:
-    with reading(sys.executable, script, limit_s) as wait:
+    with probing(sys.executable, script, limit_s) as wait:
         return wait()
 
 

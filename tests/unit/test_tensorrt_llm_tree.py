@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 from tensorrt_llm_tree import COMMANDS, OLD_SCRIPTS, SCRIPTS, Installation, install, models
 
-from cog_triton.builder.options.option import Options
-from cog_triton.builder.options.probe import reading
+from cog_triton.builder.options.option_types import Options
+from cog_triton.builder.options.probe import probing
 from cog_triton.builder.options.recorded import known_options
 
 
@@ -40,7 +40,7 @@ def test_a_script_has_the_options_of_the_real_one(
 ) -> None:
     known, of_it = known_options(script), old_tree if script in OLD_SCRIPTS else tree
     assert known is not None
-    with reading(str(of_it.python), of_it.path_of(script)) as wait:
+    with probing(str(of_it.python), of_it.path_of(script)) as wait:
         found = wait()
     assert isinstance(found, Options)
     assert found == known.options

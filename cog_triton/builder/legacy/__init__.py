@@ -1,1 +1,1 @@
-"""Translation of configs of older builders."""
+"""Legacy build configs: translation for the scripts of today."""

@@ -1,4 +1,4 @@
-"""Paths as the older builder's configs have them: absolute, in the image that it ran in."""
+"""Legacy paths: absolute ones in the original builder's image, mapped to the work directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 MODEL = "model"
 """The model in the work directory, whatever the config builds."""
-# Its working directory, and where it put models.
+# The original builder's working directory, and its directory of models.
 _ROOT = PurePosixPath("/src")
 _MODELS = _ROOT / "models"
 
@@ -20,7 +20,7 @@ def relative(text: str) -> str:
 
 
 def resolved(text: str, model_id: str, model: str) -> str:
-    """`text` with the older builder's path of the model, or of its work directory, replaced."""
+    """`text` with a legacy path of the model, or of the work directory, replaced."""
     if PurePosixPath(text) == _MODELS / model_id:
         return model
     return relative(text)

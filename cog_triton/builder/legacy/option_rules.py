@@ -1,4 +1,4 @@
-"""The kinds of rules for an option of an older script, and the rules that are more than a name."""
+"""Rule kinds for legacy options, and the rules that need code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cog_triton.builder.command_line import ArgumentValue
-from cog_triton.builder.legacy.draft import Draft, Given, Role
 from cog_triton.builder.legacy.image_paths import MODEL, relative, resolved
+from cog_triton.builder.legacy.translation_draft import Draft, Given, Role
 
 DEFAULTS = {
     "gpt": (256, 200, 200),
@@ -29,7 +29,7 @@ OFF = ("disable",)
 
 @dataclass(frozen=True)
 class Change:
-    """How a value changes; `function` raises ValueError, saying why, for one that cannot."""
+    """Change of a value; `function` raises ValueError with the reason for one that cannot be."""
 
     says: str
     function: Callable[[ArgumentValue], ArgumentValue]
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Moved:
-    """Another name, or another step, or another value."""
+    """Rule: the option has another name, step or value today."""
 
     role: Role
     name: str
@@ -61,7 +61,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Not needed any more; `values` are those that it holds for, if not for all."""
+    """Rule: the option is left out; `values` are those that this holds for, if not for all."""
 
     why: str
     values: tuple[ArgumentValue, ...] | None = None
@@ -83,7 +83,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Refused:
-    """Nothing that a config can say today means the same."""
+    """Rule: the option is refused, as nothing in a config means the same today."""
 
     why: str
 
@@ -98,7 +98,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Derived:
-    """What becomes of it hangs on other arguments."""
+    """Rule: the translation depends on other arguments."""
 
     says: str
     apply: Callable[[Draft, Given], None]
@@ -158,22 +158,22 @@ SAFETENSORS = Change("a .safetensors file", _safetensors)
 
 
 def max_output_len(draft: Draft, given: Given) -> None:
-    """It is max_seq_len now, together with max_input_len."""
+    """Rule: with max_input_len it is max_seq_len today."""
     defaults = DEFAULTS.get(PurePosixPath(draft.family).name, (0, 0, 0))
-    default = defaults[1] if draft.old_build else NEW_DEFAULTS[1]
+    default = defaults[1] if draft.legacy_build else NEW_DEFAULTS[1]
     longest = draft.number("build", "max_input_len", default=default)
     if not isinstance(given.value, int) or isinstance(given.value, bool) or not longest:
         draft.refuse(given, "max_seq_len is its sum with max_input_len: give both as numbers")
         return
-    if draft.old_build and draft.value("build", "max_input_len") is False:
+    if draft.legacy_build and draft.value("build", "max_input_len") is False:
         draft.add("build", "max_input_len", longest, "the default of build.py")
     why = f"max_input_len {longest} + max_output_len {given.value}"
     draft.move(given, "build", "max_seq_len", longest + given.value, why)
 
 
 def output_dir(draft: Draft, given: Given) -> None:
-    """Scripts write where the step says that they do."""
-    declared, value = draft.sides[given.role].output_dir, given.value
+    """Rule: the directory is output_dir of the step."""
+    declared, value = draft.steps[given.role].output_dir, given.value
     same = isinstance(value, str) and PurePosixPath(relative(value)) == PurePosixPath(
         relative(declared)
     )
@@ -183,11 +183,11 @@ def output_dir(draft: Draft, given: Given) -> None:
 
 
 def model_dir(draft: Draft, given: Given) -> None:
-    """It was the output of the convert step, or the model itself."""
-    value, convert = given.value, draft.sides["convert"]
+    """Rule: it is the output of the convert step, or the model itself."""
+    value, convert = given.value, draft.steps["convert"]
     if not isinstance(value, str):
         draft.refuse(given, "it is a directory")
-    elif convert.step is not None:
+    elif convert.source is not None:
         if draft.is_converted(value):
             draft.move(given, "build", "checkpoint_dir", convert.output_dir)
         else:
@@ -199,7 +199,7 @@ def model_dir(draft: Draft, given: Given) -> None:
 
 
 def world_size(draft: Draft, given: Given) -> None:
-    """build.py of gpt has tensor parallelism only, and calls it so."""
+    """Rule: tensor parallelism, which is all that build.py of gpt has."""
     product = draft.number("build", "tp_size") * draft.number("build", "pp_size")
     if draft.value("build", "tp_size", "pp_size") is False:
         draft.move(given, "convert", "tp_size", given.value)
@@ -210,7 +210,7 @@ def world_size(draft: Draft, given: Given) -> None:
 
 
 def parallel_build(draft: Draft, given: Given) -> None:
-    """One process for each rank."""
+    """Rule: one worker process for each rank."""
     if draft.ranks > 1:
         draft.move(given, "build", "workers", draft.ranks, "one for each rank")
     else:
@@ -218,15 +218,15 @@ def parallel_build(draft: Draft, given: Given) -> None:
 
 
 def smoothquant(draft: Draft, given: Given) -> None:
-    """It smoothed the weights, but only the build step's flag made the engine use it."""
-    if draft.old_build and draft.value("build", "use_smooth_quant") is False:
+    """Rule: the weights were smoothed, but only the build step's flag made the engine use it."""
+    if draft.legacy_build and draft.value("build", "use_smooth_quant") is False:
         draft.refuse(given, "build.args has no use_smooth_quant, so the engine was not quantized")
     else:
         draft.move(given, "convert", "smoothquant", given.value)
 
 
 def use_smooth_quant(draft: Draft, given: Given) -> None:
-    """The convert step does all of it now."""
+    """Rule: the convert step does all of it today."""
     if draft.value("convert", "smoothquant", "sq") is not False:
         draft.drop(given, "smoothquant of the convert step does it")
     else:
@@ -234,8 +234,8 @@ def use_smooth_quant(draft: Draft, given: Given) -> None:
 
 
 def calibrate_kv_cache(draft: Draft, given: Given) -> None:
-    """It made scales, but only the build step's flag made the engine use them."""
-    if draft.old_build:
+    """Rule: scales were made, but only the build step's flag made the engine use them."""
+    if draft.legacy_build:
         draft.drop(given, "int8_kv_cache of the build step decides, and calibrates")
     else:
         draft.move(given, "convert", "int8_kv_cache", given.value)

@@ -1,4 +1,4 @@
-"""What became of the options of TensorRT-LLM's older scripts: a rule for each.
+"""Option table: one rule for each option of TensorRT-LLM's legacy scripts.
 
 The options are those of 0.5.0 to 0.7.1 (``examples/{gpt,llama}/build.py``, ``hf_*_convert.py``) and
 of trtllm-build and convert_checkpoint.py of 0.7.1 to 0.17; what replaced them is what the release
@@ -9,7 +9,6 @@ and a config may have dashes.
 from __future__ import annotations
 
 from cog_triton.builder.legacy import option_rules as rules
-from cog_triton.builder.legacy.draft import CONVERTED_RANKS, Role
 from cog_triton.builder.legacy.option_rules import (
     DTYPE,
     OFF,
@@ -25,6 +24,7 @@ from cog_triton.builder.legacy.option_rules import (
     Refused,
     Rule,
 )
+from cog_triton.builder.legacy.translation_draft import CONVERTED_RANKS, Role
 
 Rules = dict[str, Rule]
 
@@ -193,7 +193,7 @@ def markdown() -> str:
 
 
 def _rows(part: Rules, role: Role) -> str:
-    """One row for all options that the same becomes of."""
+    """One row for all options with the same translation."""
     names: dict[str, list[str]] = {}
     for name, rule in part.items():
         names.setdefault(rule.text(name, role), []).append(f"`{name}`")

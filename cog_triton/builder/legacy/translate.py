@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.draft import BUILD, CONVERT, Draft, Given, Role, Side
 from cog_triton.builder.legacy.image_paths import relative
 from cog_triton.builder.legacy.option_rules import DEFAULTS, NEW_DEFAULTS, PAGED, WORD, Moved
 from cog_triton.builder.legacy.option_table import (
@@ -28,17 +27,25 @@ from cog_triton.builder.legacy.option_table import (
     TRTLLM_BUILD,
     Rules,
 )
+from cog_triton.builder.legacy.translation_draft import (
+    BUILD,
+    CONVERT,
+    Draft,
+    Given,
+    Role,
+    StepDraft,
+)
 from cog_triton.builder.output_stream import Echo
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument, nearest
 
 # TensorRT-LLM's examples since 0.18; a tree of before runs the configs of before.
 _TODAY = "models/"
-_OLD = {
+_LEGACY = {
     "convert": re.compile(r"hf_\w+_convert\.py|convert_hf_\w+_to_ft\.py"),
     "build": re.compile(r"build\.py"),
 }
 _FIRST = ("model_dir", "meta_ckpt_dir", "checkpoint_dir", "output_dir")
-# What build.py does only if it is told to, and trtllm-build unless it is told not to.
+# Off by default in build.py, and on by default in trtllm-build.
 _ON_TODAY = (
     "gpt_attention_plugin",
     "context_fmha",
@@ -101,9 +108,9 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
         config = config.model_copy(update={"weight_format": None})
     if not family.startswith(_TODAY):
         return Translation(config, tuple(notes))
-    draft = Draft(config.model_id, family, _sides(config, offers), notes)
-    for side in draft.sides.values():
-        _apply(draft, side)
+    draft = Draft(config.model_id, family, _step_drafts(config, offers), notes)
+    for step in draft.steps.values():
+        _apply(draft, step)
     _complete(draft, config)
     if draft.refusals:
         raise UnknownArgument("\n".join(draft.refusals))
@@ -112,54 +119,54 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
     return Translation(_translated(config, draft), tuple(draft.notes))
 
 
-def _sides(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, Side]:
-    def is_old(role: Role, step: StepConfig) -> bool:
+def _step_drafts(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, StepDraft]:
+    def is_legacy(role: Role, step: StepConfig) -> bool:
         script = PurePosixPath(step.script or "").name
-        return _OLD[role].fullmatch(script) is not None and not offers(step.script or "")
+        return _LEGACY[role].fullmatch(script) is not None and not offers(step.script or "")
 
-    def side(role: Role, name: str, step: StepConfig) -> Side:
+    def draft_of(role: Role, name: str, step: StepConfig) -> StepDraft:
         given = {
             key.replace("-", "_"): Given(role, f"{name}.args.{key}", value)
             for key, value in step.args.items()
         }
-        return Side(role, name, step, is_old(role, step), step.output_dir, given)
+        return StepDraft(role, name, step, is_legacy(role, step), step.output_dir, given)
 
-    sides: dict[Role, Side] = {}
+    drafts: dict[Role, StepDraft] = {}
     for name, step in config.steps():
         if name in ("convert", "convert_to_ft"):
-            sides["convert"] = side("convert", name, step)
-    build = side("build", "build", config.build)
-    if build.old and "convert" not in sides:
+            drafts["convert"] = draft_of("convert", name, step)
+    build = draft_of("build", "build", config.build)
+    if build.legacy and "convert" not in drafts:
         top = PurePosixPath(relative(build.output_dir)).parts[0]
         output_dir = "converted" if top == "checkpoint" else "checkpoint"
-        sides["convert"] = Side("convert", "convert", None, False, output_dir, {})
-    return {**sides, "build": build}
+        drafts["convert"] = StepDraft("convert", "convert", None, False, output_dir, {})
+    return {**drafts, "build": build}
 
 
-def _rules(side: Side) -> Rules:
-    if side.old:
-        return HF_CONVERT if side.role == "convert" else BUILD_PY
-    if side.step is not None and side.step.executable == BUILD:
+def _rules(step: StepDraft) -> Rules:
+    if step.legacy:
+        return HF_CONVERT if step.role == "convert" else BUILD_PY
+    if step.source is not None and step.source.executable == BUILD:
         return TRTLLM_BUILD
-    if side.step is not None and PurePosixPath(side.step.script or "").name == CONVERT:
+    if step.source is not None and PurePosixPath(step.source.script or "").name == CONVERT:
         return CONVERT_CHECKPOINT
     return {}
 
 
-def _apply(draft: Draft, side: Side) -> None:
+def _apply(draft: Draft, step: StepDraft) -> None:
     """Translate every argument of one step."""
-    if side.step is None:
-        draft.notes.append(f"{side.name}: {CONVERT} is a new step: build.py read the model itself")
-    elif side.old:
-        today = CONVERT if side.role == "convert" else BUILD
-        draft.notes.append(f"{side.name}: {side.step.script} -> {today}")
-    if side.step is not None and len(side.given) < len(side.step.args):
-        draft.refusals.append(f"{side.name}.args: an option is there with dashes and underscores")
-    rules = _rules(side)
-    for name, given in side.given.items():
+    if step.source is None:
+        draft.notes.append(f"{step.name}: {CONVERT} is a new step: build.py read the model itself")
+    elif step.legacy:
+        today = CONVERT if step.role == "convert" else BUILD
+        draft.notes.append(f"{step.name}: {step.source.script} -> {today}")
+    if step.source is not None and len(step.given) < len(step.source.args):
+        draft.refusals.append(f"{step.name}.args: an option is there with dashes and underscores")
+    rules = _rules(step)
+    for name, given in step.given.items():
         rule = rules.get(name)
         key = given.label.rsplit(".", 1)[-1]
-        if rule is None and side.old:
+        if rule is None and step.legacy:
             draft.refuse(given, f"there is no rule for it{nearest(name, list(rules))}")
         elif rule is None:
             draft.keep(given, key)
@@ -172,35 +179,35 @@ def _apply(draft: Draft, side: Side) -> None:
 
 
 def _complete(draft: Draft, config: BuildConfig) -> None:
-    """Say and do what the old scripts did without being told."""
-    convert, build = draft.sides.get("convert"), draft.sides["build"]
+    """Add what the legacy scripts did by default, and refuse what cannot be completed."""
+    convert, build = draft.steps.get("convert"), draft.steps["build"]
     if draft.refusals or convert is None:
         return
-    if convert.step is None and config.quantize is not None:
+    if convert.source is None and config.quantize is not None:
         draft.refusals.append(
             "build.script: 'build.py': cannot be translated: it reads the model, and quantize.py"
             " writes a checkpoint now, for trtllm-build"
         )
-    if convert.old and "model_dir" not in convert.args:
+    if convert.legacy and "model_dir" not in convert.args:
         draft.refusals.append(f"{convert.name}.args.in-file is missing")
-    elif build.old and not {"model_dir", "meta_ckpt_dir", "checkpoint_dir"} & {
+    elif build.legacy and not {"model_dir", "meta_ckpt_dir", "checkpoint_dir"} & {
         *build.args,
-        *(convert.args if convert.step is None else ()),
+        *(convert.args if convert.source is None else ()),
     }:
         draft.refusals.append("build.args.model_dir is missing: the engine would have no weights")
-    if convert.old or convert.step is None:
+    if convert.legacy or convert.source is None:
         draft.add("convert", "output_dir", convert.output_dir, "output_dir of the step")
-        script = PurePosixPath((convert.step or config.build).script or "").name
+        script = PurePosixPath((convert.source or config.build).script or "").name
         dtype = "float32" if script == "hf_gpt_convert.py" else "float16"
         draft.add("convert", "dtype", dtype, f"the default of {script}")
-    if build.old:
+    if build.legacy:
         draft.add("build", "checkpoint_dir", convert.output_dir, f"what {convert.name} writes")
         draft.add("build", "output_dir", build.output_dir, "output_dir of the step")
         draft.notes += _defaults(draft, build)
 
 
-def _defaults(draft: Draft, build: Side) -> Iterator[str]:
-    """What an argument that is not given means now, where it meant something else."""
+def _defaults(draft: Draft, build: StepDraft) -> Iterator[str]:
+    """Notes on defaults that are not what they were in build.py."""
     batch, longest, output = DEFAULTS.get(PurePosixPath(draft.family).name, (None, None, None))
     meant: list[tuple[str, int | None, str]] = [
         ("max_batch_size", batch, str(NEW_DEFAULTS[0])),
@@ -218,7 +225,7 @@ def _defaults(draft: Draft, build: Side) -> Iterator[str]:
 
 
 def _translated(config: BuildConfig, draft: Draft) -> BuildConfig:
-    steps = {side.name: _step(side, config) for side in draft.sides.values()}
+    steps = {step.name: _step(step, config) for step in draft.steps.values()}
     given = {name: getattr(config, name) for name in config.model_fields_set}
     try:
         return BuildConfig(**{**given, **steps})
@@ -227,18 +234,18 @@ def _translated(config: BuildConfig, draft: Draft) -> BuildConfig:
         raise BuildConfigInvalid(f"the translated config: {describe(error, keys)}") from None
 
 
-def _step(side: Side, config: BuildConfig) -> StepConfig:
-    first = {name: side.args[name] for name in _FIRST if name in side.args}
-    if side.step is None:
-        old = config.build
+def _step(step: StepDraft, config: BuildConfig) -> StepConfig:
+    first = {name: step.args[name] for name in _FIRST if name in step.args}
+    if step.source is None:
+        build = config.build
         return StepConfig(
             script=CONVERT,
-            output_dir=side.output_dir,
-            args={**first, **side.args},
-            env=old.env,
-            timeout=old.timeout,
+            output_dir=step.output_dir,
+            args={**first, **step.args},
+            env=build.env,
+            timeout=build.timeout,
         )
-    if not side.old:
-        return side.step.model_copy(update={"args": side.args})
-    today = {"script": CONVERT} if side.role == "convert" else {"executable": BUILD, "script": None}
-    return side.step.model_copy(update={**today, "args": {**first, **side.args}})
+    if not step.legacy:
+        return step.source.model_copy(update={"args": step.args})
+    today = {"script": CONVERT} if step.role == "convert" else {"executable": BUILD, "script": None}
+    return step.source.model_copy(update={**today, "args": {**first, **step.args}})

@@ -1,4 +1,4 @@
-"""Runs a script up to where it reads its command line, and writes down what it would accept.
+"""Argparse shim: runs a script until it reads its command line, and writes its parser as JSON.
 
 ``python argparse_shim.py SCRIPT RESULT``, by path and in the interpreter of the script, which need
 not have this package: only the standard library is used. The script believes that it was called

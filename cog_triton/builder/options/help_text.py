@@ -1,4 +1,4 @@
-"""Options out of the text of a ``--help``: what the script does not tell through argparse.
+"""Help text parser: options of scripts that do not use argparse, from their ``--help``.
 
 Made for the layouts of click, typer and optparse. A text says less than a parser, so whatever it
 leaves open is taken as allowed: an option with a value may have several.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from cog_triton.builder.options.option import Option
+from cog_triton.builder.options.option_types import Option
 
 _BOX = re.compile(r"[│┃|]\s?\*?(.*?)[│┃|]?")
 _NAME = r"-{1,2}[A-Za-z][\w-]*"

@@ -1,4 +1,4 @@
-"""The options that a build script really has, read from the script itself without its work."""
+"""Option probe: reads the options of a build script from the script itself, without its work."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from cog_triton.builder import script_environment
 from cog_triton.builder.options import argparse_shim
 from cog_triton.builder.options.help_text import options_of
-from cog_triton.builder.options.option import Option, Options, Unreadable
+from cog_triton.builder.options.option_types import Option, Options, Unreadable
 from cog_triton.system import reaper
 
 LIMIT_S = 30.0
-"""How long a script's imports may take; TensorRT-LLM's own take up to half of it."""
-_MOST_TEXT = 1 << 20
+"""Time limit of a script's imports; TensorRT-LLM's own take up to half of it."""
+_MAX_OUTPUT_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def reading(
+def probing(
     python: str, script: Path, limit_s: float = LIMIT_S
 ) -> Iterator[Callable[[], Options | Unreadable]]:
-    """Start to read the options of `script`; the function that this yields waits for them.
+    """Start a probe of `script`; the function that this yields waits for its options.
 
     The script runs in the interpreter `python` under `argparse_shim`, as far as its command line
     and for at most `limit_s` seconds; afterwards nothing of it is left.
@@ -36,7 +36,7 @@ def reading(
             (scratch / name).mkdir()
         out = stack.enter_context((scratch / "out").open("w+b"))
         err = stack.enter_context((scratch / "err").open("w+b"))
-        env = {**script_environment.of_scripts(python, scratch), "TMPDIR": str(scratch / "tmp")}
+        env = {**script_environment.environment_of(python, scratch), "TMPDIR": str(scratch / "tmp")}
         process = reaper.spawn(
             [python, argparse_shim.__file__, str(script), str(scratch / "result")],
             grace=0,
@@ -82,10 +82,10 @@ def _from_output(status: int, scratch: Path) -> Options | Unreadable:
         if options:
             return Options(tuple(options))
         return Unreadable("it neither reads its command line with argparse nor answers --help")
-    said = _text(scratch / "err").strip().splitlines() or ["it says nothing"]
-    return Unreadable(f"it ended with exit code {status} before it read them: {said[-1]}")
+    messages = _text(scratch / "err").strip().splitlines() or ["it says nothing"]
+    return Unreadable(f"it ended with exit code {status} before it read them: {messages[-1]}")
 
 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
-        return file.read(_MOST_TEXT).decode("utf-8", "replace")
+        return file.read(_MAX_OUTPUT_BYTES).decode("utf-8", "replace")

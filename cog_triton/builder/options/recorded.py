@@ -1,4 +1,4 @@
-"""The options of TensorRT-LLM's scripts as data, for machines that it cannot be installed on.
+"""Recorded options of TensorRT-LLM's scripts, for machines that it is not installed on.
 
 The data is in ``data``, one JSON file a script, written by ``scripts/read-options``.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from cog_triton.builder.options.option import Options
+from cog_triton.builder.options.option_types import Options
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

@@ -1,4 +1,4 @@
-"""Runs a build job for a thread that may be interrupted anywhere, and lets nothing of it slip."""
+"""Runs a build in a child process; cancels cleanly when Cog interrupts the thread."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from cog_triton.system import reaper
 _POLL_S = 0.1
 
 
-class Attendant:
-    """Runs jobs, one after another.
+class JobRunner:
+    """Runner of build jobs, one at a time, each in a child process.
 
     Cog cancels a prediction by raising an exception in its thread, between any two instructions
     and perhaps twice, so that no clean-up there is safe. The job is started, watched and stopped
-    by a thread that Cog does not know.
+    by a thread of our own.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="build")
 
     def run(self, job: Job, echo: Callable[[str], None]) -> None:
-        """Run `job` to its end; `echo` gets its lines, and why it ended if it was interrupted.
+        """Run `job` to its end; `echo` gets its lines, and the reason if it was cancelled.
 
         An exception raised in the calling thread stops the job first: it, its steps and all that
         they started are gone when this returns. Raises the job's own error, or BuildStepFailed.
         """
-        leave = threading.Event()
-        future = self._thread.submit(_attend, job, echo, leave)
+        cancel = threading.Event()
+        future = self._thread.submit(_run_job, job, echo, cancel)
         try:
             while not future.done():
                 wait([future], _POLL_S)
         finally:
-            leave.set()
+            cancel.set()
             wait([future])
         future.result()
 
 
-def _attend(job: Job, echo: Callable[[str], None], leave: threading.Event) -> None:
+def _run_job(job: Job, echo: Callable[[str], None], cancel: threading.Event) -> None:
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as errors:
         file = Path(scratch, "job.json")
         file.write_text(job.model_dump_json(), "utf-8")
@@ -57,16 +57,18 @@ def _attend(job: Job, echo: Callable[[str], None], leave: threading.Event) -> No
             [sys.executable, "-m", "cog_triton.builder.job", str(file)],
             grace=GRACE_S,
             env={
-                **script_environment.of_scripts(sys.executable, Path(scratch)),
+                **script_environment.environment_of(sys.executable, Path(scratch)),
                 "PYTHONIOENCODING": "utf-8",
             },
             stdout=subprocess.PIPE,
             stderr=errors,
         )
-        relay = threading.Thread(target=_relay, args=(process.process.stdout, echo), daemon=True)
-        relay.start()
+        reader = threading.Thread(
+            target=_echo_lines, args=(process.process.stdout, echo), daemon=True
+        )
+        reader.start()
         try:
-            while process.poll() is None and not leave.wait(_POLL_S):
+            while process.poll() is None and not cancel.wait(_POLL_S):
                 pass
             if process.poll() is None:
                 process.terminate()
@@ -74,23 +76,25 @@ def _attend(job: Job, echo: Callable[[str], None], leave: threading.Event) -> No
                     process.wait(GRACE_S)
         finally:
             process.kill()
-            relay.join()
+            reader.join()
         errors.seek(0)
-        said = errors.read().decode("utf-8", "replace").strip()
+        error_text = errors.read().decode("utf-8", "replace").strip()
     code = process.wait()
-    if leave.is_set() and code != 0:
-        echo(str(from_text(said) or BuildCancelled("the build was interrupted")))
+    if cancel.is_set() and code != 0:
+        echo(str(from_text(error_text) or BuildCancelled("the build was interrupted")))
     elif code != 0:
-        raise _error(code, said)
-    elif said:
-        echo(said)
+        raise _error(code, error_text)
+    elif error_text:
+        echo(error_text)
 
 
-def _error(code: int, said: str) -> CogTritonError:
-    return from_text(said) or BuildStepFailed(f"the builder ended with exit code {code}:\n{said}")
+def _error(code: int, error_text: str) -> CogTritonError:
+    return from_text(error_text) or BuildStepFailed(
+        f"the builder ended with exit code {code}:\n{error_text}"
+    )
 
 
-def _relay(source: IO[bytes] | None, echo: Callable[[str], None]) -> None:
+def _echo_lines(source: IO[bytes] | None, echo: Callable[[str], None]) -> None:
     assert source is not None
     with io.TextIOWrapper(source, "utf-8", errors="replace") as lines:
         for line in lines:

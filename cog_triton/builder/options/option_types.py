@@ -1,4 +1,4 @@
-"""What a build script accepts on its command line."""
+"""Option types: what a build script accepts on its command line."""
 
 from __future__ import annotations
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import httpx
 
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
@@ -23,7 +22,6 @@ from cog_triton.system import reaper
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
 
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _UNHEALTHY_S = 5.0
@@ -53,6 +51,9 @@ class CogServer:
         self._wake = threading.Event()
         self._healthy_at = 0.0
         self._trouble = ""
+        # Plain HTTP needs no certificates; a probe connects anew, for that is part of the answer.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(timeout=5, trust_env=False, verify=False, limits=limits)
         self._drain_file = settings.work_dir.resolve() / f"drain-{os.getpid()}"
 
     def run(self, say: Callable[[str], None]) -> None:
@@ -214,9 +215,8 @@ class CogServer:
     def _health(self) -> dict[str, Any]:
         url = f"http://{url_host(self._host)}:{self._port}/health-check"
         try:
-            with _direct.open(url, timeout=5) as response:
-                health = json.load(response)
-        except (OSError, ValueError, http.client.HTTPException):
+            health = self._http.get(url).raise_for_status().json()
+        except (httpx.HTTPError, ValueError):
             return {}
         return health if isinstance(health, dict) else {}
 

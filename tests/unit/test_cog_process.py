@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -274,6 +273,5 @@ def test_health_is_asked_directly_whatever_the_proxies(monkeypatch: pytest.Monke
     for name in [name for name in os.environ if name.lower() == "no_proxy"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr(urllib.request, "_opener", None)  # it remembers earlier proxies
     with health(json.dumps(READY).encode()) as port:
         assert server(port=port)._health() == READY

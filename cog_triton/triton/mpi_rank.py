@@ -3,9 +3,9 @@
     python -S -I mpi_rank.py COMMAND...
 
 mpirun lets the other ranks continue when one that never called MPI_Init exits with 0, and gives
-them a second between SIGTERM and SIGKILL. So here an unrequested exit is a failure, whatever its code;
-and SIGUSR1, which mpirun forwards to the ranks of all machines, requests a graceful stop: rank 0
-stops, and its engine tells the others to. Uses the standard library only.
+them a second between SIGTERM and SIGKILL. So here an unrequested exit is a failure, whatever its
+code; and SIGUSR1, which mpirun forwards to the ranks of all machines, requests a graceful stop:
+rank 0 stops, and its engine tells the others to. Uses the standard library only.
 Interfaces: mpirun(1) of Open MPI, prctl(2).
 """
 

@@ -4,12 +4,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import clean_environment
 import pytest
 from stack import REPOSITORY, Stack, processes_of
 from tensorrt_llm_tree import Installation, install, models
 from workshop import Workshop
 
 from cog_triton.artifact.engine_tar import unpack
+
+clean_environment.clean()
 
 
 @pytest.fixture(scope="session")

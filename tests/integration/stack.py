@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +121,20 @@ class Stack:
         return self.process.wait(seconds), self.output
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+        """Kill all of it at once, which saves the seconds that Triton takes to stop."""
+        pids = processes_of(self.work_dir)
+        while left := processes_of(self.work_dir):
+            pids |= left
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self.process is not None:
                 self.process.wait()
-        wait_until(lambda: not processes_of(self.work_dir))
+            time.sleep(0.02)
+        prefixes = tuple(f"cog_triton_{pid}_" for pid in pids)
+        for path in Path("/dev/shm").iterdir():
+            if path.name.startswith(prefixes):
+                path.unlink()
 
     def predict(self, prompt: str = "Say hello.", **values: Any) -> dict[str, Any]:
         response = httpx.post(

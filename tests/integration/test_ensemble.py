@@ -1,4 +1,4 @@
-"""The text models of the repository on the real Triton: the seed's curl lines, and beyond."""
+"""The text models of the repository on the real Triton: the original's curl lines, and beyond."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ def triton(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         loop.close()
 
 
-def test_the_seeds_curl_line_answers_text(triton):
+def test_the_curl_line_of_the_original_answers_text(triton):
     body = triton.generate(
         "ensemble", text_input=QUESTION, max_tokens=20, bad_words="", stop_words=""
     )

@@ -67,7 +67,7 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Started as the seed's is, in its directory; for tests that break it."""
+    """Started as the original's is, in its directory; for tests that break it."""
     stack = Stack(
         tmp_path_factory.mktemp("fragile"),
         None,
@@ -126,7 +126,7 @@ def test_the_text_is_the_passage_again_and_again(mock: Stack, says: Says) -> Non
     )
 
 
-def test_the_seeds_request_has_all_that_its_script_reads(mock: Stack, says: Says) -> None:
+def test_the_request_of_the_original_has_all_that_its_script_reads(mock: Stack, says: Says) -> None:
     values = {"tps": 200, "n_output_tokens": 40, "output_method": "yield", "buffer_size": None}
     answer = httpx.post(f"{mock.url}/predictions", json={"input": values}, timeout=60).json()
     assert "".join(answer["output"]) == says(40)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
 from typing import Any
 
 import httpx
@@ -104,24 +103,11 @@ def test_completions_continue_a_text(client: openai.OpenAI, model: str) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == choice.text
 
 
-def test_curl_streams(stack: Stack, model: str) -> None:
+def test_a_stream_is_server_sent_events_that_end_in_done(stack: Stack, model: str) -> None:
     body = {"model": model, "messages": ASK, "temperature": 0, "stream": True}
-    done = subprocess.run(
-        [
-            "curl",
-            "-sN",
-            f"{stack.own}/v1/chat/completions",
-            "-H",
-            "Content-Type: application/json",
-            "-d",
-            json.dumps(body),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    *events, last = [line.removeprefix("data: ") for line in done.stdout.split("\n\n") if line]
+    answer = httpx.post(f"{stack.own}/v1/chat/completions", json=body, timeout=60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, last = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert last == "[DONE]"
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}

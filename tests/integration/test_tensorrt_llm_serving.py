@@ -147,7 +147,7 @@ def test_text_goes_in_and_out_in_the_contract_of_the_engine(triton: Served, mode
         model, stream=True, min_tokens=2, seed=7, bad_words=["fox"], stop_words=["dog"]
     )
     old = triton.family.engine.contract.release < (0, 20)
-    # The seed's config has the BLS model repeat the text so far.
+    # The config of the original has the BLS model repeat the text so far.
     accumulated = old and model == "tensorrt_llm_bls"
     assert (said[-1] if accumulated else "".join(said)) == "the quick fox"
     seen = triton.last()

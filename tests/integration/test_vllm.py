@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import queue
 import re
-import subprocess
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from cog_triton.triton import launch
 pytestmark = pytest.mark.integration
 
 QUESTION = "What is Triton Inference Server?"
-SEEDS_METRICS = {
+BACKEND_METRICS = {
     "vllm:prompt_tokens_total": "counter",
     "vllm:generation_tokens_total": "counter",
     "vllm:time_to_first_token_seconds": "histogram",
@@ -103,13 +104,13 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMStack]:
         yield stack
 
 
-def test_the_seeds_curl_line_answers(vllm: VLLMStack) -> None:
+def test_the_curl_line_of_vllm_backend_answers(vllm: VLLMStack) -> None:
     body = f'{{"text_input": "{QUESTION}", "parameters": {{"stream": false, "temperature": 0}}}}'
     url = f"{vllm.triton}/v2/models/vllm_model/generate"
-    done = subprocess.run(
-        ["curl", "-sS", "-X", "POST", url, "-d", body], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == {
+    # As curl sends it: with the content type of a form.
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = httpx.post(url, content=body, headers=headers, timeout=30)
+    assert answer.json() == {
         "model_name": "vllm_model",
         "model_version": "1",
         "text_output": QUESTION + QUESTION[:16],
@@ -118,7 +119,7 @@ def test_the_seeds_curl_line_answers(vllm: VLLMStack) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_seeds_sample_client_gets_its_texts(vllm: VLLMStack, streaming: bool) -> None:
+def test_the_sample_client_of_vllm_backend_gets_its_texts(vllm: VLLMStack, streaming: bool) -> None:
     """What samples/client.py of vllm_backend sends, and how it reads what comes."""
     prompts = ["Hello, my name is\n", "The most dangerous animal is\n"]
     sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "40"}
@@ -289,16 +290,16 @@ def test_the_other_text_models_work_on_it(vllm: VLLMStack) -> None:
         assert response.json()["text_output"] == "abcab"
 
 
-def test_the_seeds_metrics_are_on_tritons_port(vllm: VLLMStack) -> None:
+def test_the_metrics_of_vllm_backend_are_on_tritons_port(vllm: VLLMStack) -> None:
     vllm.until_published()
-    before = {name: vllm.value(name + "_count") for name in SEEDS_METRICS}
+    before = {name: vllm.value(name + "_count") for name in BACKEND_METRICS}
     prompts, generated = (vllm.value(f"vllm:{kind}_tokens_total") for kind in
                           ("prompt", "generation"))  # fmt: skip
     vllm.generate(text_input="0123456789", parameters={"max_tokens": 16})
     wait_until(lambda: vllm.value("vllm:generation_tokens_total") == generated + 16)
     assert vllm.value("vllm:prompt_tokens_total") == prompts + 10
     text = vllm.metrics_text()
-    for name, kind in SEEDS_METRICS.items():
+    for name, kind in BACKEND_METRICS.items():
         assert f"# TYPE {name} {kind}" in text
         if kind == "histogram":
             new = 15 if "per_output" in name else 1
@@ -361,11 +362,9 @@ def test_the_engines_death_ends_triton(cause: str, tmp_path: Path) -> None:
             first = next(chunks)
             if cause == "SIGKILL":
                 (host,) = [
-                    pid
-                    for pid, line in processes_of(stack.work_dir).items()
-                    if "vllm.host:VLLMHost" in line
+                    pid for pid, line in processes_of(stack.work_dir).items() if ":VLLMHost" in line
                 ]
-                subprocess.run(["kill", "-9", str(host)], check=True)
+                os.kill(host, signal.SIGKILL)
             else:
                 stack.death.touch()
             text = first + "".join(chunks)

@@ -7,14 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import clean_environment
 import pytest
 
-
-@pytest.fixture
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment says, nothing goes through a proxy."""
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+clean_environment.clean()
 
 
 @pytest.fixture

@@ -36,14 +36,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "400")
-    for name in (
-        "PORT",
-        "OPENAI_PORT",
-        "TRITON_HTTP_PORT",
-        "OPENAI_API_KEY",
-        "REPLICATE_API_TOKEN",
-    ):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -182,7 +182,6 @@ def test_inputs_that_cannot_be_honoured_are_refused(
 
 def test_the_output_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COG_TRITON_OUTPUT_DIR", raising=False)
     assert output_dir(load_settings()) == tmp_path
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("COG_TRITON_OUTPUT_DIR", "out")

@@ -57,8 +57,6 @@ class Driver:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Without GPU or TensorRT, until it is called with what there is."""
-    for name in ("TRT_VERSION", "CUDA_VERSION", "COG_TRITON_STEP_PYTHON"):
-        monkeypatch.delenv(name, raising=False)
 
     def gpus(*found: tuple[int, str]) -> None:
         monkeypatch.setattr(ctypes, "CDLL", Driver(*found))

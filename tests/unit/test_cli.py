@@ -23,7 +23,6 @@ from cog_triton.builder.example_families import Families
 from cog_triton.builder.plan import Plan, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
-from cog_triton.settings import Settings
 from cog_triton.system.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +31,6 @@ DEMO = ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml"
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [*Settings.model_fields, "host", "port", "cog_max_concurrency", "force_color"]
-    for name in names:
-        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "200")

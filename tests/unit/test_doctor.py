@@ -20,7 +20,7 @@ from cog_triton.cli.app import app
 from cog_triton.doctor import check_result, engine_needs, hardware, report, run_checks, software
 from cog_triton.doctor.check_result import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
-from cog_triton.settings import Settings, load_settings
+from cog_triton.settings import load_settings
 from cog_triton.system import ports
 from cog_triton.system.machine import Machine
 from cog_triton.system.ports import free_ports
@@ -30,8 +30,6 @@ from cog_triton.triton.installation import TritonInstallation
 
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("COG_TRITON_WORK_DIR", str(tmp_path / "work"))
     monkeypatch.setenv("NO_COLOR", "1")
     for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):

@@ -22,7 +22,6 @@ from cog_triton.download.retry import Retry
 from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
 from cog_triton.system.ports import free_ports
 
-pytestmark = pytest.mark.usefixtures("no_proxy")
 PIECE = 64 << 10
 CONTENT = Content(20 * PIECE + 123)
 FAST = Retry(limit=5, first_s=0.001, most_s=0.01)

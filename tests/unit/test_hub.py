@@ -23,7 +23,6 @@ from cog_triton.download.retry import Retry
 from cog_triton.errors import DiskFull, ModelUnavailable
 from cog_triton.system.ports import free_ports
 
-pytestmark = pytest.mark.usefixtures("no_proxy")
 FAST = Retry(limit=4, first_s=0.001, most_s=0.01)
 TOKEN = "hf_hunter2hunter2"
 WEIGHTS = random.Random(0).randbytes(300_000)
@@ -49,7 +48,6 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
     endpoint(monkeypatch, hub.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))

@@ -37,7 +37,6 @@ from cog_triton.cli.app import app
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:

@@ -238,8 +238,7 @@ def test_what_is_printed_can_be_copied() -> None:
     assert list(Translation(older).lines()) == []
 
 
-def test_plan_and_check_print_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRTLLM_DIR", raising=False)
+def test_plan_and_check_print_it(tmp_path: Path) -> None:
     path = tmp_path / "tiny-gpt2.yaml"
     path.write_text(TINY_GPT2)
     for way in ("--plan", "--check"):

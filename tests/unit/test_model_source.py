@@ -18,7 +18,6 @@ from cog_triton.download.model_source import FetchedModel, ModelRequest, fetch_m
 from cog_triton.download.retry import Retry
 from cog_triton.errors import CogTritonError, DiskFull, EngineCorrupt, ModelUnavailable
 
-pytestmark = pytest.mark.usefixtures("no_proxy")
 FAST = Retry(limit=3, first_s=0.001)
 FILES = {"config.json": b"{}", "model.safetensors": bytes(5000), "sub/x.txt": b"x"}
 

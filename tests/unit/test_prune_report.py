@@ -27,7 +27,6 @@ LONG = "libtensorrt_llm_kernels_with_a_name_that_is_longer_than_a_line_of_the_ta
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
 @pytest.fixture

@@ -15,12 +15,6 @@ from cog_triton.settings import IMAGE_ENGINE_DIR, Settings, load_settings
 VARIABLES = [name.upper() for name in Settings.model_fields]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_defaults() -> None:
     settings = load_settings()
     assert settings.engine_dir == IMAGE_ENGINE_DIR
@@ -175,7 +169,6 @@ def test_the_url_of_triton(host: str, url: str) -> None:
 
 
 def test_the_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_settings().work_dir == tmp_path / ".cache" / "cog-triton"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -185,7 +178,6 @@ def test_the_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_work_dir_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
     work_dir = load_settings().work_dir
     assert work_dir.name == "cog-triton"

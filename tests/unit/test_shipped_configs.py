@@ -23,12 +23,6 @@ CONFIGS = sorted((ROOT / "configs" / "build").glob("*.yaml"))
 SCHEMA = jsonschema_rs.validator_for(json.loads(config_schema.as_json()))
 
 
-@pytest.fixture(autouse=True)
-def _without_tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TRTLLM_DIR", "COG_TRITON_STEP_PYTHON"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def check(text: str, work_dir: Path) -> list[str]:
     lines: list[str] = []
     families = Families()

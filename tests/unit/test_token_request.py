@@ -22,7 +22,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.delenv("ENGINE_DIR", raising=False)
 
 
 def run(*arguments: object) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from http.server import BaseHTTPRequestHandler
 
@@ -16,12 +15,6 @@ from cog_triton.serving.telemetry import tracing
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import load_settings
 from cog_triton.text.sampling import SamplingParams
-
-
-@pytest.fixture(autouse=True)
-def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OTEL_")]:
-        monkeypatch.delenv(name)
 
 
 def test_nothing_is_wanted_unless_said() -> None:

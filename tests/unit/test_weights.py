@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +23,7 @@ FAST = Retry(limit=3, first_s=0.001)
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+def settings(tmp_path: Path) -> Settings:
     return load_settings(cog_triton_work_dir=tmp_path / "work", engine_dir=tmp_path / "served")
 
 

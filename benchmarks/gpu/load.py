@@ -1,4 +1,4 @@
-"""A closed load on one way: so many requests at once, from several processes, timed as they come.
+"""Closed-loop load on one endpoint from several processes: fixed concurrency, timed per read.
 
 Definitions: TTFT is from the moment before a request is sent to its first event with text. ITL are
 the times between reads that brought text, of one stream; what comes in one read came at once. TPOT
@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from endpoints import Endpoint
 from prompts import Prompt
-from ways import Way
 
-_BEAT_S = 0.01
+_LAG_PERIOD_S = 0.01
 _TIMEOUT_S = 240
 _START_S = 60
 
 
 @dataclass
-class Shares:
-    """What one process of the load saw; times in seconds, `lags` of its own event loop."""
+class WorkerResult:
+    """Measurements of one load process; times in seconds, `lags` of its own event loop."""
 
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
@@ -44,10 +44,10 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One load on one way, all processes together; times in milliseconds."""
+class LoadResult:
+    """Result of one load on one endpoint, all processes together; times in milliseconds."""
 
-    way: str
+    endpoint: str
     concurrency: int
     requests: int
     tokens_per_s: float
@@ -64,12 +64,12 @@ class Measured:
     errors: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """As a dict for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
         return (
-            f"{self.way:12} c={self.concurrency:<4} {self.tokens_per_s:8.0f} tok/s"
+            f"{self.endpoint:12} c={self.concurrency:<4} {self.tokens_per_s:8.0f} tok/s"
             f"  TTFT {self.ttft_p50:6.1f}/{self.ttft_p99:6.1f} ms"
             f"  ITL {self.itl_p50:5.2f}/{self.itl_p99:6.2f} ms  TPOT {self.tpot_p50:5.2f} ms"
             f"  ({self.load_processes} processes, lag p99 {self.load_lag_p99:.1f} ms)"
@@ -78,9 +78,9 @@ class Measured:
 
 
 def measure(
-    way: Way, prompts: Sequence[Prompt], requests: int, concurrency: int, max_tokens: int
-) -> Measured:
-    """`requests` requests, `concurrency` at once, spread over processes; prompts go round."""
+    endpoint: Endpoint, prompts: Sequence[Prompt], requests: int, concurrency: int, max_tokens: int
+) -> LoadResult:
+    """Send `requests` requests, `concurrency` at once, from several processes; prompts repeat."""
     count = min(concurrency, max(1, min(8, (os.cpu_count() or 1) // 2)))
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count)
@@ -89,7 +89,7 @@ def measure(
         ours, theirs = context.Pipe(duplex=False)
         chosen = [prompts[place % len(prompts)] for place in range(number, requests, count)]
         slots = len(range(number, concurrency, count))
-        arguments = (theirs, barrier, way, chosen, slots, max_tokens)
+        arguments = (theirs, barrier, endpoint, chosen, slots, max_tokens)
         process = context.Process(target=_process, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -100,13 +100,13 @@ def measure(
             shares.append(pipe.recv())
         except EOFError:
             process.join()
-            shares.append(Shares(errors=[f"a load's process ended with {process.exitcode}"]))
+            shares.append(WorkerResult(errors=[f"a load's process ended with {process.exitcode}"]))
         process.join()
-    return combined(way.name, concurrency, shares)
+    return combine(endpoint.name, concurrency, shares)
 
 
-def combined(way: str, concurrency: int, shares: Sequence[Shares]) -> Measured:
-    """What all processes saw, as one."""
+def combine(endpoint: str, concurrency: int, shares: Sequence[WorkerResult]) -> LoadResult:
+    """Merge the measurements of all processes; raises RuntimeError if none has any."""
 
     def all_of(name: str) -> list[float]:
         return sorted(value for share in shares for value in getattr(share, name))
@@ -116,8 +116,8 @@ def combined(way: str, concurrency: int, shares: Sequence[Shares]) -> Measured:
     if not ran:
         raise RuntimeError("; ".join(error for share in shares for error in share.errors))
     seconds = max(share.ended for share in ran) - min(share.began for share in ran)
-    return Measured(
-        way,
+    return LoadResult(
+        endpoint,
         concurrency,
         sum(share.requests for share in shares),
         round(tokens / seconds, 1),
@@ -136,7 +136,7 @@ def combined(way: str, concurrency: int, shares: Sequence[Shares]) -> Measured:
 
 
 def percentile(ordered: Sequence[float], rank: float) -> float:
-    """Of sorted seconds, in milliseconds: the smallest that `rank` percent do not exceed."""
+    """Nearest-rank percentile of sorted seconds, in milliseconds."""
     if not ordered:
         return 0.0
     place = max(0, -(-len(ordered) * rank // 100) - 1)
@@ -144,49 +144,58 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
 
 
 def _process(
-    pipe: Any, barrier: Any, way: Way, prompts: Sequence[Prompt], slots: int, max_tokens: int
+    pipe: Any,
+    barrier: Any,
+    endpoint: Endpoint,
+    prompts: Sequence[Prompt],
+    slots: int,
+    max_tokens: int,
 ) -> None:
-    share = Shares()
+    share = WorkerResult()
     gc.disable()
     barrier.wait(_START_S)
     used = time.process_time()
-    asyncio.run(_load(share, way, prompts, slots, max_tokens))
+    asyncio.run(_load(share, endpoint, prompts, slots, max_tokens))
     share.processor = time.process_time() - used
     pipe.send(share)
 
 
 async def _load(
-    share: Shares, way: Way, prompts: Sequence[Prompt], slots: int, max_tokens: int
+    share: WorkerResult, endpoint: Endpoint, prompts: Sequence[Prompt], slots: int, max_tokens: int
 ) -> None:
-    requests = [(way.request(prompt, max_tokens), len(prompt.ids)) for prompt in prompts]
+    requests = [(endpoint.request(prompt, max_tokens), len(prompt.ids)) for prompt in prompts]
     waiting = iter(requests)
 
     async def slot() -> None:
         for request, length in waiting:
             try:
-                await asyncio.wait_for(ask(share, way, request, length, max_tokens), _TIMEOUT_S)
+                await asyncio.wait_for(
+                    ask(share, endpoint, request, length, max_tokens), _TIMEOUT_S
+                )
             except (OSError, RuntimeError, asyncio.TimeoutError) as error:
                 share.errors.append(f"{type(error).__name__}: {error}")
 
-    heart = asyncio.create_task(_beat(share.lags))
+    heart = asyncio.create_task(_measure_lag(share.lags))
     share.began = time.perf_counter()
     await asyncio.gather(*(slot() for _ in range(slots)))
     share.ended = time.perf_counter()
     heart.cancel()
 
 
-async def _beat(lags: list[float]) -> None:
-    """How late the event loop is, a hundred times a second."""
+async def _measure_lag(lags: list[float]) -> None:
+    """Record the event loop's lag, a hundred times a second."""
     while True:
-        due = time.perf_counter() + _BEAT_S
-        await asyncio.sleep(_BEAT_S)
+        due = time.perf_counter() + _LAG_PERIOD_S
+        await asyncio.sleep(_LAG_PERIOD_S)
         lags.append(max(0.0, time.perf_counter() - due))
 
 
-async def ask(share: Shares, way: Way, request: bytes, length: int, max_tokens: int) -> bytes:
-    """One request; raises RuntimeError unless it gives just the tokens that were asked for."""
+async def ask(
+    share: WorkerResult, endpoint: Endpoint, request: bytes, length: int, max_tokens: int
+) -> bytes:
+    """Send one request; raises RuntimeError unless the answer has exactly `max_tokens` tokens."""
     started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", way.port, limit=1 << 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port, limit=1 << 20)
     writer.write(request)
     answer, times, seen = bytearray(), list[float](), 0
     try:
@@ -194,13 +203,13 @@ async def ask(share: Shares, way: Way, request: bytes, length: int, max_tokens: 
             now = time.perf_counter()
             answer += chunk
             # A mark may lie across two reads.
-            found = answer.find(way.mark, max(0, seen - len(way.mark) + 1))
+            found = answer.find(endpoint.mark, max(0, seen - len(endpoint.mark) + 1))
             seen = len(answer)
             if found >= 0:
                 times.append(now)
     finally:
         writer.close()
-    given, made = way.tokens(bytes(answer))
+    given, made = endpoint.tokens(bytes(answer))
     if not answer.startswith(b"HTTP/1.1 200") or made != max_tokens or given not in (length, -1):
         told = bytes(answer[:120] + b" ... " + answer[-400:]).decode("utf-8", "replace")
         raise RuntimeError(f"{made} of {max_tokens} tokens for {given} of {length}: {told}")

@@ -1,4 +1,4 @@
-"""Processes of a server, what each is for, and the processor time that they have used (Linux)."""
+"""Process tree of a server by role, and the CPU time of each process (Linux)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ROLES = {
 }
 
 
-def family(root: int) -> dict[int, str]:
-    """`root` and all that descend from it, by process id, with what each is for."""
+def process_tree(root: int) -> dict[int, str]:
+    """Role of `root` and each of its descendants, by process id."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
@@ -35,8 +35,8 @@ def family(root: int) -> dict[int, str]:
     return found
 
 
-def processor_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """Seconds of processor time of each process that is still there."""
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """CPU seconds used so far by each process that is still alive."""
     times = {}
     for pid in pids:
         if fields := _stat(pid):
@@ -50,7 +50,7 @@ def cores(
     after: Mapping[int, float],
     seconds: float,
 ) -> dict[str, float]:
-    """Processor cores that each role has used between two looks `seconds` apart."""
+    """CPU cores used by each role between two samples taken `seconds` apart."""
     used: defaultdict[str, float] = defaultdict(float)
     for pid, time in after.items():
         used[roles[pid]] += (time - before.get(pid, 0.0)) / seconds
@@ -58,7 +58,7 @@ def cores(
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the name in /proc/PID/stat; empty if it is gone."""
+    """Fields of /proc/PID/stat after the name; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

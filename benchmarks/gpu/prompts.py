@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens, each as text and as ids, no two beginning alike."""
+"""Random prompts of an exact number of tokens, as text and as ids; no two share a prefix."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-# Words that are added to a tokenizer so that each id has some text; none is encoded to.
+# Ids from here on are padding words of the tokenizer, which no text is encoded to.
 _PLAIN = 49152
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The same prompt for servers that take text and for those that take ids."""
+    """One prompt, as text and as token ids."""
 
     text: str
     ids: list[int]
 
 
 def make(tokenizer_dir: Path, count: int, length: int, seed: int = 7) -> list[Prompt]:
-    """`count` prompts of `length` tokens: words at random, each of them one token.
+    """Make `count` prompts of `length` tokens: random words, each of them one token.
 
     Raises ValueError if the tokenizer does not give just these tokens for the text.
     """

@@ -1,4 +1,4 @@
-"""Write the tables of a run's results.json into docs/gpu.md, between their marks.
+"""Markdown tables of a GPU run's results.json, written into docs/gpu.md between marks.
 
 python benchmarks/gpu/table.py docs/gpu/h200.json [docs/gpu.md]
 """
@@ -14,23 +14,23 @@ from typing import Any
 
 MARKS = "<!-- {name}: made by benchmarks/gpu/table.py -->", "<!-- end of {name} -->"
 _COLUMNS = (
-    "way", "at once", "tok/s", "of the first", "TTFT p50 ms", "p99", "more than the first",
-    "ITL p50 ms", "p99", "TPOT p50 ms", "cores", "load's lag p99 ms",
+    "endpoint", "concurrency", "tok/s", "/ first", "TTFT p50 ms", "p99", "- first",
+    "ITL p50 ms", "p99", "TPOT p50 ms", "cores", "client lag p99 ms",
 )  # fmt: skip
 
 
 def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """A row for each way and concurrency; what it is compared to is the way that comes first."""
+    """A row for each endpoint and concurrency, compared to the first endpoint."""
     rows = []
     first = next(iter(medians), "")
     for concurrency in medians.get(first, {}):
         base = medians[first][concurrency]
-        for way, found in medians.items():
+        for endpoint, found in medians.items():
             if (row := found.get(concurrency)) is None:
                 continue
             rows.append(
                 (
-                    way,
+                    endpoint,
                     concurrency,
                     f"{row['tokens_per_s']:.0f}",
                     _ratio(row["tokens_per_s"], base["tokens_per_s"]),
@@ -52,17 +52,17 @@ def _ratio(value: float, base: float) -> str:
 
 
 def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
-    """Processor cores by way and process."""
+    """Processor cores by endpoint and process."""
     found = [
-        (way, role, f"{share:.2f}")
-        for way, shares in used.items()
+        (endpoint, role, f"{share:.2f}")
+        for endpoint, shares in used.items()
         for role, share in sorted(shares.items(), key=lambda item: -item[1])
     ]
-    return table(("way", f"process, at {concurrency} at once", "cores"), found)
+    return table(("endpoint", f"process, at concurrency {concurrency}", "cores"), found)
 
 
 def checks(results: Mapping[str, Any]) -> str:
-    """How many checks held, and each that did not."""
+    """Number of checks by phase, and the names of those that failed."""
     told = []
     for name, phase in results.items():
         found = phase.get("checks", {})
@@ -73,7 +73,7 @@ def checks(results: Mapping[str, Any]) -> str:
 
 
 def pruning(phase: Mapping[str, Any]) -> str:
-    """Sizes of the pruned files, in MB, and how long vLLM took to start."""
+    """Sizes of pruned files in MB, and vLLM's start-up times."""
     files = [
         (row["file"], *(f"{row[name] / 1e6:.1f}" for name in
          ("size", "freed", "gzip_before", "gzip_after")))
@@ -90,7 +90,7 @@ def pruning(phase: Mapping[str, Any]) -> str:
 
 
 def machine(phase: Mapping[str, Any]) -> str:
-    """What it ran on."""
+    """GPU, processor, kernel and package versions."""
     versions = [f"{name} {version}" for name, version in phase.get("vllm", {}).items()]
     own = [f"{name} {version}" for name, version in phase.get("ours", {}).items()]
     return "\n".join(
@@ -103,14 +103,14 @@ def machine(phase: Mapping[str, Any]) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, numbers to the right."""
+    """A Markdown table; all columns but the first are right-aligned."""
     lines = [" | ".join(columns), " | ".join(["---", *["--:"] * (len(columns) - 1)])]
     lines += [" | ".join(map(str, row)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
-    """What goes between the marks of each name, of the phases that were run."""
+    """Content by mark name, for the phases that were run."""
     bench, prune = results.get("bench", {}), results.get("prune", {})
     medians = bench.get("medians", {})
     made = {"checks": checks(results)}
@@ -127,13 +127,13 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def document(results: Mapping[str, Any]) -> str:
-    """All tables of a run."""
+    """All tables of a run, as a page of their own."""
     made = sections(results)
     return "\n".join(f"# {name.capitalize()}\n\n{content}\n" for name, content in made.items())
 
 
-def written(text: str, made: Mapping[str, str]) -> str:
-    """`text` with what is between the marks of each name replaced; raises ValueError without."""
+def replace_sections(text: str, made: Mapping[str, str]) -> str:
+    """`text` with the content between marks replaced; raises ValueError for a mark not there."""
     for name, content in made.items():
         begin, end = (mark.format(name=name) for mark in MARKS)
         pattern = f"({re.escape(begin)}\n).*?({re.escape(end)})"
@@ -146,13 +146,15 @@ def written(text: str, made: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Rewrite the document."""
+    """Command line: rewrite the document."""
     parser = argparse.ArgumentParser(description="Write the tables of a run into a document.")
     parser.add_argument("results", type=Path, help="results.json of scripts/verify-gpu")
     parser.add_argument("document", type=Path, nargs="?", default=Path("docs/gpu.md"))
     options = parser.parse_args()
     made = sections(json.loads(options.results.read_text("utf-8")))
-    options.document.write_text(written(options.document.read_text("utf-8"), made), "utf-8")
+    options.document.write_text(
+        replace_sections(options.document.read_text("utf-8"), made), "utf-8"
+    )
 
 
 if __name__ == "__main__":

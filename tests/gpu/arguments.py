@@ -1,4 +1,4 @@
-"""The arguments of scripts/verify-gpu; needs nothing that is set up, and so tells before that.
+"""Command line of scripts/verify-gpu; imports only the standard library, to run before set-up.
 
 Run as a program, says "rehearse" or "run", and the directory.
 """
@@ -33,7 +33,7 @@ check held in the phases that ran."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Of `arguments`, or of this process; ends it with 2 and says why when one is wrong."""
+    """Parse `arguments`, else sys.argv; exits with 2 and the reason where one is wrong."""
     parser = argparse.ArgumentParser(
         prog="scripts/verify-gpu",
         description=_ABOUT,

@@ -1,4 +1,4 @@
-"""What must hold of the vLLM family on a real GPU, seen through every way to it."""
+"""Checks of the vLLM family on a real GPU, through every endpoint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from client import PATIENCE_S, Client
-from load import Measured, measure
+from endpoints import Endpoint, Predictions, TritonIds, TritonText
+from load import LoadResult, measure
 from prompts import Prompt
 from results import Phase
 from tokenizers import Tokenizer
-from ways import Predictions, TritonIds, TritonText, Way
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.text.sampling import SamplingParams
@@ -56,7 +56,7 @@ class Checks:
     sensible: bool
 
     def all(self) -> None:
-        """Everything but the restart, each part whatever became of those before."""
+        """Run every check but the restart; a part that fails does not end the others."""
         parts: list[Callable[[], None]] = [self.texts, self.streams, self.ends, self.seeds]
         parts += [self.errors, self.triton, self.structured, self.cancel, self.metrics, self.many]
         for part in parts:
@@ -66,7 +66,7 @@ class Checks:
         self.phase.check(f"{self.name}: {name}", holds, seen)
 
     def texts(self) -> None:
-        """The same answer by every way, of the right length, and sensible."""
+        """Every endpoint gives the same answer, of the right length, and sensible."""
         told = self.client.predict(QUESTION, max_tokens=32)
         if self.sensible:
             self.check("/predictions knows a capital", "Paris" in told["text"], told)
@@ -91,7 +91,7 @@ class Checks:
         self.check("vllm_model: the same text", self._same(seeds, prompt, text), (seeds, text))
 
     def streams(self) -> None:
-        """Events come while the answer is made."""
+        """Events arrive while the answer is generated."""
         prompt = self.prompts[1]
         values = {"prompt_template": "{prompt}", "max_tokens": 64}
         began = time.monotonic()
@@ -141,7 +141,7 @@ class Checks:
         self.check("without a seed texts differ", len(unseeded) == 2, unseeded)
 
     def errors(self) -> None:
-        """What cannot be served is refused, with a code, by every way."""
+        """Every endpoint refuses what cannot be served, with a code."""
         long = " and" * 9000
         told = self.client.predict(long, prompt_template="{prompt}")
         self.check("/predictions: E1002", "E1002" in str(told.get("error")), told)
@@ -159,7 +159,7 @@ class Checks:
         self.check("tensorrt_llm: what vLLM refuses", "E1005" in str(events), events)
 
     def triton(self) -> None:
-        """More of vllm_backend's outputs."""
+        """Further outputs of vllm_backend."""
         asked = {"return_finish_reason": True, "return_num_output_tokens": True}
         asked |= {"return_logprobs": True, "return_cumulative_logprob": True}
         sampling = {"max_tokens": 5, "temperature": 0, "logprobs": 1, "ignore_eos": True}
@@ -173,7 +173,7 @@ class Checks:
         self.check("vllm_model: logprobs", likely is not None and len(likely) == 5, told)
 
     def structured(self) -> None:
-        """Answers that follow a schema, or are one of several."""
+        """Structured output: JSON schemas and choices."""
         choice = {"structured_outputs": {"choice": ["yes", "no"]}, "max_tokens": 8}
         told = self.client.text(
             text_input="Is it so? ", exclude_input_in_output=True,
@@ -242,19 +242,19 @@ class Checks:
             self.check(f"{kind} tokens are counted", after[name] - before[name] == count, after)
 
     def many(self) -> None:
-        """256 requests at once, by every way, each with all of its tokens."""
+        """256 concurrent requests on every endpoint, each answered with all of its tokens."""
         server = self.client.server
-        ways: list[Way] = [Predictions("cog", server.cog), Way("/v1", server.openai)]
-        ways += [TritonIds("triton", server.triton), TritonText("vllm_model", server.triton)]
-        for way in ways:
-            self.load(way, f"256 at once: {way.name}")
+        endpoints: list[Endpoint] = [Predictions("cog", server.cog), Endpoint("/v1", server.openai)]
+        endpoints += [TritonIds("triton", server.triton), TritonText("vllm_model", server.triton)]
+        for endpoint in endpoints:
+            self.load(endpoint, f"256 at once: {endpoint.name}")
 
-    def load(self, way: Way, name: str) -> None:
+    def load(self, endpoint: Endpoint, name: str) -> None:
         """512 requests, 256 at once."""
-        self.judge(partial(measure, way, self.prompts, 512, 256, 64), name)
+        self.judge(partial(measure, endpoint, self.prompts, 512, 256, 64), name)
 
-    def judge(self, load: Callable[[], Measured], name: str) -> None:
-        """Whether `load` brings all answers of 512 requests; it may raise."""
+    def judge(self, load: Callable[[], LoadResult], name: str) -> None:
+        """Check that `load` brings all answers of 512 requests; an exception is a failure."""
         try:
             measured = load()
         except Exception as error:  # noqa: BLE001 - the other loads are to be seen, too
@@ -265,7 +265,7 @@ class Checks:
         self.check(name, right, measured.errors)
 
     def restart(self, role: str) -> None:
-        """kill -9 of `role`: whoever waits gets E2105, and then all is as before."""
+        """kill -9 of `role`: clients that wait get E2105, and the server recovers."""
         self._attempt(lambda: self._restart(role))
 
     def _restart(self, role: str) -> None:
@@ -314,7 +314,7 @@ class Checks:
         return found.removeprefix(prompt.text) == text
 
     def _settled(self) -> dict[str, float]:
-        """The metrics after one more token, once they no longer change."""
+        """Metrics after one more token, once they no longer change."""
         self.client.ids(self._request(self.prompts[0], 1))
         deadline, last, now = time.monotonic() + PATIENCE_S, {}, self.client.metrics()
         while now != last and time.monotonic() < deadline:
@@ -323,12 +323,12 @@ class Checks:
         return now
 
 
-def together(served: Sequence[Checks]) -> None:
-    """256 requests at once for every model at the same time, each with all of its tokens."""
+def load_all_at_once(served: Sequence[Checks]) -> None:
+    """Check 256 concurrent requests on every model at the same time."""
     with ThreadPoolExecutor() as threads:
         loads = []
         for checks in served:
-            way = Predictions("cog", checks.client.server.cog)
-            loads.append(threads.submit(measure, way, checks.prompts, 512, 256, 64))
+            endpoint = Predictions("cog", checks.client.server.cog)
+            loads.append(threads.submit(measure, endpoint, checks.prompts, 512, 256, 64))
     for checks, load in zip(served, loads, strict=True):
         checks.judge(load.result, "256 at once, as for the others")

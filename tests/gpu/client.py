@@ -1,4 +1,4 @@
-"""Our server as its users reach it: /predictions, OpenAI's API, Triton's models and metrics."""
+"""Client of our server's APIs: /predictions, OpenAI's API, Triton's models and metrics."""
 
 from __future__ import annotations
 

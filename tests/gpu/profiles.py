@@ -1,4 +1,4 @@
-"""Where a server's Python processes spend their time under load, as py-spy sees it."""
+"""py-spy profiles of a server's Python processes under load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
+from endpoints import Endpoint
 from load import measure
 from prompts import Prompt
 from servers import Server
-from ways import Way
 
 _SECONDS = 8
 _RATE = 200
@@ -20,9 +20,9 @@ _NATIVE = ("tritonserver", "other")
 
 
 def record(
-    spy: Path, way: Way, server: Server, prompts: Sequence[Prompt], target: Path
+    spy: Path, endpoint: Endpoint, server: Server, prompts: Sequence[Prompt], target: Path
 ) -> dict[str, float]:
-    """The share of 8 s in which each process held its GIL while 256 requests ran on `way`.
+    """Record the share of 8 s that each process held its GIL, with 256 requests on `endpoint`.
 
     Its stacks are in a file of `target`, one a line, outermost first, and how often it was seen
     (`flamegraph.pl` takes that). A process that py-spy may not look into is left out.
@@ -30,12 +30,12 @@ def record(
     target.mkdir(parents=True, exist_ok=True)
     found = {}
     with ThreadPoolExecutor() as threads, ExitStack() as stack:
-        load = threads.submit(measure, way, prompts, 512, 256, 256)
+        load = threads.submit(measure, endpoint, prompts, 512, 256, 256)
         sleep(3)  # the load's processes start, and the first prompts are read
         spies = []
         for pid, role in server.processes().items():
             if role not in _NATIVE:
-                path = target / f"{way.name.strip('/')}-{role}-{pid}.txt".replace(" ", "-")
+                path = target / f"{endpoint.name.strip('/')}-{role}-{pid}.txt".replace(" ", "-")
                 path.unlink(missing_ok=True)
                 command = [spy, "record", f"--pid={pid}", f"--duration={_SECONDS}"]
                 command += [f"--rate={_RATE}", "--gil", "--format=raw", f"--output={path}"]

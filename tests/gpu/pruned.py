@@ -1,4 +1,4 @@
-"""vLLM over copies of PyTorch's and vLLM's libraries that hold device code for one GPU alone."""
+"""Pruned copies of PyTorch and vLLM, with device code for one GPU alone."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _said(command: Sequence[str | Path], environment: Mapping[str, str] | None =
 
 
 def imported(python: Path, environment: dict[str, str]) -> dict[str, str]:
-    """The paths that torch and vllm have in `environment`."""
+    """Paths of the packages torch and vllm in `environment`."""
     told = _said([python, "-c", _FIND], {**os.environ, **environment})
     paths: dict[str, str] = json.loads(told.splitlines()[-1])
     return paths
 
 
 def sizes(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bytes of each file that was pruned: in all, how many are zero now, and under gzip -1."""
+    """Sizes in bytes of each pruned file: whole, freed, and under gzip -1."""
     names = ("size", "freed", "gzip_before", "gzip_after")
     return [
         {"file": Path(row["path"]).name, **{name: row[name] for name in names}}

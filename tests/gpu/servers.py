@@ -1,4 +1,4 @@
-"""Both servers of one engine directory: ``cog-triton serve`` and vLLM's own, and their logs."""
+"""Server processes of one engine directory: ``cog-triton serve`` and ``vllm serve``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 from arguments import MAX_AT_ONCE, REPOSITORY
-from processes import family
+from processes import process_tree
 
 from cog_triton.system.ports import free_ports
 
@@ -53,7 +53,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def launch(self) -> None:
-        """Start it; `wait` says when it answers."""
+        """Start the process; `wait` returns once it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.began = time.monotonic()
         with self.log.open("wb") as log:
@@ -66,7 +66,7 @@ class Server:
             )
 
     def healthy(self) -> bool:
-        """Whether it serves right now."""
+        """Whether it is ready."""
         try:
             answer = httpx.get(self.health, timeout=10)
         except httpx.TransportError:
@@ -76,7 +76,7 @@ class Server:
         return not answer.content or b'"READY"' in answer.content  # vLLM says no more than 200
 
     def wait(self) -> None:
-        """Until it serves; raises `NotStarted`."""
+        """Wait until it is ready; raises `NotStarted`."""
         assert self.process is not None
         while not self.healthy():
             late = time.monotonic() - self.began > START_TIMEOUT_S
@@ -86,26 +86,26 @@ class Server:
         self.start_s = round(time.monotonic() - self.began, 1)
 
     def tail(self, size: int = 4000) -> str:
-        """The end of all that it said."""
+        """The last `size` characters of its logs."""
         return "\n".join(path.read_text("utf-8", "replace")[-size:] for path in self.logs())
 
     def logs(self) -> list[Path]:
         """Its log, and that of the Triton within it."""
         return [self.log, *sorted(self.log.parent.glob("work/**/triton*.log"))]
 
-    def said(self) -> dict[str, str]:
-        """What vLLM's log tells of how it started."""
+    def start_times(self) -> dict[str, str]:
+        """Start-up times that vLLM's log reports."""
         text = "\n".join(path.read_text("utf-8", "replace") for path in self.logs())
         found = {name: re.findall(pattern, text) for name, pattern in _SAID.items()}
         return {name: hits[0] for name, hits in found.items() if hits}
 
     def processes(self) -> dict[int, str]:
-        """What each of its processes is for."""
+        """Role of each of its processes, by process id."""
         assert self.process is not None
-        return family(self.process.pid)
+        return process_tree(self.process.pid)
 
     def stop(self) -> None:
-        """End it and all that it started."""
+        """Stop the process and all that it started."""
         if self.process is None:
             return
         left = self.processes()
@@ -133,7 +133,7 @@ class Ours(Server):
 
 
 @dataclass
-class Bare(Server):
+class VLLMServe(Server):
     """``vllm serve``."""
 
     openai: int = 0
@@ -187,7 +187,7 @@ def ours(
     )
 
 
-def bare(name: str, engine: Path, work: Path, python: Path, **environment: str) -> Bare:
+def vllm_serve(name: str, engine: Path, work: Path, python: Path, **environment: str) -> VLLMServe:
     """vLLM's own server of the same directory, with the arguments in its ``model.json``."""
     (port,) = free_ports(1)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
@@ -202,17 +202,20 @@ def bare(name: str, engine: Path, work: Path, python: Path, **environment: str) 
     log = work / name / "serve.log"
     health = f"http://127.0.0.1:{port}/health"
     environment = {"VLLM_NO_USAGE_STATS": "1", **environment}
-    return Bare(name, command, environment, log, health, openai=port)
+    return VLLMServe(name, command, environment, log, health, openai=port)
 
 
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
-    """All of them, started at once."""
+    """Start all servers at once; stop them at the end."""
     with ExitStack() as stack:
         for server in servers:
             stack.callback(server.stop)
             server.launch()
         for server in servers:
             server.wait()
-            print(f"{server.name}: ready after {server.start_s} s  {server.said()}", flush=True)
+            print(
+                f"{server.name}: ready after {server.start_s} s  {server.start_times()}",
+                flush=True,
+            )
         yield

@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-Operation = Callable[["Made"], Any]
+Operation = Callable[["Inputs"], Any]
 
 
-class Made:
-    """Inputs on the GPU, the same for every process that asks in the same order."""
+class Inputs:
+    """Random inputs on the GPU, the same in every process that draws in the same order."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -36,18 +36,18 @@ class Made:
         return half @ half.T + size * torch.eye(size, device="cuda", dtype=dtype)
 
 
-def lstm(made: Made) -> Any:
+def lstm(made: Inputs) -> Any:
     torch.manual_seed(1)
     layer = torch.nn.LSTM(64, 128, 2, batch_first=True).cuda()
     return layer(made.normal(8, 20, 64))[0]
 
 
-def lstm_cell(made: Made) -> Any:
+def lstm_cell(made: Inputs) -> Any:
     torch.manual_seed(1)
     return torch.nn.LSTMCell(64, 128).cuda()(made.normal(8, 64))
 
 
-def backward(made: Made) -> Any:
+def backward(made: Inputs) -> Any:
     leaf = made.normal(64, 256).requires_grad_()
     functional.gelu(functional.layer_norm(leaf, (256,))).pow(2).mean().backward()
     return leaf.grad

@@ -1,4 +1,4 @@
-"""The phases of scripts/verify-gpu, and what they find; its arguments are in arguments.py."""
+"""Phases of scripts/verify-gpu; arguments.py has its command line."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ import prompts
 import pruned
 import table
 from arguments import REPOSITORY
-from checks import Checks, together
+from checks import Checks, load_all_at_once
 from client import Client
+from endpoints import Endpoint, Predictions, TritonIds
 from results import Phase, Results
-from servers import Ours, Server, bare, ours, running
-from ways import Predictions, TritonIds, Way
+from servers import Ours, Server, ours, running, vllm_serve
 
 from cog_triton.errors import ModelUnavailable
 
@@ -39,7 +39,7 @@ _COMMON = {
     "attention_backend": "FLASH_ATTN",
 }
 _SMALL = {"max_model_len": 8192, "kv_cache_memory_bytes": 8 << 30, **_COMMON}
-# Without a cache of prefixes, which would know what another way to the same engine has asked.
+# Without prefix caching, which would know the prompts of another endpoint of the same engine.
 _LARGE = {
     "max_model_len": 4096,
     "kv_cache_memory_bytes": 20 << 30,
@@ -50,7 +50,7 @@ _ROLE = "vLLM EngineCore"
 
 
 class Driver:
-    """The phases, over one set-up."""
+    """Runs the phases over one set-up."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -67,7 +67,7 @@ class Driver:
         self.until = 0.0
 
     def run(self) -> int:
-        """Every phase that was asked for; how many checks did not hold."""
+        """Run every phase that was asked for; returns the number of failed checks."""
         phases: dict[str, Callable[[Phase], None]] = {
             "machine": self.machine,
             "checks": self.checks,
@@ -95,7 +95,7 @@ class Driver:
         (self.root / "results.md").write_text(table.document(self.results.seen), "utf-8")
 
     def machine(self, phase: Phase) -> None:
-        """What all of it runs on."""
+        """Note GPU, processor and versions."""
         query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
         gpu = _said(["nvidia-smi", query, "--format=csv,noheader"])
         phase.put("gpu", gpu)
@@ -110,14 +110,14 @@ class Driver:
             "found = {name: m.version(name) for name in names}\n"
             "print(json.dumps({'python': platform.python_version(), **found}))"
         )
-        phase.put("sources", _digest_of_sources())
+        phase.put("sources", _source_digest())
         told = _said([str(self.python), "-c", code])
         if phase.check("vLLM's Python has it", told.startswith("{") or self.rehearsal, told):
             phase.put("vllm", {} if self.rehearsal else json.loads(told))
         print(json.dumps(phase.seen, indent=1), flush=True)
 
     def checks(self, phase: Phase) -> None:
-        """Both models served at once, each through all checks; then a crash of the small one's."""
+        """Check two models served at once, then a crash of the small one's engine."""
         served = [
             ("SmolLM2", self.small, self._ours("checks-small", self.small, metrics=True)),
             ("Llama 8B", self.large, self._ours("checks-large", self.large, metrics=True)),
@@ -128,43 +128,45 @@ class Driver:
         with running(*(server for _, _, server in served)):
             made = []
             for name, model, server in served:
-                phase.put(f"{name}: start", {"seconds": server.start_s, **server.said()})
+                phase.put(f"{name}: start", {"seconds": server.start_s, **server.start_times()})
                 sensible = name == "SmolLM2" and not self.rehearsal
                 made.append(Checks(name, Client(server), phase, model, texts, sensible))
                 made[-1].all()
-            together(made)
+            load_all_at_once(made)
             made[0].restart("our host of AsyncLLM" if self.rehearsal else _ROLE)
 
     def bench(self, phase: Phase) -> None:
-        """vLLM's own server and ours at once, each with an engine, asked in turn."""
+        """Benchmark ours beside ``vllm serve``, both running, asked in turn."""
         mine = self._ours("bench-ours", self.large, END_ID="-1")
-        theirs = bare("bench-bare", self.large, self.logs, self.python, **self._environment)
-        ways: list[tuple[Way, Server]] = [
-            (Way("vllm serve", theirs.openai), theirs),
+        theirs = vllm_serve("bench-bare", self.large, self.logs, self.python, **self._environment)
+        endpoints: list[tuple[Endpoint, Server]] = [
+            (Endpoint("vllm serve", theirs.openai), theirs),
             (Predictions("cog", mine.cog), mine),
-            (Way("/v1", mine.openai), mine),
+            (Endpoint("/v1", mine.openai), mine),
             (TritonIds("triton", mine.triton), mine),
         ]
         servers: list[Server] = [theirs, mine]
         if self.rehearsal:
-            del ways[0], servers[0]
+            del endpoints[0], servers[0]
         with running(*servers):
             for server in servers:
-                phase.put(f"{server.name}: start", {"seconds": server.start_s, **server.said()})
-            told = [way for way, _ in ways if not isinstance(way, TritonIds)]
+                phase.put(
+                    f"{server.name}: start", {"seconds": server.start_s, **server.start_times()}
+                )
+            told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
             self._same_texts(phase, self.large, told)
-            self._rounds(phase, ways)
+            self._rounds(phase, endpoints)
             texts = prompts.make(self.large, 512, bench.INPUT_TOKENS, seed=5)
-            for way, server in ways if self.options.profile else ():
+            for endpoint, server in endpoints if self.options.profile else ():
                 if time.monotonic() > self.until:
                     break
                 spy, target = self.python.parent / "py-spy", self.root / "profiles"
-                found = profiles.record(spy, way, server, texts, target)
-                phase.check(f"py-spy saw {way.name}", bool(found))
-                phase.add("profiles", {"way": way.name, "gil": found})
+                found = profiles.record(spy, endpoint, server, texts, target)
+                phase.check(f"py-spy saw {endpoint.name}", bool(found))
+                phase.add("profiles", {"endpoint": endpoint.name, "gil": found})
 
     def prune(self, phase: Phase) -> None:
-        """vLLM's own server over pruned copies: the same tokens, as fast, and started as fast."""
+        """Compare ``vllm serve`` over pruned libraries with the originals: tokens, speed, start."""
         output = self.root / "pruned"
         shutil.rmtree(output, ignore_errors=True)
         environment, report = pruned.prune(self.python, output)
@@ -175,30 +177,33 @@ class Driver:
         right = all(paths[name].startswith(str(output)) for name in ("torch", "vllm"))
         phase.check("the copies are imported", right, paths)
         environment = {**self._environment, **environment}
-        whole = bare("prune-whole", self.large, self.logs, self.python, **self._environment)
-        less = bare("prune-pruned", self.large, self.logs, self.python, **environment)
-        again = bare("prune-pruned-again", self.large, self.logs, self.python, **environment)
+        whole = vllm_serve("prune-whole", self.large, self.logs, self.python, **self._environment)
+        less = vllm_serve("prune-pruned", self.large, self.logs, self.python, **environment)
+        again = vllm_serve("prune-pruned-again", self.large, self.logs, self.python, **environment)
         with running(less):  # compiles, if what was compiled before does not suit it
-            phase.put("pruned: first start", {"seconds": less.start_s, **less.said()})
+            phase.put("pruned: first start", {"seconds": less.start_s, **less.start_times()})
         with running(whole):
-            phase.put("whole: start", {"seconds": whole.start_s, **whole.said()})
+            phase.put("whole: start", {"seconds": whole.start_s, **whole.start_times()})
             with running(again):
-                phase.put("pruned: start", {"seconds": again.start_s, **again.said()})
-                ways: list[tuple[Way, Server]] = [
-                    (Way("whole", whole.openai), whole),
-                    (Way("pruned", again.openai), again),
+                phase.put("pruned: start", {"seconds": again.start_s, **again.start_times()})
+                endpoints: list[tuple[Endpoint, Server]] = [
+                    (Endpoint("whole", whole.openai), whole),
+                    (Endpoint("pruned", again.openai), again),
                 ]
-                told = [way for way, _ in ways]
+                told = [endpoint for endpoint, _ in endpoints]
                 self._same_texts(phase, self.large, told, count=16, max_tokens=256)
-                self._rounds(phase, ways)
+                self._rounds(phase, endpoints)
         self._same_with_real_weights(phase, environment)
 
     def _same_with_real_weights(self, phase: Phase, environment: dict[str, str]) -> None:
-        """Made-up weights repeat a few tokens, whatever is wrong with them by a little."""
-        whole = bare("prune-small", self.small, self.logs, self.python, **self._environment)
-        less = bare("prune-small-pruned", self.small, self.logs, self.python, **environment)
+        """Compare answers of real weights; made-up ones repeat a few tokens, right or wrong."""
+        whole = vllm_serve("prune-small", self.small, self.logs, self.python, **self._environment)
+        less = vllm_serve("prune-small-pruned", self.small, self.logs, self.python, **environment)
         with running(whole, less):
-            told = [Way("SmolLM2 whole", whole.openai), Way("SmolLM2 pruned", less.openai)]
+            told = [
+                Endpoint("SmolLM2 whole", whole.openai),
+                Endpoint("SmolLM2 pruned", less.openai),
+            ]
             self._same_texts(phase, self.small, told, count=16, max_tokens=256)
 
     def _ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
@@ -221,13 +226,13 @@ class Driver:
         self,
         phase: Phase,
         model: Path,
-        ways: Sequence[Way],
+        endpoints: Sequence[Endpoint],
         count: int = 8,
         max_tokens: int = 64,
     ) -> None:
-        """Greedy answers, one at a time, are the same text by every one of `ways`."""
+        """Check that greedy answers, one at a time, are the same text on all `endpoints`."""
         texts = prompts.make(model, count, bench.INPUT_TOKENS, seed=99)
-        found = {way.name: bench.greedy(way, texts, max_tokens) for way in ways}
+        found = {endpoint.name: bench.greedy(endpoint, texts, max_tokens) for endpoint in endpoints}
         first, *others = found
         words = sorted(len(set(text.split())) for text in found[first])
         phase.put(f"{first}: greedy", {"different_words": words, "sample": found[first][0][:400]})
@@ -236,13 +241,15 @@ class Driver:
             name = f"{count} greedy answers of {max_tokens} tokens: {other} as {first}"
             phase.check(name, same == count, (same, found[first][:1], found[other][:1]))
 
-    def _rounds(self, phase: Phase, ways: Sequence[tuple[Way, Server]]) -> None:
+    def _rounds(self, phase: Phase, endpoints: Sequence[tuple[Endpoint, Server]]) -> None:
         texts = prompts.make(self.large, 2048, bench.INPUT_TOKENS)
         measured = bench.Bench(
-            [(way, server.processes) for way, server in ways], texts, phase.add_sample
+            [(endpoint, server.processes) for endpoint, server in endpoints],
+            texts,
+            phase.add_sample,
         )
         concurrencies = self.options.concurrency
-        measured.warm(max(concurrencies))
+        measured.warm_up(max(concurrencies))
         for number in range(self.options.rounds):
             if not measured.round(number, concurrencies, self.until):
                 print("  no time is left for more", flush=True)
@@ -250,9 +257,11 @@ class Driver:
         rows = phase.samples
         phase.put("medians", bench.medians(rows))
         phase.put("cores", bench.cores_by_process(rows))
-        seen = {(row["way"], row["concurrency"]) for row in rows}
-        left = {(way.name, number) for way, _ in ways for number in concurrencies} - seen
-        phase.check("every way was measured", not left, sorted(left))
+        seen = {(row["endpoint"], row["concurrency"]) for row in rows}
+        left = {
+            (endpoint.name, number) for endpoint, _ in endpoints for number in concurrencies
+        } - seen
+        phase.check("every endpoint was measured", not left, sorted(left))
         wrong = [error for row in rows for error in row["errors"]]
         phase.check("every answer had all of its tokens", not wrong, wrong[:2])
 
@@ -270,8 +279,8 @@ def _cpu_name() -> str:
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "?")
 
 
-def _digest_of_sources() -> str:
-    """Of the code that is run; a copy of it need not have its repository."""
+def _source_digest() -> str:
+    """SHA-256 of the code that is run, which may be a copy without a repository."""
     digest = hashlib.sha256()
     for directory in ("cog_triton", "benchmarks/gpu", "tests/gpu"):
         for path in sorted((REPOSITORY / directory).rglob("*.py")):
@@ -280,7 +289,7 @@ def _digest_of_sources() -> str:
 
 
 def _stop_once(number: int, _: object) -> None:
-    """Servers are stopped; what comes meanwhile, `timeout` sends two, must not end that."""
+    """Stop the servers; further signals (`timeout` sends two) are ignored meanwhile."""
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     print("stopping the servers", flush=True)

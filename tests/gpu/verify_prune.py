@@ -1,4 +1,4 @@
-"""Prune PyTorch's and vLLM's libraries for this GPU and show that results stay the same.
+"""Prune PyTorch's and vLLM's libraries for this GPU and check that results stay the same.
 
     scripts/verify-prune [--vllm DIR] [--json FILE]
 
@@ -33,7 +33,7 @@ TIMEOUT = 420
 
 @dataclass(frozen=True)
 class Site:
-    """Where a process finds torch and vLLM's libraries; None for the original or for none."""
+    """Paths of torch and of vLLM's libraries for a process; None for the originals or none."""
 
     torch: Path | None
     vllm: Path | None
@@ -109,7 +109,7 @@ def prune(sm: int, vllm: Path | None, work: Path) -> tuple[Site, set[str]]:
 
 
 def start(site: Site, groups: list[str], cache: Path) -> subprocess.Popen[str]:
-    """A process of the workload; `cache` is for what the driver compiles."""
+    """Start a workload process; `cache` is the driver's JIT cache."""
     cache.mkdir(exist_ok=True)
     path = [str(site.torch)] if site.torch else []
     environment = os.environ | {
@@ -127,7 +127,7 @@ def start(site: Site, groups: list[str], cache: Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the workload printed."""
+    """Wait for a workload; returns the JSON that it printed."""
     try:
         out, _ = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -141,7 +141,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def check_libraries(run: dict[str, Any], made: str, vllm: Path | None) -> None:
-    """End unless the process did use the pruned copies."""
+    """Exit unless the process loaded the pruned copies."""
     for group, name in LIBRARIES.items():
         loaded = [path for path in run["libraries"] if Path(path).name == name]
         if (group == "torch" or vllm) and not all(path.startswith(made) for path in loaded):
@@ -149,7 +149,7 @@ def check_libraries(run: dict[str, Any], made: str, vllm: Path | None) -> None:
 
 
 def compare(runs: dict[str, Any], groups: list[str]) -> bool:
-    """Print how many results stayed the same, and each that did not."""
+    """Print the number of identical results, and each that differs."""
     good = True
     print(f"\n{'library':34} {'operations':>10} {'identical':>10} {'unusable':>10}")
     for group in groups:
@@ -171,7 +171,7 @@ def compare(runs: dict[str, Any], groups: list[str]) -> bool:
 
 
 def control(runs: dict[str, Any], groups: list[str], changed: set[str]) -> bool:
-    """Print what the copies for another GPU do; each changed library must fail somewhere.
+    """Print results of copies for another GPU; each changed library must fail somewhere.
 
     A kernel that is not there is an error only where the launch is checked; where it is not, the
     result is wrong.

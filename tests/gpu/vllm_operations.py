@@ -1,4 +1,4 @@
-"""vLLM's own kernels, called in its libraries without vLLM's Python package.
+"""Operations that call vLLM's kernels in its libraries, without vLLM's Python package.
 
 Signatures are those that the libraries of vLLM 0.26 register with PyTorch.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch_operations import Made, Operation, bf16, f16, f32
+from torch_operations import Inputs, Operation, bf16, f16, f32
 
 LIBRARIES = {
     "_C": "_C_stable_libtorch.abi3.so",
@@ -36,7 +36,7 @@ def ones(*shape: int) -> torch.Tensor:
 
 
 def gated(name: str, dtype: torch.dtype, *more: float) -> Operation:
-    def run(m: Made) -> Any:
+    def run(m: Inputs) -> Any:
         out = empty(37, 512, dtype=dtype)
         getattr(torch.ops._C, name)(out, m.normal(37, 1024, dtype=dtype), *more)
         return out
@@ -45,7 +45,7 @@ def gated(name: str, dtype: torch.dtype, *more: float) -> Operation:
 
 
 def activation(name: str) -> Operation:
-    def run(m: Made) -> Any:
+    def run(m: Inputs) -> Any:
         out = empty(37, 512)
         getattr(torch.ops._C, name)(out, m.normal(37, 512, dtype=bf16))
         return out
@@ -53,25 +53,25 @@ def activation(name: str) -> Operation:
     return run
 
 
-def rms_norm(m: Made) -> Any:
+def rms_norm(m: Inputs) -> Any:
     out = empty(33, 1024)
     torch.ops._C.rms_norm(out, m.normal(33, 1024, dtype=bf16), m.normal(1024, dtype=bf16), 1e-6)
     return out
 
 
-def fused_add_rms_norm(m: Made) -> Any:
+def fused_add_rms_norm(m: Inputs) -> Any:
     x, residual = m.normal(33, 1024, dtype=f16), m.normal(33, 1024, dtype=f16)
     torch.ops._C.fused_add_rms_norm(x, residual, m.normal(1024, dtype=f16), 1e-6)
     return x, residual
 
 
-def rms_norm_fp8(m: Made) -> Any:
+def rms_norm_fp8(m: Inputs) -> Any:
     out, x, weight = empty(33, 1024, dtype=fp8), m.normal(33, 1024, dtype=bf16), ones(1024).to(bf16)
     torch.ops._C.rms_norm_static_fp8_quant(out, x, weight, ones(1) / 8, 1e-6)
     return out
 
 
-def rms_norm_dynamic(m: Made) -> Any:
+def rms_norm_dynamic(m: Inputs) -> Any:
     out, scales = empty(33, 1024, dtype=fp8), empty(33, 1, dtype=f32)
     x, weight = m.normal(33, 1024, dtype=bf16), m.normal(1024, dtype=bf16)
     torch.ops._C.rms_norm_dynamic_per_token_quant(out, x, weight, scales, 1e-6, None, None)
@@ -79,7 +79,7 @@ def rms_norm_dynamic(m: Made) -> Any:
 
 
 def rotary_embedding(neox: bool) -> Operation:
-    def run(m: Made) -> Any:
+    def run(m: Inputs) -> Any:
         query, key = m.normal(21, 8 * 128, dtype=bf16), m.normal(21, 2 * 128, dtype=bf16)
         table = m.normal(512, 128, dtype=bf16)
         torch.ops._C.rotary_embedding(m.integers(512, 21), query, key, 128, table, neox)
@@ -88,7 +88,7 @@ def rotary_embedding(neox: bool) -> Operation:
     return run
 
 
-def reshape_and_cache_flash(m: Made) -> Any:
+def reshape_and_cache_flash(m: Inputs) -> Any:
     keys, values = empty(8, 16, 2, 128), empty(8, 16, 2, 128)
     slots = torch.arange(3, 24, device="cuda")
     new = [m.normal(21, 2, 128, dtype=bf16) for _ in range(2)]
@@ -98,7 +98,7 @@ def reshape_and_cache_flash(m: Made) -> Any:
     return keys, values
 
 
-def reshape_and_cache_fp8(m: Made) -> Any:
+def reshape_and_cache_fp8(m: Inputs) -> Any:
     keys, values = (empty(8, 2, 8, 16, 16, dtype=torch.uint8) for _ in range(2))
     values = values.view(8, 2, 128, 16)
     slots = torch.arange(3, 24, device="cuda")
@@ -107,33 +107,33 @@ def reshape_and_cache_fp8(m: Made) -> Any:
     return keys, values
 
 
-def concat_and_cache_mla(m: Made) -> Any:
+def concat_and_cache_mla(m: Inputs) -> Any:
     cache, slots = empty(4, 16, 576), torch.arange(5, 26, device="cuda")
     parts = m.normal(21, 512, dtype=bf16), m.normal(21, 64, dtype=bf16)
     torch.ops._C_cache_ops.concat_and_cache_mla(*parts, cache, slots, "auto", ones(1))
     return cache
 
 
-def static_fp8(m: Made) -> Any:
+def static_fp8(m: Inputs) -> Any:
     out = empty(33, 512, dtype=fp8)
     torch.ops._C.static_scaled_fp8_quant(out, m.normal(33, 512, dtype=bf16), ones(1) / 4, None)
     return out
 
 
-def dynamic_fp8(m: Made) -> Any:
+def dynamic_fp8(m: Inputs) -> Any:
     out, scale = empty(33, 512, dtype=fp8), empty(1, dtype=f32)
     torch.ops._C.dynamic_scaled_fp8_quant(out, m.normal(33, 512, dtype=bf16), scale)
     return out, scale
 
 
-def per_token_fp8(m: Made) -> Any:
+def per_token_fp8(m: Inputs) -> Any:
     out, scale = empty(33, 512, dtype=fp8), empty(33, 1, dtype=f32)
     x = m.normal(33, 512, dtype=bf16)
     torch.ops._C.dynamic_per_token_scaled_fp8_quant(out, x, scale, None)
     return out, scale
 
 
-def per_group_fp8(m: Made) -> Any:
+def per_group_fp8(m: Inputs) -> Any:
     out, scale = empty(33, 512, dtype=fp8), empty(33, 4, dtype=f32)
     x = m.normal(33, 512, dtype=bf16)
     torch.ops._C.per_token_group_fp8_quant(
@@ -142,19 +142,19 @@ def per_group_fp8(m: Made) -> Any:
     return out, scale
 
 
-def dynamic_int8(m: Made) -> Any:
+def dynamic_int8(m: Inputs) -> Any:
     out, scale = empty(33, 512, dtype=torch.int8), empty(33, 1, dtype=f32)
     torch.ops._C.dynamic_scaled_int8_quant(out, m.normal(33, 512, dtype=bf16), scale, None)
     return out, scale
 
 
-def cutlass_fp8(m: Made) -> Any:
+def cutlass_fp8(m: Inputs) -> Any:
     out, a, b = empty(64, 256), m.normal(64, 512).to(fp8), m.normal(256, 512).to(fp8).T
     torch.ops._C.cutlass_scaled_mm(out, a, b, ones(1), ones(1), None)
     return out
 
 
-def cutlass_int8(m: Made) -> Any:
+def cutlass_int8(m: Inputs) -> Any:
     a = m.integers(127, 64, 512, low=-127, dtype=torch.int8)
     b = m.integers(127, 256, 512, low=-127, dtype=torch.int8).T
     out = empty(64, 256)
@@ -162,46 +162,46 @@ def cutlass_int8(m: Made) -> Any:
     return out
 
 
-def repetition_penalties(m: Made) -> Any:
+def repetition_penalties(m: Inputs) -> Any:
     logits, masks = m.normal(5, 4000), [m.normal(5, 4000) > 1 for _ in range(2)]
     torch.ops._C.apply_repetition_penalties_(logits, *masks, m.normal(5).abs() + 1)
     return logits
 
 
-def merge_attn_states(m: Made) -> Any:
+def merge_attn_states(m: Inputs) -> Any:
     out, lse = empty(21, 8, 128), empty(8, 21, dtype=f32)
     states = [(m.normal(21, 8, 128, dtype=bf16), m.normal(8, 21)) for _ in range(2)]
     torch.ops._C.merge_attn_states(out, lse, *states[0], *states[1], None, None)
     return out, lse
 
 
-def awq_dequantize(m: Made) -> Any:
+def awq_dequantize(m: Inputs) -> Any:
     packed = m.integers(2**31, 256, 32, dtype=torch.int32)
     zeros = m.integers(2**31, 2, 32, dtype=torch.int32)
     return torch.ops._C.awq_dequantize(packed, m.normal(2, 256, dtype=f16), zeros, 0, 0, 0)
 
 
-def marlin_repack(m: Made) -> Any:
+def marlin_repack(m: Inputs) -> Any:
     packed, order = m.integers(2**31, 32, 128, dtype=torch.int32), empty(0, dtype=torch.int32)
     return torch.ops._C.gptq_marlin_repack(packed, order, 256, 128, 4, False)
 
 
-def hadamard(m: Made) -> Any:
+def hadamard(m: Inputs) -> Any:
     return torch.ops._C.hadacore_transform(m.normal(16, 512, dtype=bf16), False)
 
 
-def topk_softmax(m: Made) -> Any:
+def topk_softmax(m: Inputs) -> Any:
     weights = empty(40, 4, dtype=f32)
     ids, tokens = (empty(40, 4, dtype=torch.int32) for _ in range(2))
     torch.ops._moe_C.topk_softmax(weights, ids, tokens, m.normal(40, 64), True, None)
     return weights, ids
 
 
-def grouped_topk(m: Made) -> Any:
+def grouped_topk(m: Inputs) -> Any:
     return torch.ops._moe_C.grouped_topk(m.normal(40, 256), 8, 4, 8, True, 2.5, m.normal(256), 1)
 
 
-def moe_align(m: Made) -> Any:
+def moe_align(m: Inputs) -> Any:
     ids = m.integers(16, 40, 4, dtype=torch.int32)
     made = empty(400, dtype=torch.int32), empty(25, dtype=torch.int32), empty(1, dtype=torch.int32)
     torch.ops._moe_C.moe_align_block_size(ids, 16, 16, *made, None)
@@ -209,26 +209,26 @@ def moe_align(m: Made) -> Any:
     return experts[: int(count) // 16], count
 
 
-def moe_sum(m: Made) -> Any:
+def moe_sum(m: Inputs) -> Any:
     out = empty(40, 512)
     torch.ops._moe_C.moe_sum(m.normal(40, 4, 512, dtype=bf16), out, None, None)
     return out
 
 
-def shuffle_rows(m: Made) -> Any:
+def shuffle_rows(m: Inputs) -> Any:
     out = empty(60, 512)
     rows = m.integers(40, 60, dtype=torch.int32)
     torch.ops._moe_C.shuffle_rows(m.normal(40, 512, dtype=bf16), rows, out)
     return out
 
 
-def sequences(m: Made, head: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
+def sequences(m: Inputs, head: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
     starts = torch.tensor([0, 17, 100, 128], device="cuda", dtype=torch.int32)
     return [m.normal(128, heads, head, dtype=dtype) for heads in (8, 2, 2)], starts
 
 
 def flash2(head: int, dtype: torch.dtype) -> Operation:
-    def run(m: Made) -> Any:
+    def run(m: Inputs) -> Any:
         qkv, starts = sequences(m, head, dtype)
         return torch.ops._vllm_fa2_C.varlen_fwd(
             *qkv, None, starts, starts, None, None, None, None, 83, 83, 0.0, head**-0.5,
@@ -238,7 +238,7 @@ def flash2(head: int, dtype: torch.dtype) -> Operation:
     return run
 
 
-def pages(m: Made) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+def pages(m: Inputs) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
     caches = [m.normal(16, 16, 2, 128, dtype=bf16) for _ in range(2)]
     table = torch.arange(16, device="cuda", dtype=torch.int32).flip(0).view(4, 4).contiguous()
     used = torch.tensor([64, 33, 1, 50], device="cuda", dtype=torch.int32)
@@ -246,7 +246,7 @@ def pages(m: Made) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torc
     return [m.normal(4, 8, 128, dtype=bf16), *caches], table, used, starts
 
 
-def flash2_paged(m: Made) -> Any:
+def flash2_paged(m: Inputs) -> Any:
     qkv, table, used, starts = pages(m)
     return torch.ops._vllm_fa2_C.varlen_fwd(
         *qkv, None, starts, torch.zeros_like(starts), used, None, table, None, 1, 64, 0.0, 0.1,
@@ -270,14 +270,14 @@ def flash3(
 
 
 def flash3_varlen(head: int) -> Operation:
-    def run(m: Made) -> Any:
+    def run(m: Inputs) -> Any:
         qkv, starts = sequences(m, head, bf16)
         return flash3(qkv, starts, starts, None, None, (83, 83))
 
     return run
 
 
-def flash3_paged(m: Made) -> Any:
+def flash3_paged(m: Inputs) -> Any:
     qkv, table, used, starts = pages(m)
     return flash3(qkv, starts, None, used, table, (1, 64))
 

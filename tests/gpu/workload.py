@@ -40,7 +40,7 @@ def attempt(operation: torch_operations.Operation) -> str:
     """The digest of what `operation` returns, bit for bit; "error: ..." if it fails."""
     try:
         digest = hashlib.sha256()
-        for tensor in tensors(operation(torch_operations.Made(2026))):
+        for tensor in tensors(operation(torch_operations.Inputs(2026))):
             plain = tensor.detach().cpu().contiguous()
             digest.update(f"{plain.dtype} {tuple(plain.shape)} ".encode())
             digest.update(plain.view(-1).view(torch.uint8).numpy().tobytes())

@@ -1,4 +1,4 @@
-"""The load, the ways and the tables of benchmarks/gpu, against a server that answers as told."""
+"""benchmarks/gpu against a scripted server: load, endpoints, medians and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from small_http import serving
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "gpu"
-MODULES = ("prompts", "ways", "load", "processes", "bench", "table")
+MODULES = ("prompts", "endpoints", "load", "processes", "bench", "table")
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,9 @@ def completions(request: BaseHTTPRequestHandler) -> None:
     chunks(request, *told, event({"choices": [], "usage": usage}), "data: [DONE]\n\n")
 
 
-def answer_of(gpu: SimpleNamespace, way: Any, prompt: Any, tokens: int) -> bytes:
+def answer_of(gpu: SimpleNamespace, endpoint: Any, prompt: Any, tokens: int) -> bytes:
     asked = gpu.load.ask(
-        gpu.load.Shares(), way, way.request(prompt, tokens), len(prompt.ids), tokens
+        gpu.load.WorkerResult(), endpoint, endpoint.request(prompt, tokens), len(prompt.ids), tokens
     )
     answer: bytes = asyncio.run(asked)
     return answer
@@ -72,20 +72,20 @@ def answer_of(gpu: SimpleNamespace, way: Any, prompt: Any, tokens: int) -> bytes
 def test_every_request_is_made_once_and_every_token_counted(gpu: SimpleNamespace) -> None:
     prompts = [gpu.prompts.Prompt(f"p{number}", [1, 2]) for number in range(5)]
     with serving(completions) as url:
-        way = gpu.ways.Way("it", urlsplit(url).port)
-        measured = gpu.load.measure(way, prompts, requests=10, concurrency=3, max_tokens=7)
+        endpoint = gpu.endpoints.Endpoint("it", urlsplit(url).port)
+        measured = gpu.load.measure(endpoint, prompts, requests=10, concurrency=3, max_tokens=7)
     assert measured.errors == []
-    assert (measured.requests, measured.concurrency, measured.way) == (10, 3, "it")
+    assert (measured.requests, measured.concurrency, measured.endpoint) == (10, 3, "it")
     assert measured.tokens_per_s == pytest.approx(70 / measured.seconds, rel=0.01)
     assert 0 < measured.ttft_p50 <= measured.ttft_p99
     assert 1 <= measured.tokens_per_read <= 7
 
 
-def test_a_token_too_few_is_an_error(gpu: SimpleNamespace) -> None:
+def test_an_answer_with_a_token_too_few_is_an_error(gpu: SimpleNamespace) -> None:
     prompts = [gpu.prompts.Prompt(text, [1, 2]) for text in ("a", "lie")]
     with serving(completions) as url:
-        way = gpu.ways.Way("it", urlsplit(url).port)
-        measured = gpu.load.measure(way, prompts, requests=4, concurrency=1, max_tokens=7)
+        endpoint = gpu.endpoints.Endpoint("it", urlsplit(url).port)
+        measured = gpu.load.measure(endpoint, prompts, requests=4, concurrency=1, max_tokens=7)
     assert measured.requests == 2
     assert [error.split(":")[1] for error in measured.errors] == [
         " 6 of 7 tokens for 2 of 2",
@@ -97,7 +97,7 @@ def test_a_token_too_few_is_an_error(gpu: SimpleNamespace) -> None:
     ("kind", "told", "output"),
     [
         (
-            "Way",
+            "Endpoint",
             [
                 event({"choices": [{"text": "a b"}]}),
                 event({"choices": [{"text": " c"}]}),
@@ -134,7 +134,7 @@ def test_a_token_too_few_is_an_error(gpu: SimpleNamespace) -> None:
         ),
     ],
 )
-def test_ways_know_what_of_an_answer_is_text(
+def test_endpoints_extract_the_output_of_an_answer(
     gpu: SimpleNamespace, kind: str, told: list[str], output: Any
 ) -> None:
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -144,12 +144,12 @@ def test_ways_know_what_of_an_answer_is_text(
         chunks(request, *compact)
 
     with serving(answer) as url:
-        way = getattr(gpu.ways, kind)("it", urlsplit(url).port)
-        whole = answer_of(gpu, way, gpu.prompts.Prompt("p", [1, 2]), 3)
-    assert way.output(whole) == output
+        endpoint = getattr(gpu.endpoints, kind)("it", urlsplit(url).port)
+        whole = answer_of(gpu, endpoint, gpu.prompts.Prompt("p", [1, 2]), 3)
+    assert endpoint.output(whole) == output
 
 
-def test_percentiles(gpu: SimpleNamespace) -> None:
+def test_percentiles_are_nearest_rank_in_milliseconds(gpu: SimpleNamespace) -> None:
     values = [number / 1000 for number in range(1, 101)]
     assert gpu.load.percentile(values, 50) == 50
     assert gpu.load.percentile(values, 99) == 99
@@ -157,24 +157,26 @@ def test_percentiles(gpu: SimpleNamespace) -> None:
     assert gpu.load.percentile([], 50) == 0
 
 
-def test_times_are_those_between_reads(gpu: SimpleNamespace) -> None:
+def test_measurements_of_processes_are_merged(gpu: SimpleNamespace) -> None:
     shares = [
-        gpu.load.Shares(
+        gpu.load.WorkerResult(
             ttft=[0.3, 0.1], itl=[0.01, 0.03], began=5.0, ended=6.0, tokens=10, reads=5, requests=2
         ),
-        gpu.load.Shares(ttft=[0.2], itl=[0.02], began=4, ended=5.5, tokens=6, reads=3, requests=1),
+        gpu.load.WorkerResult(
+            ttft=[0.2], itl=[0.02], began=4, ended=5.5, tokens=6, reads=3, requests=1
+        ),
     ]
-    measured = gpu.load.combined("it", 2, shares)
+    measured = gpu.load.combine("it", 2, shares)
     assert (measured.ttft_p50, measured.itl_p50, measured.seconds) == (200, 20, 2)
     assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (8, 2, 3)
 
 
-def rows(way: str, rates: list[float]) -> list[dict[str, Any]]:
+def rows(endpoint: str, rates: list[float]) -> list[dict[str, Any]]:
     numbers = {"ttft_p50": 10.0, "ttft_p99": 20.0, "itl_p50": 3.0, "itl_p99": 6.0, "tpot_p50": 3.0}
     numbers |= {"seconds": 1.0, "tokens_per_read": 1.0, "load_lag_p99": 0.1, "load_cores": 0.5}
     return [
         {
-            "way": way,
+            "endpoint": endpoint,
             "concurrency": 1,
             "tokens_per_s": rate,
             "errors": [],
@@ -198,17 +200,17 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     begin, end = gpu.table.MARKS
     names = gpu.table.sections(results)
     marks = "\n".join(f"{begin}\nold\n{end}".format(name=name) for name in names)
-    text = gpu.table.written(f"before\n{marks}\nafter\n", names)
+    text = gpu.table.replace_sections(f"before\n{marks}\nafter\n", names)
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 3.00 | 6.00 | 3.00 | 1.25 |" in text
     assert "| cog | engine | 1.00 |" in text
     assert "| checks | 2 | 1 | two |" in text
-    assert gpu.table.written(text, names) == text
+    assert gpu.table.replace_sections(text, names) == text
 
 
-def test_a_run_of_some_phases_has_their_tables(gpu: SimpleNamespace) -> None:
+def test_a_run_of_some_phases_has_only_their_tables(gpu: SimpleNamespace) -> None:
     checked = {"checks": {"checks": {"one": True}}}
     assert gpu.table.document(checked).startswith("# Checks\n\n| phase |")
     assert "| checks | 1 | 0 | - |" in gpu.table.document(checked)
@@ -218,21 +220,21 @@ def test_a_run_of_some_phases_has_their_tables(gpu: SimpleNamespace) -> None:
     assert "| cog | 1 | 100 | 1.000 |" in document
 
 
-def test_every_way_gets_the_same_prompts(
+def test_every_endpoint_gets_the_same_prompts(
     gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, int, list[str]]] = []
 
     def measure(
-        way: Any, prompts: list[Any], requests: int, concurrency: int, max_tokens: int
+        endpoint: Any, prompts: list[Any], requests: int, concurrency: int, max_tokens: int
     ) -> Any:
-        asked.append((way.name, concurrency, [prompt.text for prompt in prompts]))
-        return gpu.load.combined(way.name, concurrency, [gpu.load.Shares(ended=1.0)])
+        asked.append((endpoint.name, concurrency, [prompt.text for prompt in prompts]))
+        return gpu.load.combine(endpoint.name, concurrency, [gpu.load.WorkerResult(ended=1.0)])
 
     monkeypatch.setattr(gpu.bench, "measure", measure)
-    ways = [(gpu.ways.Way(name, 1), dict) for name in ("one", "two")]
+    endpoints = [(gpu.endpoints.Endpoint(name, 1), dict) for name in ("one", "two")]
     prompts = [gpu.prompts.Prompt(str(number), [number]) for number in range(100)]
-    bench = gpu.bench.Bench(ways, prompts, lambda row: None)
+    bench = gpu.bench.Bench(endpoints, prompts, lambda row: None)
     assert bench.round(0, [1, 8], time.monotonic() + 60)
     assert bench.round(1, [1], time.monotonic() + 60)
     assert [(name, at_once) for name, at_once, _ in asked] == [
@@ -243,36 +245,36 @@ def test_every_way_gets_the_same_prompts(
     assert len({text for given in texts[::2] for text in given}) == 6 + 16 + 6
 
 
-def test_a_mark_that_is_not_there_is_told(gpu: SimpleNamespace) -> None:
+def test_a_missing_mark_is_an_error(gpu: SimpleNamespace) -> None:
     with pytest.raises(ValueError, match="0 places for <!-- machine"):
-        gpu.table.written("nothing", {"machine": ""})
+        gpu.table.replace_sections("nothing", {"machine": ""})
 
 
-def test_the_document_has_the_tables_of_its_run(gpu: SimpleNamespace) -> None:
+def test_docs_gpu_has_the_tables_of_its_results(gpu: SimpleNamespace) -> None:
     docs = BENCHMARKS.parents[1] / "docs"
     text = (docs / "gpu.md").read_text("utf-8")
     made = gpu.table.sections(json.loads((docs / "gpu" / "h200.json").read_text("utf-8")))
     assert len(made) == text.count("made by benchmarks/gpu/table.py -->") == 6
-    assert gpu.table.written(text, made) == text
+    assert gpu.table.replace_sections(text, made) == text
 
 
-def test_a_way_that_answered_nothing_has_a_row(gpu: SimpleNamespace) -> None:
+def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:
     seen = [*rows("vllm serve", [0]), *rows("cog", [100])]
     assert "| cog | 1 | 100 | - |" in gpu.table.benchmark(gpu.bench.medians(seen))
 
 
-def test_a_load_that_dies_is_told(gpu: SimpleNamespace) -> None:
+def test_a_load_process_that_dies_is_an_error(gpu: SimpleNamespace) -> None:
     shares = [
-        gpu.load.Shares(errors=["ended with -9"]),
-        gpu.load.Shares(began=1, ended=3, tokens=8),
+        gpu.load.WorkerResult(errors=["ended with -9"]),
+        gpu.load.WorkerResult(began=1, ended=3, tokens=8),
     ]
-    measured = gpu.load.combined("it", 2, shares)
+    measured = gpu.load.combine("it", 2, shares)
     assert (measured.tokens_per_s, measured.errors) == (4, ["ended with -9"])
     with pytest.raises(RuntimeError, match="ended with -9"):
-        gpu.load.combined("it", 2, shares[:1])
+        gpu.load.combine("it", 2, shares[:1])
 
 
-def test_processor_time_is_told_by_role(gpu: SimpleNamespace) -> None:
+def test_cpu_time_is_summed_by_role(gpu: SimpleNamespace) -> None:
     roles = {1: "engine", 2: "stub", 3: "stub"}
     used = gpu.processes.cores(roles, {1: 1.0, 2: 1.0}, {1: 5.0, 2: 2.0, 3: 1.0}, seconds=2.0)
     assert used == {"engine": 2.0, "stub": 1.0}

@@ -1,4 +1,4 @@
-"""The ways to one engine that are measured: how each is asked, and what of an answer is text."""
+"""HTTP endpoints that are measured: the request of each, and the output in its answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prompts import Prompt
 
 
 @dataclass(frozen=True)
-class Way:
-    """One kind of request to one port; `name` is what results have for it.
+class Endpoint:
+    """An OpenAI completions endpoint on one port; `name` is its name in results.
 
-    Every event that brings text or token ids holds `mark`. Greedy, and never ended early: of
-    /predictions that is up to the server's END_ID.
+    Every event with text or token ids contains `mark`. Sampling is greedy and ignores the end
+    token; for /predictions that is up to the server's END_ID.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Way:
     counts = (rb'"prompt_tokens":\s*(\d+)', rb'"completion_tokens":\s*(\d+)')
 
     def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
-        """The request, as vLLM's server and our own take it."""
+        """Body of a request."""
         return {
             "model": "verify",
             "prompt": prompt.text,
@@ -41,7 +41,7 @@ class Way:
         }
 
     def request(self, prompt: Prompt, max_tokens: int) -> bytes:
-        """All bytes of one request."""
+        """Bytes of one HTTP request."""
         content = json.dumps(self.body(prompt, max_tokens)).encode()
         head = (
             f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
@@ -51,19 +51,19 @@ class Way:
         return head.encode() + content
 
     def tokens(self, answer: bytes) -> tuple[int, int]:
-        """How many tokens of prompt and of output a whole answer tells of; 0 if of none."""
+        """Prompt and output token counts that a whole answer reports; 0 where it reports none."""
         found = [re.findall(pattern, answer) for pattern in self.counts]
         return tuple(int(hits[-1]) if hits else 0 for hits in found)  # type: ignore[return-value]
 
     def output(self, answer: bytes) -> Any:
-        """What was generated: text, or token ids."""
+        """Generated text or token ids."""
         return "".join(
             choice["text"] for event in events(answer) for choice in event.get("choices", ())
         )
 
 
-class Predictions(Way):
-    """Cog's /predictions."""
+class Predictions(Endpoint):
+    """Endpoint: Cog's /predictions."""
 
     path = "/predictions"
     accept = "text/event-stream"
@@ -79,8 +79,8 @@ class Predictions(Way):
         return "".join(completed[-1]) if completed else ""
 
 
-class TritonIds(Way):
-    """Triton's model tensorrt_llm, in token ids."""
+class TritonIds(Endpoint):
+    """Endpoint: Triton's model tensorrt_llm, in token ids."""
 
     path = "/v2/models/tensorrt_llm/generate_stream"
     mark = b'"output_ids"'
@@ -99,8 +99,8 @@ class TritonIds(Way):
         return [item for ids in lists for item in (ids if isinstance(ids, list) else [ids])]
 
 
-class TritonText(Way):
-    """Triton's model vllm_model, in text."""
+class TritonText(Endpoint):
+    """Endpoint: Triton's model vllm_model, in text."""
 
     path = "/v2/models/vllm_model/generate_stream"
     mark = b'"text_output"'
@@ -120,13 +120,13 @@ class TritonText(Way):
 
 
 def events(answer: bytes) -> list[dict[str, Any]]:
-    """The JSON objects in an answer's server-sent events."""
+    """JSON objects in the server-sent events of an answer."""
     lines = re.findall(rb"^data: (\{.*\})\r?$", unchunked(answer), re.MULTILINE)
     return [json.loads(line) for line in lines]
 
 
 def unchunked(answer: bytes) -> bytes:
-    """The body of an answer, out of HTTP's chunks."""
+    """Body of an answer, without HTTP's chunked encoding."""
     head, _, rest = answer.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" not in head.lower():
         return rest

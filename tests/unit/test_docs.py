@@ -91,3 +91,15 @@ def test_the_architecture_page_has_a_row_for_every_folder() -> None:
 def test_the_architecture_page_names_every_program(program: str) -> None:
     text = (DOCS / "architecture.md").read_text("utf-8")
     assert f"`python -m {program}`" in text or f"`{program}`" in text
+
+
+def test_files_named_on_the_architecture_page_exist() -> None:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    files = {str(path) for path in (ROOT / "cog_triton").rglob("*.py")}
+    files |= {
+        str(path)
+        for name in ("runner", "builder", "mock_cog_triton", "tests")
+        for path in (ROOT / name).rglob("*.py")
+    }
+    for name in re.findall(r"[\w/]+\.py\b", text):
+        assert any(file.endswith(f"/{name}") for file in files), name

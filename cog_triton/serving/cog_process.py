@@ -1,4 +1,4 @@
-"""``cog-triton serve``: Cog's own HTTP server on the runner project, started and watched."""
+"""Cog's HTTP server as a child process (``cog-triton serve``): started, watched, drained."""
 
 from __future__ import annotations
 
@@ -8,36 +8,47 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import httpx
 
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.serving.cog_environment import cog_environment
+from cog_triton.serving.cog_health import HealthClient, HealthMonitor
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import reaper
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
 
 _POLL_S = 0.05
-_WATCH_S = 1.0
-_UNHEALTHY_S = 5.0
+_HEALTH_PERIOD_S = 1.0
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
 
 
 def default_concurrency(settings: Settings) -> int:
-    """Predictions Cog accepts at once: of the mock's all, and as many that wait or are refused."""
+    """Default of COG_MAX_CONCURRENCY: for the mock, its batch and as many queued or rejected."""
     if settings.cog_triton_engine is None:
         return 256
     return 2 * int(settings.mock_max_batch_size or MockOptions().max_batch_size)
 
 
+def ready_message(settings: Settings, host: str, port: int, seconds: float) -> str:
+    """What is printed when Cog is ready after `seconds`: ports, and a request to try."""
+    name = url_host(host)
+    base = f"http://{'localhost' if name == '127.0.0.1' else name}"
+    openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
+    return (
+        f"Ready in {seconds:.1f} s ({openai}Triton on {settings.triton_http_port},"
+        f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try:\n"
+        f"curl -sN -XPOST {base}:{port}/predictions"
+        " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"
+        """ -d '{"input":{"prompt":"What is the capital of France?"}}'"""
+    )
+
+
 class CogServer:
-    """Cog on one address, with the settings of everything below it in its environment."""
+    """Cog on one address, run until it is told to stop."""
 
     def __init__(
         self, settings: Settings, host: str, port: int, max_concurrency: int, *, verbose: bool
@@ -45,26 +56,25 @@ class CogServer:
         self._settings = settings
         self._host = host
         self._port = port
-        self._max_concurrency = max_concurrency
-        self._verbose = verbose
         self._stops = 0
         self._wake = threading.Event()
-        self._healthy_at = 0.0
-        self._trouble = ""
-        # Plain HTTP needs no certificates; a probe connects anew, for that is part of the answer.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._http = httpx.Client(timeout=5, trust_env=False, verify=False, limits=limits)
+        self._health = HealthClient(host, port)
         self._drain_file = settings.work_dir.resolve() / f"drain-{os.getpid()}"
+        self._environment = cog_environment(
+            settings, host, port, max_concurrency, self._drain_file, verbose=verbose
+        )
 
-    def run(self, say: Callable[[str], None]) -> None:
-        """Serve until SIGINT or SIGTERM; raises what made the start fail.
+    def run(self, echo: Callable[[str], None]) -> None:
+        """Serve until SIGINT or SIGTERM; raises the coded error that the start failed with.
 
-        `say` gets one line for each thing a person wants to know.
+        `echo` gets status lines for the user.
         """
-        if self._settings.cog_triton_engine is None:
-            require_gpu(self._settings.cog_triton_sm)
-        self._require_free_ports()
-        say(f"cog-triton {__version__}: starting; the first start unpacks the engine")
+        settings = self._settings
+        if settings.cog_triton_engine is None:
+            require_gpu(settings.cog_triton_sm)
+        cog = {"PORT": (self._host, self._port)}
+        require_free({**cog, **settings.http_ports, **settings.triton_ports})
+        echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
         previous = {
             number: signal.signal(number, self._on_signal)
@@ -72,17 +82,19 @@ class CogServer:
         }
         process = reaper.spawn(
             [sys.executable, "-m", "cog_triton.serving.coglet.http_server", "--host", self._host],
-            grace=self._settings.drain_timeout + _EXIT_S,
-            env=self._environment(),
-            cwd=cog_project("mock_cog_triton" if self._settings.cog_triton_engine else "runner"),
+            grace=settings.drain_timeout + _EXIT_S,
+            env=self._environment,
+            cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),
         )
         try:
-            self._until_ready(process)
+            self._wait_until_ready(process)
             if not self._stops:
-                say(self._ready_line(time.monotonic() - started))
-                self._until_stopped(process, say)
-                self._drain(process, say)
-            self._end(process)
+                seconds = time.monotonic() - started
+                echo(ready_message(settings, self._host, self._port, seconds))
+                self._watch(process, echo)
+                self._drain(process, echo)
+            process.terminate()
+            self._wait(lambda: process.poll() is not None, _EXIT_S)
         finally:
             process.kill()
             self._drain_file.unlink(missing_ok=True)
@@ -93,63 +105,12 @@ class CogServer:
         self._stops += 1
         self._wake.set()
 
-    def _require_free_ports(self) -> None:
-        require_free(
-            {
-                "PORT": (self._host, self._port),
-                **self._settings.http_ports,
-                **self._settings.triton_ports,
-            }
-        )
-
-    def _environment(self) -> dict[str, str]:
-        settings = self._settings
-        environment = {
-            **os.environ,
-            # coglet starts its worker as `python` of PATH, not as this interpreter.
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-            "COG_HOST": self._host,
-            "PORT": str(self._port),
-            "OPENAI_PORT": str(settings.openai_port or ""),
-            "METRICS_PORT": str(settings.metrics_port or ""),
-            "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
-            "COG_MAX_CONCURRENCY": str(self._max_concurrency),
-            # coglet answers 409, with slots free, when two of its threads look for one at once.
-            "TOKIO_WORKER_THREADS": "1",
-            "TRITON_HOST": settings.triton_host,
-            "TRITON_HTTP_PORT": str(settings.triton_http_port),
-            "TRITON_GRPC_PORT": str(settings.triton_grpc_port),
-            "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
-            "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
-            "COG_TRITON_DRAIN_FILE": str(self._drain_file),
-            "ENGINE_DIR": str(settings.engine_dir.resolve()),
-            "COG_TRITON_ENGINE": settings.cog_triton_engine or "",
-            **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
-        }
-        if settings.cog_weights:
-            weights = settings.cog_weights
-            environment["COG_WEIGHTS"] = (
-                weights if "://" in weights else str(Path(weights).resolve())
-            )
-        if settings.cog_triton_config:
-            environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
-        if settings.world_size:
-            environment["WORLD_SIZE"] = str(settings.world_size)
-        if settings.tritonserver:
-            environment["TRITONSERVER"] = str(settings.tritonserver.resolve())
-        if not self._verbose:
-            environment.setdefault("COG_LOG_LEVEL", "error")
-            environment.setdefault("LOG_FORMAT", "console")
-        if not sys.stdout.isatty():
-            environment.setdefault("NO_COLOR", "1")
-        return environment
-
-    def _until_ready(self, process: reaper.Reaped) -> None:
+    def _wait_until_ready(self, process: reaper.Reaped) -> None:
         while not self._stops:
             code = process.poll()
             if code is not None:
                 raise errors.TritonStartFailed(f"Cog exited with code {code} during start-up")
-            health = self._health()
+            health = self._health.read()
             status = health.get("status")
             if status == "SETUP_FAILED":
                 logs = str(health.get("setup", {}).get("logs", ""))
@@ -160,17 +121,20 @@ class CogServer:
                 return
             self._wake.wait(_POLL_S)
 
-    def _until_stopped(self, process: reaper.Reaped, say: Callable[[str], None]) -> None:
-        self._healthy_at = time.monotonic()
+    def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
+        """Watch Cog's health until a signal arrives; raises what it cannot recover from."""
+        monitor = HealthMonitor(time.monotonic())
         while not self._stops:
             if (code := process.poll()) is not None:
-                raise errors.TritonUnavailable(f"Cog exited with code {code}{self._trouble}")
-            self._watch_health(say)
-            self._wake.wait(_WATCH_S)
+                reason = f": {monitor.failure}" if monitor.failure else ""
+                raise errors.TritonUnavailable(f"Cog exited with code {code}{reason}")
+            if line := monitor.update(self._health.read(), time.monotonic()):
+                echo(line)
+            self._wake.wait(_HEALTH_PERIOD_S)
 
-    def _drain(self, process: reaper.Reaped, say: Callable[[str], None]) -> None:
-        """Let what runs end: Cog itself would wait for as long as it takes, but not for all."""
-        say("Stopping: running predictions may end; once more stops at once")
+    def _drain(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
+        """Let running requests end within DRAIN_TIMEOUT: Cog itself would wait without a limit."""
+        echo("Stopping: running predictions may end; once more stops at once")
         self._drain_file.parent.mkdir(parents=True, exist_ok=True)
         self._drain_file.touch()
         if self._wait(
@@ -179,56 +143,10 @@ class CogServer:
         ):
             self._wait(lambda: process.poll() is not None, _WEBHOOKS_S)
 
-    def _end(self, process: reaper.Reaped) -> None:
-        process.terminate()
-        self._wait(lambda: process.poll() is not None, _EXIT_S)
-
     def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `condition`, but no longer than `seconds` or to the second request to stop."""
+        """Wait for `condition`, at most `seconds`, and not beyond a second signal."""
         deadline = time.monotonic() + seconds
         while not (met := condition()) and self._stops < 2 and time.monotonic() < deadline:
             self._wake.clear()
             self._wake.wait(_POLL_S)
         return met
-
-    def _watch_health(self, say: Callable[[str], None]) -> None:
-        """Tell what changes; raise what nothing here heals."""
-        health = self._health()
-        if health.get("status") not in ("UNHEALTHY", "DEFUNCT"):
-            self._healthy_at = time.monotonic()
-            if self._trouble:
-                say("Ready again")
-                self._trouble = ""
-            return
-        reason = str(health.get("user_healthcheck_error") or "Cog's worker has died")
-        error = errors.from_text(reason)
-        if isinstance(error, errors.TritonStartFailed):
-            raise error
-        if isinstance(error, errors.TritonUnavailable):  # Triton is being restarted
-            self._healthy_at = time.monotonic()
-            if self._trouble != f": {error}":
-                say(str(error))
-                self._trouble = f": {error}"
-        elif time.monotonic() - self._healthy_at > _UNHEALTHY_S:
-            raise errors.TritonUnavailable(f"{reason}; stopping")
-
-    def _health(self) -> dict[str, Any]:
-        url = f"http://{url_host(self._host)}:{self._port}/health-check"
-        try:
-            health = self._http.get(url).raise_for_status().json()
-        except (httpx.HTTPError, ValueError):
-            return {}
-        return health if isinstance(health, dict) else {}
-
-    def _ready_line(self, seconds: float) -> str:
-        settings = self._settings
-        host = url_host(self._host)
-        base = f"http://{'localhost' if host == '127.0.0.1' else host}"
-        openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
-        return (
-            f"Ready in {seconds:.1f} s ({openai}Triton on {settings.triton_http_port},"
-            f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try:\n"
-            f"curl -sN -XPOST {base}:{self._port}/predictions"
-            " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"
-            """ -d '{"input":{"prompt":"What is the capital of France?"}}'"""
-        )

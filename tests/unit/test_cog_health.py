@@ -1,0 +1,137 @@
+"""Cog's health: the HTTP client of /health-check, and when an unhealthy server ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from cog_triton.errors import TritonStartFailed, TritonUnavailable
+from cog_triton.serving.cog_health import HealthClient, HealthMonitor
+from cog_triton.system.ports import free_ports
+
+READY = {"status": "READY", "setup": {}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    body: bytes
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health-check" else 404)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def cog_that_answers(body: bytes, host: str = "127.0.0.1") -> Iterator[int]:
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    with Server((host, 0), type("Answer", (Handler,), {"body": body})) as answering:
+        thread = threading.Thread(target=answering.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield answering.server_address[1]
+        finally:
+            answering.shutdown()
+            thread.join()
+
+
+def test_health_is_read_from_any_bound_address() -> None:
+    with cog_that_answers(json.dumps(READY).encode()) as port:
+        assert HealthClient("127.0.0.1", port).read() == READY
+        assert HealthClient("0.0.0.0", port).read() == READY
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_health_is_read_over_ipv6(host: str) -> None:
+    with cog_that_answers(json.dumps(READY).encode(), "::1") as port:
+        assert HealthClient(host, port).read() == READY
+
+
+def test_health_is_empty_before_cog_listens() -> None:
+    assert HealthClient("127.0.0.1", free_ports(1)[0]).read() == {}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"null"])
+def test_health_is_empty_for_a_body_that_is_no_json_object(body: bytes) -> None:
+    with cog_that_answers(body) as port:
+        assert HealthClient("127.0.0.1", port).read() == {}
+
+
+def test_health_is_empty_for_a_server_that_does_not_speak_http() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+
+        def answer() -> None:
+            connection, _ = sock.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert HealthClient("127.0.0.1", sock.getsockname()[1]).read() == {}
+        thread.join()
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with cog_that_answers(json.dumps(READY).encode()) as port:
+        assert HealthClient("127.0.0.1", port).read() == READY
+
+
+def unhealthy(reason: str) -> dict[str, Any]:
+    return {"status": "UNHEALTHY", "user_healthcheck_error": reason}
+
+
+RESTARTING = unhealthy("Healthcheck failed: TritonUnavailable: E2105 TritonUnavailable: it died")
+GIVEN_UP = unhealthy("Healthcheck failed: TritonStartFailed: E2106 TritonStartFailed: given up")
+
+
+def test_a_restart_of_triton_is_reported_once_and_so_is_its_end() -> None:
+    monitor = HealthMonitor(0)
+    lines = [monitor.update(RESTARTING, now) for now in (1, 20, 40)]
+    assert lines == ["E2105 TritonUnavailable: it died", None, None]
+    assert str(monitor.failure) == "E2105 TritonUnavailable: it died"
+    assert [monitor.update(READY, now) for now in (41, 42)] == ["Ready again", None]
+    assert monitor.failure is None
+
+
+def test_a_triton_that_was_given_up_ends_the_server() -> None:
+    with pytest.raises(TritonStartFailed, match="given up"):
+        HealthMonitor(0).update(GIVEN_UP, 1)
+
+
+@pytest.mark.parametrize(
+    ("health", "reason"),
+    [(unhealthy("healthcheck timed out"), "timed out"), ({"status": "DEFUNCT"}, "has died")],
+)
+def test_other_failures_end_the_server_after_a_while(health: dict[str, Any], reason: str) -> None:
+    monitor = HealthMonitor(0)
+    assert monitor.update(health, 4) is None
+    monitor.update(READY, 5)
+    assert monitor.update(health, 9) is None
+    with pytest.raises(TritonUnavailable, match=reason):
+        monitor.update(health, 11)

@@ -1,4 +1,4 @@
-"""Small engine directories of the vLLM family, and where their double of vLLM is."""
+"""Small vLLM engine directories, and the environment with the double of vLLM."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def double_environment(journal: Path | None = None, **values: str) -> dict[str, 
 
 
 def calls(journal: Path, name: str) -> list[dict[str, Any]]:
-    """What the double was called with, under one name."""
+    """Calls of one name in the double's journal."""
     lines = journal.read_text().splitlines() if journal.exists() else []
     return [call for call in map(json.loads, lines) if call["call"] == name]

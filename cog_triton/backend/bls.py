@@ -241,7 +241,7 @@ class _TextRequest:
                     message = response.error().message()
                     raise (
                         from_text(message)
-                        or backend_errors.of_request(message)
+                        or backend_errors.request_error(message)
                         or TritonUnknownError(message)
                     )
                 if tensors := response.output_tensors():

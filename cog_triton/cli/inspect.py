@@ -29,13 +29,13 @@ def inspect_engine(
 
     Example: cog-triton inspect --check-gpu engine.tar
     """
-    from cog_triton.inspection import description, engine_contents, gpu_fit, report
+    from cog_triton.inspection import engine_contents, engine_description, gpu_check, report
     from cog_triton.system.gpus import visible_gpus
 
     with coded_errors():
         with err.status("Reading every byte of it"):
-            found = description.describe(engine_contents.read(engine))
-        fit = gpu_fit.check(found, visible_gpus()) if check_gpu else None
+            found = engine_description.describe(engine_contents.read(engine))
+        fit = gpu_check.check(found, visible_gpus()) if check_gpu else None
         if as_json:
             typer.echo(report.as_json(found, fit))
         else:

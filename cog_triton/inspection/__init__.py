@@ -1,1 +1,1 @@
-"""``cog-triton inspect``: what an engine is, for which machine, and whether it is whole."""
+"""``cog-triton inspect``: describes an engine and checks that it is complete."""

@@ -1,4 +1,4 @@
-"""The files of an engine, hashed where they lie; only the two that describe it are kept."""
+"""Engine contents: size and SHA-256 of every file in a tar or directory, without unpacking."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MAX_TEXT = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """Every file by name with size (bytes) and SHA-256, and the bytes of those that describe."""
+class EngineContents:
+    """Files by name with size (bytes) and SHA-256, and the bytes of manifest and config.json."""
 
     path: Path
     kind: Literal["tar", "directory"]
@@ -27,7 +27,7 @@ class Contents:
     texts: dict[str, bytes]
 
 
-def read(path: Path) -> Contents:
+def read(path: Path) -> EngineContents:
     """Read a tar or an engine directory once, front to back; nothing is written.
 
     Raises:
@@ -35,12 +35,12 @@ def read(path: Path) -> Contents:
         EngineCorrupt: it is neither a readable, safe tar nor a directory with an engine.
     """
     if path.is_dir():
-        return Contents(path, "directory", None, *_collect(path, _directory_files(path)))
+        return EngineContents(path, "directory", None, *_collect(path, _directory_files(path)))
     if path.is_file():
         with tar_members.refusing(path):
             form = tar_compression.by_content(path)
         held = _collect(path, _tar_files(path))
-        return Contents(path, "tar", None if form == "tar" else form, *held)
+        return EngineContents(path, "tar", None if form == "tar" else form, *held)
     if path.exists():
         raise EngineCorrupt(f"{path}: must be a tar or a directory, is neither")
     raise ModelUnavailable(f"{path}: no such file or directory")
@@ -53,7 +53,7 @@ def _tar_files(path: Path) -> Iterator[tuple[str, Readable]]:
 
 
 def _directory_files(path: Path) -> Iterator[tuple[str, Readable]]:
-    """Only below an engine's directory: nobody wants all of a home directory hashed."""
+    """The files of an engine directory; others, as a home directory, are refused unread."""
     try:
         held = sorted(child.name for child in path.iterdir())
         if not {CONFIG_NAME, MANIFEST_NAME} & set(held):
@@ -66,7 +66,7 @@ def _directory_files(path: Path) -> Iterator[tuple[str, Readable]]:
 
 
 def no_engine(path: Path, held: Iterable[str]) -> str:
-    """Says that `path` has nothing that describes an engine, and what it has."""
+    """Error text: `path` has neither manifest nor config.json, but these files."""
     names = list(held)
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return (

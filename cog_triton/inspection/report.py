@@ -1,4 +1,4 @@
-"""What an engine is, as a table for 80 columns and as JSON."""
+"""Inspection report: an engine description as a table for 80 columns or as JSON."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.text import Text
 
 from cog_triton.artifact.compatibility import sm_names
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
-from cog_triton.inspection.description import Description
-from cog_triton.inspection.gpu_fit import GpuCheck
+from cog_triton.inspection.engine_description import EngineDescription
+from cog_triton.inspection.gpu_check import GpuCheck
 
 _UNKNOWN = "not recorded"
 
 
-def as_json(engine: Description, check: GpuCheck | None) -> str:
-    """Everything that is known; sizes in bytes, null for what is not recorded."""
+def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
+    """JSON report; sizes in bytes, null for what is not recorded."""
     manifest, config = engine.manifest, engine.config
     pretrained = config.pretrained_config if config else None
     limits = config.build_config if config else None
@@ -58,8 +58,8 @@ def as_json(engine: Description, check: GpuCheck | None) -> str:
     return json.dumps(document, indent=2)
 
 
-def as_table(engine: Description, check: GpuCheck | None) -> RenderableType:
-    """What it is, a row for each file, and what the checksums say."""
+def as_table(engine: EngineDescription, check: GpuCheck | None) -> RenderableType:
+    """Table report: facts, a row for each file, and the result of the checksums."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -68,7 +68,7 @@ def as_table(engine: Description, check: GpuCheck | None) -> RenderableType:
     return Group(facts, _files(engine), _verdict(engine))
 
 
-def _facts(engine: Description, check: GpuCheck | None) -> Iterator[tuple[str, str]]:
+def _facts(engine: EngineDescription, check: GpuCheck | None) -> Iterator[tuple[str, str]]:
     manifest, config = engine.manifest, engine.config
     yield "engine", engine.engine
     yield "form", ", ".join(filter(None, (engine.contents.kind, engine.contents.compression)))
@@ -92,21 +92,21 @@ def _facts(engine: Description, check: GpuCheck | None) -> Iterator[tuple[str, s
     yield "ranks", _ranks(engine)
 
 
-def _gpu(engine: Description) -> str:
+def _gpu(engine: EngineDescription) -> str:
     if engine.on_cpu:
         return "none, runs on the CPU"
     name = engine.manifest.gpu_name if engine.manifest else None
     return ", ".join(part for part in (sm_names(engine.sm), name) if part) or _UNKNOWN
 
 
-def _here(engine: Description, check: GpuCheck) -> str:
+def _here(engine: EngineDescription, check: GpuCheck) -> str:
     here = sm_names(check.here) or "no GPU"
     if check.problem:
         return f"{here}: does not fit" if engine.sm else f"{here}: cannot be compared"
     return f"{here}: fits"
 
 
-def _limits(engine: Description) -> Iterator[str]:
+def _limits(engine: EngineDescription) -> Iterator[str]:
     yield f"{engine.max_input_len} input tokens"
     yield f"{engine.max_seq_len} with output"
     yield f"{engine.max_batch_size} requests at once"
@@ -117,7 +117,7 @@ def _limits(engine: Description) -> Iterator[str]:
         yield f"{limits.max_beam_width} beams"
 
 
-def _ranks(engine: Description) -> str:
+def _ranks(engine: EngineDescription) -> str:
     if engine.world_size == 1 or engine.config is None:
         return str(engine.world_size)
     mapping = engine.config.pretrained_config.mapping
@@ -125,7 +125,7 @@ def _ranks(engine: Description) -> str:
     return f"{engine.world_size}: " + " x ".join(f"{k} {n}" for k, n in kinds if k != "cp" or n > 1)
 
 
-def _files(engine: Description) -> Table:
+def _files(engine: EngineDescription) -> Table:
     count = len(engine.contents.files)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
     table.add_column("file", f"{count} files", overflow="fold", ratio=1)
@@ -138,7 +138,7 @@ def _files(engine: Description) -> Table:
     return table
 
 
-def _verdict(engine: Description) -> Text:
+def _verdict(engine: EngineDescription) -> Text:
     if engine.manifest is None:
         return Text(
             f"No {MANIFEST_NAME}: for which GPU it was built is not recorded, and there are no"
@@ -151,7 +151,7 @@ def _verdict(engine: Description) -> Text:
 
 
 def _text(value: str) -> Text:
-    """Names come from the engine: nothing in them may steer a terminal."""
+    """Escape control characters: names from an engine must not control the terminal."""
     return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in value), overflow="fold")
 
 

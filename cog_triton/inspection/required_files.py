@@ -1,4 +1,4 @@
-"""The files that an engine cannot do without."""
+"""Required files of an engine, by its config.json."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _RANK = re.compile(r"(?:.+_)?rank(0|[1-9]\d{0,5})\.engine")
 
 
 def problem(config: EngineConfig, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with an engine of files of `sizes` (bytes, by name), None if nothing.
+    """The first problem of an engine with files of `sizes` (bytes, by name), None if there is none.
 
-    TensorRT-LLM's has one engine for each rank, and no more.
+    TensorRT-LLM needs one engine file for each rank, and no more.
     """
     if config.engine in CPU_FAMILIES:
         needed = ["openvino_model.xml", "openvino_model.bin"]

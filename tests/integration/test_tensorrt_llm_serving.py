@@ -30,7 +30,7 @@ from cog_triton.triton.serve_config import load_serve_config
 from cog_triton.triton.server import TritonServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-import trtllm_engines
+import tensorrt_llm_engines
 
 pytestmark = pytest.mark.integration
 
@@ -101,7 +101,7 @@ class Served:
 
 @contextmanager
 def served(directory: Path, config: dict[str, Any], serve: str) -> Iterator[Served]:
-    family = trtllm_engines.family(directory / "engine", config)
+    family = tensorrt_llm_engines.family(directory / "engine", config)
     target, seen = directory / "repo", directory / "seen"
     model_repository.render_repository(family, load_serve_config(CONFIGS / serve), target)
     path = target / "tensorrt_llm" / "config.pbtxt"
@@ -135,7 +135,7 @@ def served(directory: Path, config: dict[str, Any], serve: str) -> Iterator[Serv
 def triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     old = request.param == "0.9"
     directory = tmp_path_factory.mktemp("triton")
-    config = trtllm_engines.V0_9 if old else trtllm_engines.V1
+    config = tensorrt_llm_engines.V0_9 if old else tensorrt_llm_engines.V1
     serve_config = "tensorrt-llm-0.9.yaml" if old else "tensorrt-llm.yaml"
     with served(directory, config, serve_config) as running:
         yield running
@@ -153,7 +153,7 @@ def test_text_goes_in_and_out_in_the_contract_of_the_engine(triton: Served, mode
     seen = triton.last()
     assert seen["min_length" if old else "min_tokens"] == [2]
     assert seen["random_seed" if old else "seed"] == [7]
-    assert seen["end_id"] == [trtllm_engines.END]
+    assert seen["end_id"] == [tensorrt_llm_engines.END]
     assert seen["request_output_len"] == [4]
     ids, ends = seen["bad_words_list"][: len(seen["bad_words_list"]) // 2], seen["bad_words_list"]
     assert ends[len(ids)] == len(ids)
@@ -196,7 +196,7 @@ def test_an_old_engine_has_no_new_inputs(triton: Served, model: str) -> None:
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_this_machine_is_told_before_triton_starts(skip: bool, tmp_path: Path) -> None:
-    engine = trtllm_engines.make(tmp_path / "engine")
+    engine = tensorrt_llm_engines.make(tmp_path / "engine")
     environment = {"COG_TRITON_SKIP_PREFLIGHT": "true"} if skip else {}
     stack = Stack(tmp_path / "work", str(engine), **environment)
     stack.start()

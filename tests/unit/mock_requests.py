@@ -22,6 +22,6 @@ def request(max_tokens: int = 5, prompt: int = 3, **values: Any) -> MockRequest:
     )
 
 
-def said(count: int) -> list[int]:
-    """The first tokens that the mock says."""
+def expected_tokens(count: int) -> list[int]:
+    """The first tokens of the mock engine's output."""
     return [PASSAGE[place % len(PASSAGE)] for place in range(count)]

@@ -1,4 +1,4 @@
-"""Small engines that an `EngineProcess` runs in its child: real ones, but for the model."""
+"""Step engines without a model, for tests of the engine process."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_engines import V0_9, V1, changed, directory
+from sample_engines import V0_9, V1, changed, directory
 
 import cog_triton
 from cog_triton.artifact.engine_manifest import Manifest

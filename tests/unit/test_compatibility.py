@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import trtllm_engines
-from made_engines import with_manifest
+import tensorrt_llm_engines
+from sample_engines import with_manifest
 
 from cog_triton.artifact import compatibility
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
@@ -156,7 +156,7 @@ def test_versions_are_compared_by_the_numbers_that_both_have(
 
 def test_a_manifest_goes_before_what_the_engine_tells(tmp_path: Path) -> None:
     path = with_manifest(
-        trtllm_engines.make(tmp_path / "engine"), sm=[86], versions={"tensorrt": "10.13"}
+        tensorrt_llm_engines.make(tmp_path / "engine"), sm=[86], versions={"tensorrt": "10.13"}
     )
     found = compatibility.needs_of(path, "tensorrtllm", 1, {"tensorrt_llm": "1.2.1"})
     assert found.sm == [86]
@@ -164,7 +164,7 @@ def test_a_manifest_goes_before_what_the_engine_tells(tmp_path: Path) -> None:
 
 
 def test_sizes_are_compared_before_anything_is_loaded(tmp_path: Path) -> None:
-    path = with_manifest(trtllm_engines.make(tmp_path / "engine"))
+    path = with_manifest(tensorrt_llm_engines.make(tmp_path / "engine"))
     (path / "rank0.engine").write_bytes(b"cut short")
     with pytest.raises(EngineCorrupt, match=r"rank0\.engine has 9 bytes, the manifest says"):
         compatibility.needs_of(path, "tensorrtllm", 1, {})

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import made_engines
 import pytest
+import sample_engines
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -255,7 +255,7 @@ def looked(path: Path, here: Machine | None) -> Check:
 
 
 def test_an_engine_that_fits(tmp_path: Path) -> None:
-    tar = made_engines.packed(tmp_path)
+    tar = sample_engines.packed(tmp_path)
     versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.2"}
     found = looked(tar, machine(90, 90, 90, 90, versions=versions))
     assert found.state is State.OK, found
@@ -276,7 +276,7 @@ def test_an_engine_that_fits(tmp_path: Path) -> None:
 def test_an_engine_for_another_machine(
     tmp_path: Path, here: Machine | None, state: str, says: str
 ) -> None:
-    found = looked(made_engines.packed(tmp_path), here)
+    found = looked(sample_engines.packed(tmp_path), here)
     assert found.state.value == state
     assert says in found.found
 
@@ -298,7 +298,7 @@ def test_what_is_no_engine(tmp_path: Path, kind: str) -> None:
 def test_an_engine_of_several_ranks_needs_mpirun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tar = made_engines.packed(tmp_path)
+    tar = sample_engines.packed(tmp_path)
     monkeypatch.setenv("MPIRUN", "/nowhere/mpirun")
     _, said = doctor(tar, "--json")
     assert states(said)["mpirun"] == "fail"

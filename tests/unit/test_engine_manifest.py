@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_engines import create
+from sample_engines import create
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest, load, verify
 from cog_triton.errors import EngineCorrupt

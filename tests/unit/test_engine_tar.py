@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_engines import pack
+from sample_engines import pack
 from test_engine_manifest import engine
 
 from cog_triton.artifact import engine_manifest, engine_tar
@@ -114,10 +114,10 @@ def test_a_file_that_changes_while_it_is_packed_is_an_error(tmp_path: Path) -> N
 
 
 def test_a_tar_without_manifest_is_accepted_with_a_warning(tmp_path: Path) -> None:
-    tar = make_tar(tmp_path / "seed.tar", (member("./config.json"), b"{}"))
+    tar = make_tar(tmp_path / "original.tar", (member("./config.json"), b"{}"))
     result = unpack(tar, tmp_path / "out")
     assert result.manifest is None
-    assert "seed.tar has no cog-triton.json" in result.warnings[0]
+    assert "original.tar has no cog-triton.json" in result.warnings[0]
     assert (tmp_path / "out" / "config.json").read_text() == "{}"
 
 

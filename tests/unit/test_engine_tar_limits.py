@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from backports import zstd
-from made_engines import create
+from sample_engines import create
 
 import cog_triton
 

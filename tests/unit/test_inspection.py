@@ -1,4 +1,4 @@
-"""`cog-triton inspect`: what it tells of real tars, and what it refuses."""
+"""`cog-triton inspect`: its output for real tars and directories, and its refusals."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from backports import zstd
-from made_engines import (
+from sample_engines import (
     V0_7,
     V0_9,
     V1,
     changed,
     directory,
+    original_tar,
     packed,
-    seed_tar,
     small_tar,
     with_manifest,
 )
@@ -73,7 +73,7 @@ def facts(output: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in pairs if name.strip()}
 
 
-def test_the_table_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
+def test_table_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
     output = table(packed(tmp_path))
     told = facts(output)
     assert told["engine"] == "tensorrt_llm"
@@ -88,7 +88,7 @@ def test_the_table_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
     assert "All 6 files are as cog-triton.json says" in output
 
 
-def test_the_json_has_it_all(tmp_path: Path) -> None:
+def test_json_has_everything_recorded(tmp_path: Path) -> None:
     tar = packed(tmp_path)
     value = document(tar)
     assert value["path"] == str(tar)
@@ -112,7 +112,7 @@ def test_the_json_has_it_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "compression"), [("e.tar.gz", "gzip"), ("e.tgz", "gzip"), ("e.tar.zst", "zstd")]
 )
-def test_a_compressed_tar_is_told_like_a_plain_one(
+def test_a_compressed_tar_is_described_like_a_plain_one(
     name: str, compression: str, tmp_path: Path
 ) -> None:
     (tmp_path / "plain").mkdir()
@@ -127,7 +127,7 @@ def test_a_compressed_tar_is_told_like_a_plain_one(
     }
 
 
-def test_a_directory_is_told_like_its_tar(tmp_path: Path) -> None:
+def test_a_directory_is_described_like_its_tar(tmp_path: Path) -> None:
     of_tar = document(packed(tmp_path))
     (tmp_path / "engine" / "cache").mkdir()
     assert document(tmp_path / "engine") == {
@@ -139,7 +139,7 @@ def test_a_directory_is_told_like_its_tar(tmp_path: Path) -> None:
     assert "Not named there: 1." in table(tmp_path / "engine")
 
 
-def test_what_our_packager_writes(tmp_path: Path) -> None:
+def test_a_packaged_engine_is_described(tmp_path: Path) -> None:
     config = changed(V0_9, "engine", "openvino")
     config["build_config"]["max_seq_len"] = 1536
     config["pretrained_config"]["mapping"] = {}
@@ -152,7 +152,9 @@ def test_what_our_packager_writes(tmp_path: Path) -> None:
     assert told["engine"] == "openvino"
     assert told["GPU"] == "none, runs on the CPU"
     assert told["this machine"].endswith(": fits")
-    assert document(seed_tar(tmp_path / "seed.tar", engine))["versions"] == {"cog_triton": "0.9.0"}
+    assert document(original_tar(tmp_path / "original.tar", engine))["versions"] == {
+        "cog_triton": "0.9.0"
+    }
     (engine / "openvino_model.bin").unlink()
     assert "openvino_model.bin is missing" in refusal(engine)
 
@@ -164,10 +166,10 @@ def test_what_our_packager_writes(tmp_path: Path) -> None:
         (V1, 4, {"version": "1.2.1", "max_seq_len": 8192, "batch": 64, "beams": 1}),
     ],
 )
-def test_a_seed_made_tar_is_told_by_its_config(
+def test_a_tar_without_a_manifest_is_described_by_its_config(
     config: dict[str, Any], ranks: int, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    tar = seed_tar(tmp_path / "seed.tar", directory(tmp_path / "engine", config, ranks))
+    tar = original_tar(tmp_path / "original.tar", directory(tmp_path / "engine", config, ranks))
     value = document(tar)
     assert {
         "version": value["versions"]["tensorrt_llm"],
@@ -185,12 +187,12 @@ def test_a_seed_made_tar_is_told_by_its_config(
     assert document(tmp_path / "engine")["files"] == value["files"]
 
 
-def test_an_engine_of_before_0_8_is_told_too(tmp_path: Path) -> None:
+def test_an_engine_before_0_8_is_described(tmp_path: Path) -> None:
     """Its files have other names, and its config another shape without a version."""
     engine = directory(tmp_path / "engine", V0_7, 0)
     for rank in range(2):
         (engine / f"gpt_float16_tp2_rank{rank}.engine").write_bytes(b"ftrt")
-    value = document(seed_tar(tmp_path / "seed.tar", engine))
+    value = document(original_tar(tmp_path / "original.tar", engine))
     assert (value["architecture"], value["dtype"], value["versions"]) == ("gpt", "float16", {})
     assert (value["world_size"], value["max_seq_len"], value["max_batch_size"]) == (2, 400, 256)
     (engine / "gpt_float16_tp2_rank1.engine").unlink()
@@ -213,11 +215,11 @@ def test_an_engine_of_before_0_8_is_told_too(tmp_path: Path) -> None:
         ("engine", "vllm", "engine: 'vllm': must be one of tensorrt_llm, openvino"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_by_key(
+def test_an_invalid_config_is_refused_by_key(
     path: str, value: Any, said: str, tmp_path: Path
 ) -> None:
     engine = directory(tmp_path / "engine", changed(V0_9, path, value), 2)
-    tar = seed_tar(tmp_path / "seed.tar", engine)
+    tar = original_tar(tmp_path / "original.tar", engine)
     output = refusal(tar)
     assert f"{tar}: " in output
     assert said in output
@@ -290,7 +292,7 @@ def test_a_manifest_that_disagrees_with_the_config(
     assert f"{key}: cog-triton.json says {value}, config.json {found}" in refusal(tar)
 
 
-def test_a_family_without_our_config_is_told_by_its_manifest(tmp_path: Path) -> None:
+def test_a_family_without_our_config_is_described_by_its_manifest(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     engine.mkdir()
     (engine / "config.json").write_text('{"architectures": ["X"]}')
@@ -314,7 +316,7 @@ def test_a_truncated_tar_is_refused_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["engine.tar"]
 
 
-def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
+def test_other_files_and_directories_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x" * 2000)
     assert "not an engine" in refusal(tmp_path)
     assert "it holds notes.txt" in refusal(tmp_path)
@@ -341,7 +343,7 @@ def test_an_unsafe_tar_is_refused(tmp_path: Path) -> None:
         ([90, 90], "has 4 ranks, a GPU for each: 2 here"),
     ],
 )
-def test_the_gpus_of_this_machine(
+def test_check_gpu_compares_with_the_visible_gpus(
     here: list[int], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's answer stands in for GPUs that a test machine does not have."""
@@ -357,7 +359,7 @@ def test_the_gpus_of_this_machine(
         assert document("--check-gpu", tar)["gpu_check"] == {"here": here, "problem": None}
 
 
-def test_a_gpu_that_is_not_recorded_cannot_be_compared(tmp_path: Path) -> None:
+def test_check_gpu_refuses_an_engine_without_a_recorded_gpu(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V0_9, 2)
     code, output = run("--check-gpu", engine)
     assert code == 1
@@ -368,12 +370,12 @@ def test_a_gpu_that_is_not_recorded_cannot_be_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "tar"])
-def test_memory_does_not_grow_with_the_engine(kind: str, tmp_path: Path) -> None:
+def test_memory_use_is_independent_of_the_engines_size(kind: str, tmp_path: Path) -> None:
     """Within an address space that 1 GiB of engine does not fit in; the file is a hole."""
     engine = directory(tmp_path / "engine", V1, 4)
     if kind == "tar":
         (engine / "rank2.engine").unlink()
-        rest = seed_tar(tmp_path / "rest.tar", engine).read_bytes()
+        rest = original_tar(tmp_path / "rest.tar", engine).read_bytes()
         large = tarfile.TarInfo("rank2.engine")
         large.size = 1 << 30
         engine = tmp_path / "engine.tar"
@@ -385,10 +387,10 @@ def test_memory_does_not_grow_with_the_engine(kind: str, tmp_path: Path) -> None
         os.truncate(engine / "rank2.engine", 1 << 30)
     script = (
         "import resource, sys; from pathlib import Path;"
-        " from cog_triton.inspection import description, engine_contents;"
+        " from cog_triton.inspection import engine_contents, engine_description;"
         " used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize();"
         " resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2);"
-        " print(description.describe(engine_contents.read(Path(sys.argv[1]))).size)"
+        " print(engine_description.describe(engine_contents.read(Path(sys.argv[1]))).size)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(engine)], capture_output=True, check=True

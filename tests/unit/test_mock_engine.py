@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_requests import MODEL, request, said
+from mock_requests import MODEL, expected_tokens, request
 
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.mock import mock_directory
@@ -69,7 +69,7 @@ def test_concurrent_streams_all_send_their_whole_output(tps: float) -> None:
         asked = [Asked(engine, max_tokens=100 + number) for number in range(32)]
         for number, each in enumerate(asked):
             ids, last = each.until_end()
-            assert ids == said(100 + number)
+            assert ids == expected_tokens(100 + number)
             assert last.finish == "length"
         assert engine.stats() == EngineStats(0, 0, 256)
 
@@ -97,7 +97,7 @@ def test_waits_of_microseconds_return(monkeypatch: pytest.MonkeyPatch) -> None:
                 thread.join()
         finally:
             sys.setswitchinterval(interval)
-        assert asked.until_end()[0] == said(1000)
+        assert asked.until_end()[0] == expected_tokens(1000)
 
 
 def test_at_unlimited_rate_every_token_is_one_response() -> None:
@@ -115,10 +115,10 @@ def test_cancel_ends_only_its_own_stream() -> None:
         ids, last = running_one.until_end()
         assert last.finish == "cancelled"
         assert len(ids) < FOREVER
-        assert waiting.until_end()[0] == said(2)
+        assert waiting.until_end()[0] == expected_tokens(2)
         engine.cancel(running_one.handle)
         engine.cancel(10**9)
-        assert Asked(engine, max_tokens=1).until_end()[0] == said(1)
+        assert Asked(engine, max_tokens=1).until_end()[0] == expected_tokens(1)
 
 
 def test_cancel_during_prefill_ends_the_stream() -> None:
@@ -141,14 +141,17 @@ def test_a_refused_request_gets_its_error_and_others_continue() -> None:
         assert isinstance(last.error, InvalidArgument)
         _, last = Asked(engine, inject="error", inject_after=0).until_end()
         assert isinstance(last.error, TritonUnknownError)
-        assert other.until_end()[0] == said(2000)
+        assert other.until_end()[0] == expected_tokens(2000)
 
 
 def test_a_hanging_engine_sends_nothing_and_can_be_closed() -> None:
     with running(tps=0) as engine:
         other = Asked(engine, max_tokens=FOREVER, tps=1.0)
         hanging = Asked(engine, max_tokens=5, inject="hang", inject_after=2)
-        assert [hanging.next().token_ids, hanging.next().token_ids] == [said(1), said(2)[1:]]
+        assert [hanging.next().token_ids, hanging.next().token_ids] == [
+            expected_tokens(1),
+            expected_tokens(2)[1:],
+        ]
         later = Asked(engine, max_tokens=1)
         engine.cancel(other.handle)
         with pytest.raises(queue.Empty):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mock_requests import PASSAGE, request, said
+from mock_requests import PASSAGE, expected_tokens, request
 
 from cog_triton.engines.mock.planned_output import PlannedOutput, plan_output
 from cog_triton.engines.stop_words import StopWords
@@ -88,4 +88,4 @@ def test_an_injection_after_the_end_of_the_output_is_refused() -> None:
 
 
 def test_expected_tokens_repeat_the_passage() -> None:
-    assert said(9) == [*PASSAGE, *PASSAGE[:2]]
+    assert expected_tokens(9) == [*PASSAGE, *PASSAGE[:2]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mock_requests import MODEL, PASSAGE, request, said
+from mock_requests import MODEL, PASSAGE, expected_tokens, request
 
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.scheduler import Scheduler
@@ -60,7 +60,7 @@ def test_tokens_come_at_the_rate_and_the_last_ends_the_stream() -> None:
     world.scheduler.submit(1, request(5))
     world.run(10)
     assert world.times(1) == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.05])
-    assert world.ids(1) == said(5)
+    assert world.ids(1) == expected_tokens(5)
     assert [event.finish for _, event in world.events[1]] == [None, None, None, None, "length"]
     assert world.scheduler.next_due() is None
 
@@ -74,7 +74,7 @@ def test_delays_do_not_accumulate(late: float, cost: float, streams: int) -> Non
         world.scheduler.submit(handle, request(1000))
     world.run(20, cost=cost, late=late)
     for handle in range(streams):
-        assert world.ids(handle) == said(1000)
+        assert world.ids(handle) == expected_tokens(1000)
         lateness = [time - 0.01 * k for k, time in enumerate(world.times(handle), 1)]
         assert min(lateness) > -1e-9
         assert max(lateness) <= late + (streams + 1) * cost + 0.01 + 1e-9
@@ -85,9 +85,9 @@ def test_a_late_stream_coalesces_all_due_tokens_into_one_response() -> None:
     world.scheduler.submit(1, request(FOREVER))
     world.now += 0.0351
     ((_, event),) = world.scheduler.due()
-    assert event.token_ids == said(3)
+    assert event.token_ids == expected_tokens(3)
     world.run(0.01)
-    assert world.ids(1) == said(4)[3:]
+    assert world.ids(1) == expected_tokens(4)[3:]
 
 
 def test_without_join_late_tokens_are_sent_one_by_one_and_streams_alternate() -> None:
@@ -99,9 +99,9 @@ def test_without_join_late_tokens_are_sent_one_by_one_and_streams_alternate() ->
     while world.scheduler.next_due() is not None:
         turns.append([(handle, event.token_ids) for handle, event in world.scheduler.due()])
     assert turns == [
-        [(1, said(1)), (2, said(2))],
-        [(1, said(2)[1:]), (2, said(4)[2:])],
-        [(1, said(3)[2:])],
+        [(1, expected_tokens(1)), (2, expected_tokens(2))],
+        [(1, expected_tokens(2)[1:]), (2, expected_tokens(4)[2:])],
+        [(1, expected_tokens(3)[2:])],
     ]
 
 
@@ -109,7 +109,7 @@ def test_without_join_the_rate_is_kept() -> None:
     world = World(tps=100, join=False)
     world.scheduler.submit(1, request(300))
     world.run(10, late=0.035)
-    assert world.ids(1) == said(300)
+    assert world.ids(1) == expected_tokens(300)
     assert {len(event.token_ids) for _, event in world.events[1]} == {1}
     assert world.times(1)[-1] <= 3.0351
 
@@ -119,7 +119,7 @@ def test_the_end_of_a_late_stream_is_in_the_same_response() -> None:
     world.scheduler.submit(1, request(5))
     world.now += 1
     ((_, event),) = world.scheduler.due()
-    assert (event.token_ids, event.finish) == (said(5), "length")
+    assert (event.token_ids, event.finish) == (expected_tokens(5), "length")
 
 
 def test_prefill_time_is_proportional_to_the_prompt() -> None:
@@ -159,10 +159,10 @@ def test_streams_at_unlimited_rate_alternate() -> None:
     while list(world.scheduler._slots):
         turns.append([(handle, event.token_ids) for handle, event in world.scheduler.due()])
     assert turns == [
-        [(1, said(1)), (2, said(2))],
-        [(1, said(2)[1:]), (2, said(4)[2:])],
-        [(1, said(3)[2:])],
-        [(1, said(4)[3:])],
+        [(1, expected_tokens(1)), (2, expected_tokens(2))],
+        [(1, expected_tokens(2)[1:]), (2, expected_tokens(4)[2:])],
+        [(1, expected_tokens(3)[2:])],
+        [(1, expected_tokens(4)[3:])],
     ]
 
 
@@ -181,7 +181,7 @@ def test_jitter_is_bounded_and_reproducible_by_seed(jitter: float) -> None:
         world = World(tps=100, jitter=jitter)
         world.scheduler.submit(1, request(2000, seed=seed))
         world.run(30)
-        assert world.ids(1) == said(2000)
+        assert world.ids(1) == expected_tokens(2000)
         return world.times(1)
 
     strayed = [time * 100 - k for k, time in enumerate(times(7), 1)]
@@ -209,7 +209,7 @@ def test_a_request_without_a_slot_waits_in_the_queue() -> None:
     assert world.times(1) == pytest.approx([0.1, 0.2])
     assert world.times(3) == pytest.approx([0.3, 0.4, 0.5, 0.6])
     assert world.times(4)[0] == pytest.approx(0.4)
-    assert all(world.ids(handle) == said(handle + 1) for handle in (1, 2, 3, 4))
+    assert all(world.ids(handle) == expected_tokens(handle + 1) for handle in (1, 2, 3, 4))
 
 
 def test_cancel_silences_a_stream_and_frees_its_slot() -> None:
@@ -220,7 +220,7 @@ def test_cancel_silences_a_stream_and_frees_its_slot() -> None:
     assert world.scheduler.cancel(1)
     assert not world.scheduler.cancel(1)
     world.run(10)
-    assert world.ids(1) == said(3)
+    assert world.ids(1) == expected_tokens(3)
     assert world.times(2) == pytest.approx([0.45, 0.55])
     assert world.scheduler.next_due() is None
 
@@ -245,7 +245,7 @@ def test_a_stop_word_is_generated_but_not_sent() -> None:
     world.scheduler.submit(2, request(50, end_id=12))
     world.scheduler.submit(3, request(8, end_id=-1))
     world.run(10)
-    assert (world.ids(1), world.ids(2), world.ids(3)) == ([10, 11], [10, 11], said(8))
+    assert (world.ids(1), world.ids(2), world.ids(3)) == ([10, 11], [10, 11], expected_tokens(8))
     assert [world.end(handle).finish for handle in (1, 2, 3)] == ["stop", "stop", "length"]
     assert world.events[1][-1][0] == pytest.approx(1000.4)
     assert world.events[2][-1][0] == pytest.approx(1000.3)
@@ -265,10 +265,10 @@ def test_an_injected_error_ends_only_its_own_request() -> None:
     world.scheduler.submit(1, request(5, inject="error", inject_after=3))
     world.scheduler.submit(2, request(5))
     world.run(10)
-    assert world.ids(1) == said(3)
+    assert world.ids(1) == expected_tokens(3)
     assert isinstance(world.end(1).error, TritonUnknownError)
     assert world.events[1][-1][0] == pytest.approx(1000.4)
-    assert world.ids(2) == said(5)
+    assert world.ids(2) == expected_tokens(5)
     assert world.scheduler.next_due() is None
 
 
@@ -283,7 +283,7 @@ def test_an_injected_crash_or_hang_is_reported_at_its_token(kind: Any, rate: flo
         if world.injected:
             break
     assert world.injected == [kind]
-    assert world.ids(1) == said(2)
+    assert world.ids(1) == expected_tokens(2)
 
 
 @pytest.mark.parametrize(
@@ -319,5 +319,5 @@ def test_no_request_starves() -> None:
     for _ in range(200):
         for handle, event in world.scheduler.due():
             world.events[handle].append((world.now, event))
-    assert [world.ids(handle) for handle in range(30)] == [said(7)] * 30
+    assert [world.ids(handle) for handle in range(30)] == [expected_tokens(7)] * 30
     assert [world.end(handle).finish for handle in range(30)] == ["length"] * 30

@@ -1,4 +1,4 @@
-"""TensorRT-LLM engines: recognised, read, and spoken to in the contract of their release."""
+"""TensorRT-LLM family: engines are detected, read, and served with their release's contract."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import made_engines
 import pytest
-import trtllm_engines
+import sample_engines
+import tensorrt_llm_engines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensorrt_llm_engines import END, V0_9, V1, parameters, render
 from test_tensor_contract import REQUESTS
-from trtllm_engines import END, V0_9, V1, parameters, render
 
 from cog_triton import errors
 from cog_triton.backend.text_inputs import ENGINE_NAMES
@@ -22,7 +22,7 @@ from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm import backend_errors, releases
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
-from cog_triton.engines.tensorrt_llm.releases import Contract
+from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.sampling import SamplingParams
@@ -36,33 +36,33 @@ PLAIN = EngineRequest(
 
 
 def of_release(path: Path, version: str) -> TensorRTLLMFamily:
-    return trtllm_engines.family(
-        path, V0_9 if Contract.of(version).release < (0, 12) else V1, version=version
+    return tensorrt_llm_engines.family(
+        path, V0_9 if ReleaseContract.of(version).release < (0, 12) else V1, version=version
     )
 
 
-def test_the_registry_opens_it(tmp_path: Path) -> None:
-    family = open_engine(trtllm_engines.make(tmp_path / "engine"))
+def test_registry_opens_a_tensorrt_llm_engine(tmp_path: Path) -> None:
+    family = open_engine(tensorrt_llm_engines.make(tmp_path / "engine"))
     assert isinstance(family, TensorRTLLMFamily)
     assert (family.name, family.backend, family.world_size) == ("tensorrt_llm", "tensorrtllm", 1)
     assert family.versions == {"tensorrt_llm": "1.2.1"}
 
 
-def test_a_manifest_is_enough_to_know_it(tmp_path: Path) -> None:
-    path = trtllm_engines.make(tmp_path / "engine")
+def test_a_manifest_alone_identifies_the_family(tmp_path: Path) -> None:
+    path = tensorrt_llm_engines.make(tmp_path / "engine")
     (path / "rank0.engine").unlink()
     assert not TensorRTLLMFamily.matches(path)
-    made_engines.with_manifest(path)
+    sample_engines.with_manifest(path)
     assert TensorRTLLMFamily.matches(path)
     with pytest.raises(EngineCorrupt, match=r"rank0\.engine is missing"):
         open_engine(path)
 
 
-def test_what_is_none(tmp_path: Path) -> None:
-    path = trtllm_engines.make(tmp_path / "engine")
+def test_other_directories_do_not_match(tmp_path: Path) -> None:
+    path = tensorrt_llm_engines.make(tmp_path / "engine")
     (path / "config.json").unlink()
     assert not TensorRTLLMFamily.matches(path)
-    made_engines.with_manifest(tmp_path, engine="vllm")
+    sample_engines.with_manifest(tmp_path, engine="vllm")
     assert not TensorRTLLMFamily.matches(tmp_path)
 
 
@@ -70,9 +70,9 @@ def test_what_is_none(tmp_path: Path) -> None:
     ("ranks", "said"),
     [([0, 2], r"rank1\.engine is missing: .* 2 ranks"), ([0, 1, 2], r"3 rank\*\.engine")],
 )
-def test_ranks_that_do_not_agree(ranks: list[int], said: str, tmp_path: Path) -> None:
+def test_missing_or_extra_ranks_are_refused(ranks: list[int], said: str, tmp_path: Path) -> None:
     mapping = {"world_size": 2, "tp_size": 2}
-    path = trtllm_engines.make(tmp_path / "engine", pretrained_config__mapping=mapping)
+    path = tensorrt_llm_engines.make(tmp_path / "engine", pretrained_config__mapping=mapping)
     for rank in range(3):
         (path / f"rank{rank}.engine").unlink(missing_ok=True)
     for rank in ranks:
@@ -82,8 +82,8 @@ def test_ranks_that_do_not_agree(ranks: list[int], said: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.5.0.post1", "latest", ""])
-def test_engines_that_are_too_old(version: str, tmp_path: Path) -> None:
-    path = trtllm_engines.make(tmp_path / "engine", version=version)
+def test_engines_before_0_9_are_refused(version: str, tmp_path: Path) -> None:
+    path = tensorrt_llm_engines.make(tmp_path / "engine", version=version)
     with pytest.raises(EngineIncompatible, match=r"0\.9 is the oldest"):
         TensorRTLLMFamily.open(path)
 
@@ -101,10 +101,10 @@ def test_engines_that_are_too_old(version: str, tmp_path: Path) -> None:
         (V0_9, {}, False, 1024),
     ],
 )
-def test_the_longest_prompt(
+def test_max_input_len_depends_on_release_and_build_options(
     config: dict[str, Any], changes: dict[str, Any], chunked: bool, length: int, tmp_path: Path
 ) -> None:
-    opened = trtllm_engines.family(tmp_path / "engine", config, **changes)
+    opened = tensorrt_llm_engines.family(tmp_path / "engine", config, **changes)
     arguments = {"enable_chunked_context": True} if chunked else {}
     render(opened, tmp_path / "repo", {"tensorrt_llm": arguments})
     assert opened.limits.max_input_len == length
@@ -121,10 +121,10 @@ def test_the_longest_prompt(
         ({}, None, (), None),
     ],
 )
-def test_what_ends_a_sequence(
+def test_end_ids_come_from_tokenizer_and_generation_config(
     generation: Any, eos: str | None, ends: tuple[int, ...], pad: int | None, tmp_path: Path
 ) -> None:
-    path = trtllm_engines.make(tmp_path / "engine")
+    path = tensorrt_llm_engines.make(tmp_path / "engine")
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos} if eos else {}))
     (path / "generation_config.json").unlink()
     if generation is not None:
@@ -136,21 +136,21 @@ def test_what_ends_a_sequence(
 
 
 @pytest.mark.parametrize("text", ["[", "[]", '{"eos_token_id": "</s>"}', '{"pad_token_id": 1.5}'])
-def test_a_generation_config_that_is_broken(text: str, tmp_path: Path) -> None:
-    path = trtllm_engines.make(tmp_path / "engine")
+def test_a_malformed_generation_config_is_refused(text: str, tmp_path: Path) -> None:
+    path = tensorrt_llm_engines.make(tmp_path / "engine")
     (path / "generation_config.json").write_text(text)
     with pytest.raises(errors.TritonTokenizerError, match=r"generation_config\.json"):
         TensorRTLLMFamily.open(path)
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_every_release_gets_a_repository_that_fits_together(version: str, tmp_path: Path) -> None:
+def test_every_release_gets_a_consistent_repository(version: str, tmp_path: Path) -> None:
     opened = of_release(tmp_path / "engine", version)
     configs = render(opened, tmp_path / "repo")
     engine = configs["tensorrt_llm"]
     inputs = {tensor.name: tensor for tensor in engine.input}
     outputs = {tensor.name: tensor for tensor in engine.output}
-    old = Contract.of(version).release < (0, 20)
+    old = ReleaseContract.of(version).release < (0, 20)
     assert {"min_length", "random_seed"} <= inputs.keys() if old else "seed" in inputs
     assert not inputs.keys() & ({"min_tokens", "seed"} if old else {"min_length", "random_seed"})
     steps = {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}
@@ -176,15 +176,15 @@ def test_every_release_gets_a_repository_that_fits_together(version: str, tmp_pa
         assert parameters(configs[model])["end_id"] == str(END)
 
 
-def test_the_tables_of_releases_name_tensors_of_the_newest() -> None:
+def test_release_tables_name_tensors_of_the_newest_release() -> None:
     newest = read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
     assert releases.INPUT_SINCE.keys() <= {tensor.name for tensor in newest.input}
     assert releases.OUTPUT_SINCE.keys() <= {tensor.name for tensor in newest.output}
 
 
-def test_the_oldest_contract_is_that_of_the_tag_v0_9_0() -> None:
+def test_the_contract_of_0_9_matches_its_tag() -> None:
     """all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt there, read by hand."""
-    release = Contract.of("0.9.0")
+    release = ReleaseContract.of("0.9.0")
     newest = read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
     kept = [tensor.name for tensor in newest.input if release.has_input(tensor.name)]
     names = {release.renamed.get(name, name) for name in kept}
@@ -208,7 +208,7 @@ def test_the_oldest_contract_is_that_of_the_tag_v0_9_0() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(request=REQUESTS, version=st.sampled_from(RELEASES))
-def test_a_request_is_written_in_inputs_of_the_model_or_refused(
+def test_a_request_is_encoded_in_inputs_of_its_release_or_refused(
     request: EngineRequest, version: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     opened, inputs = _opened(tmp_path_factory, version)
@@ -247,8 +247,8 @@ def _opened(paths: pytest.TempPathFactory, version: str) -> Any:
     return _OPENED[version]
 
 
-def test_greedy_decoding_is_asked_for_by_top_k(tmp_path: Path) -> None:
-    opened = trtllm_engines.family(tmp_path / "engine")
+def test_greedy_decoding_is_sent_as_top_k_1(tmp_path: Path) -> None:
+    opened = tensorrt_llm_engines.family(tmp_path / "engine")
     greedy = SamplingParams(max_tokens=3, temperature=0, top_p=0.9, top_k=4)
     values = opened.encode_request(replace(PLAIN, sampling=greedy))
     assert (values["temperature"], values["runtime_top_k"]) == (1.0, 1)
@@ -256,8 +256,8 @@ def test_greedy_decoding_is_asked_for_by_top_k(tmp_path: Path) -> None:
     assert opened.encode_request(PLAIN)["runtime_top_k"] == 5
 
 
-def test_further_end_ids_are_stop_words_unless_the_end_is_another(tmp_path: Path) -> None:
-    opened = trtllm_engines.family(tmp_path / "engine")
+def test_further_end_ids_are_sent_as_stop_words(tmp_path: Path) -> None:
+    opened = tensorrt_llm_engines.family(tmp_path / "engine")
     given = replace(PLAIN, end_id=opened.limits.end_id, stop_words=((8, 9),))
     assert opened.encode_request(given)["stop_words_list"] == [8, 9, 0, 2, 3, -1]
     for end in (-1, 77, None):
@@ -357,15 +357,15 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
 
 
 @pytest.mark.parametrize(("text", "kind", "detail"), SAID)
-def test_what_the_backend_says_gets_a_code(
+def test_backend_messages_get_error_codes(
     text: str, kind: type[errors.CogTritonError], detail: str, tmp_path: Path
 ) -> None:
-    found = trtllm_engines.family(tmp_path / "engine").classify_error(text)
+    found = tensorrt_llm_engines.family(tmp_path / "engine").classify_error(text)
     assert type(found) is kind
     assert detail in found.detail
 
 
-def test_every_row_of_the_table_is_tested() -> None:
+def test_every_row_of_the_error_table_is_tested() -> None:
     for row in backend_errors._REQUESTS:
         texts = [text for text, *_ in SAID if backend_errors.re.search(row.pattern, text)]
         assert texts, row.pattern
@@ -403,8 +403,10 @@ START = [
 
 
 @pytest.mark.parametrize(("line", "said"), START)
-def test_what_triton_says_when_it_does_not_start(line: str, said: str, tmp_path: Path) -> None:
-    opened = trtllm_engines.family(tmp_path / "engine")
+def test_start_failures_in_tritons_log_get_error_codes(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    opened = tensorrt_llm_engines.family(tmp_path / "engine")
     found = opened.classify_start_failure(
         f"I0101 loading\n{line}\nerror: creating server: Internal\n"
     )

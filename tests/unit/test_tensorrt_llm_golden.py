@@ -1,6 +1,6 @@
-"""Three engines' rendered repositories, word for word.
+"""Golden files: the rendered repositories of three engines.
 
-After a change that is meant: UPDATE_GOLDEN=1 pytest tests/unit/test_tensorrt_llm_golden.py, and
+After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/test_tensorrt_llm_golden.py, and
 read the diff of tests/unit/golden/.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trtllm_engines
+import tensorrt_llm_engines
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
@@ -21,17 +21,17 @@ from cog_triton.triton.serve_config import MODELS, ServeConfig, load_serve_confi
 GOLDEN = Path(__file__).parent / "golden"
 CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
 CASES: dict[str, tuple[dict[str, Any], str | None]] = {
-    "defaults": (trtllm_engines.V1, None),
-    "tuned": (trtllm_engines.V1, "tensorrt-llm.yaml"),
-    "v0.9": (trtllm_engines.V0_9, "tensorrt-llm-0.9.yaml"),
+    "defaults": (tensorrt_llm_engines.V1, None),
+    "tuned": (tensorrt_llm_engines.V1, "tensorrt-llm.yaml"),
+    "v0.9": (tensorrt_llm_engines.V0_9, "tensorrt-llm-0.9.yaml"),
 }
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("case", CASES)
-def test_the_rendered_repository(case: str, model: str, tmp_path: Path) -> None:
+def test_rendered_config_matches_the_golden_file(case: str, model: str, tmp_path: Path) -> None:
     config, serve = CASES[case]
-    opened = trtllm_engines.family(tmp_path / "engine", config)
+    opened = tensorrt_llm_engines.family(tmp_path / "engine", config)
     target = tmp_path / "repo"
     settings = load_serve_config(CONFIGS / serve) if serve else ServeConfig()
     model_repository.render_repository(opened, settings, target)
@@ -46,6 +46,6 @@ def test_the_rendered_repository(case: str, model: str, tmp_path: Path) -> None:
     assert text == golden.read_text("utf-8")
 
 
-def test_no_golden_is_left_over() -> None:
+def test_every_golden_file_is_used() -> None:
     held = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.pbtxt")}
     assert held == {f"{case}/{model}.pbtxt" for case in CASES for model in MODELS}

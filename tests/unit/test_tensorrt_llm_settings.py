@@ -1,4 +1,4 @@
-"""Settings of a TensorRT-LLM engine: rendered as the backend reads them, or refused by name."""
+"""Settings of a TensorRT-LLM engine: rendered for the backend, or refused by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trtllm_engines
+import tensorrt_llm_engines
 from hypothesis import given
 from hypothesis import strategies as st
-from trtllm_engines import V0_9, V1, parameters, render
+from tensorrt_llm_engines import V0_9, V1, parameters, render
 
 from cog_triton.engines.tensorrt_llm import settings_table
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
@@ -159,14 +159,14 @@ WRONG: list[Wrong] = [
 def refusal(
     directory: Path, config: dict[str, Any], arguments: dict[str, Any], **changes: Any
 ) -> str:
-    opened = trtllm_engines.family(directory / "engine", config, **changes)
+    opened = tensorrt_llm_engines.family(directory / "engine", config, **changes)
     with pytest.raises(InvalidPredictorConfig) as caught:
         render(opened, directory / "repo", {"tensorrt_llm": arguments})
     return caught.value.detail
 
 
 @pytest.mark.parametrize(("name", "value", "rule", "others", "engine"), WRONG)
-def test_a_wrong_setting_is_refused_by_name(
+def test_an_invalid_setting_is_refused_by_name(
     name: str,
     value: Any,
     rule: str,
@@ -181,11 +181,11 @@ def test_a_wrong_setting_is_refused_by_name(
     assert str(value) in said
 
 
-def test_more_than_fifteen_of_them() -> None:
+def test_more_than_fifteen_invalid_settings_are_tested() -> None:
     assert len({name for name, *_ in WRONG}) > 15
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_violations_are_reported_at_once(tmp_path: Path) -> None:
     said = refusal(
         tmp_path, V1, {"decoupled_mode": False, "max_beam_width": 4, "tokenizer_dir": "/"}
     )
@@ -196,27 +196,27 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("kv_cache_host_memory_bytes", 0), ("cuda_graph_mode", False)]
 )
-def test_a_setting_that_came_later(name: str, value: Any, tmp_path: Path) -> None:
+def test_a_setting_newer_than_the_release_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     said = refusal(tmp_path, V0_9, {name: value})
     assert said.startswith(f"tensorrt_llm.args.{name}={value!r}: TensorRT-LLM 0.9.0 has no such")
 
 
-def test_a_decoding_mode_that_came_later(tmp_path: Path) -> None:
+def test_a_decoding_mode_newer_than_the_release_is_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path, V0_9, {"decoding_mode": "eagle"})
     assert "decoding_mode='eagle': TensorRT-LLM 0.9.0 has no such mode" in said
 
 
-def test_static_batching_while_there_was_any(tmp_path: Path) -> None:
-    opened = trtllm_engines.family(tmp_path / "engine", V0_9)
+def test_static_batching_is_accepted_before_0_20(tmp_path: Path) -> None:
+    opened = tensorrt_llm_engines.family(tmp_path / "engine", V0_9)
     configs = render(opened, tmp_path / "repo", {"tensorrt_llm": {"batching_strategy": "V1"}})
     assert parameters(configs["tensorrt_llm"])["gpt_model_type"] == "V1"
 
 
 @pytest.mark.parametrize("name", ["tensorrt-llm-0.9.yaml", "tensorrt-llm.yaml"])
-def test_the_example_configs(name: str, tmp_path: Path) -> None:
+def test_example_configs_render(name: str, tmp_path: Path) -> None:
     config = load_serve_config(CONFIGS / name)
-    opened = trtllm_engines.family(tmp_path / "engine")
-    render(opened, tmp_path / "repo", {model: dict(config.of(model)) for model in MODELS})
+    opened = tensorrt_llm_engines.family(tmp_path / "engine")
+    render(opened, tmp_path / "repo", {model: dict(config.arguments_of(model)) for model in MODELS})
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,11 @@ def test_the_example_configs(name: str, tmp_path: Path) -> None:
         ("lora.yaml", {"build_config__plugin_config__lora_plugin": "auto"}),
     ],
 )
-def test_the_example_configs_of_special_engines(
+def test_example_configs_of_special_engines_render(
     name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    arguments = dict(load_serve_config(CONFIGS / name).of("tensorrt_llm"))
-    opened = trtllm_engines.family(tmp_path / "engine", **changes)
+    arguments = dict(load_serve_config(CONFIGS / name).arguments_of("tensorrt_llm"))
+    opened = tensorrt_llm_engines.family(tmp_path / "engine", **changes)
     found = parameters(
         render(opened, tmp_path / "repo", {"tensorrt_llm": arguments})["tensorrt_llm"]
     )
@@ -300,7 +300,7 @@ def test_every_setting_can_be_set(tmp_path: Path) -> None:
     }
     apart = {"tokenizer_dir", "eagle_choices", *LOOKAHEAD}
     assert Parameters.model_fields.keys() == arguments.keys() | apart
-    opened = trtllm_engines.family(
+    opened = tensorrt_llm_engines.family(
         tmp_path / "engine",
         build_config__speculative_decoding_mode=4,
         build_config__plugin_config__lora_plugin="auto",
@@ -363,8 +363,8 @@ def test_every_setting_can_be_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-def test_a_speculative_engine_gets_its_mode(mode: str, tmp_path: Path) -> None:
-    opened = trtllm_engines.family(
+def test_a_speculative_engine_gets_its_decoding_mode(mode: str, tmp_path: Path) -> None:
+    opened = tensorrt_llm_engines.family(
         tmp_path / "engine", build_config__speculative_decoding_mode=SPECULATIVE[mode]
     )
     arguments = LOOKAHEAD if mode == "lookahead" else {}
@@ -372,8 +372,8 @@ def test_a_speculative_engine_gets_its_mode(mode: str, tmp_path: Path) -> None:
     assert parameters(config)["decoding_mode"] == mode
 
 
-def test_reuse_is_off_where_the_engine_cannot(tmp_path: Path) -> None:
-    opened = trtllm_engines.family(tmp_path / "engine", **{PAGED: False})
+def test_kv_cache_reuse_is_off_where_the_engine_cannot(tmp_path: Path) -> None:
+    opened = tensorrt_llm_engines.family(tmp_path / "engine", **{PAGED: False})
     config = render(opened, tmp_path / "repo")["tensorrt_llm"]
     assert parameters(config)["enable_kv_cache_reuse"] == "false"
 
@@ -403,7 +403,7 @@ def test_lists_survive_the_backends_notation(ids: list[int], groups: list[list[i
 @given(st.sampled_from(list(Parameters.model_fields)), st.none() | st.text() | st.binary()
        | st.integers() | st.floats() | st.booleans() | st.lists(st.integers() | st.text())
        | st.dictionaries(st.text(), st.integers()))  # fmt: skip
-def test_any_value_is_taken_or_refused_by_name(name: str, value: Any) -> None:
+def test_any_value_is_accepted_or_refused_by_name(name: str, value: Any) -> None:
     said = None
     try:
         Parameters.parse({name: value})
@@ -412,7 +412,7 @@ def test_any_value_is_taken_or_refused_by_name(name: str, value: Any) -> None:
     assert said is None or said.startswith(f"tensorrt_llm.args.{name}=")
 
 
-def test_the_documentation_is_current() -> None:
+def test_settings_table_in_the_docs_is_current() -> None:
     """python -m cog_triton.engines.tensorrt_llm.settings_table docs/serve-config.md"""
     path = Path(__file__).parents[2] / "docs" / "serve-config.md"
     document = path.read_text("utf-8")
@@ -420,7 +420,7 @@ def test_the_documentation_is_current() -> None:
     assert settings_table.insert(document) == document
 
 
-def test_the_table_has_a_whole_row_for_each_setting() -> None:
+def test_settings_table_has_a_complete_row_for_each_setting() -> None:
     head, _, *rows = settings_table.markdown_table().splitlines()
     assert [row.split("`")[1] for row in rows] == list(Parameters.model_fields)
     for row in (head, *rows):

@@ -1,4 +1,4 @@
-"""The model repository as it stands, and the parts of its text models that need no Triton."""
+"""Model repository: consistency of the config.pbtxt files, and the text models' helpers."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -43,7 +43,7 @@ def outputs(model: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_each_model_is_complete_without_filling_in(model):
+def test_each_models_defaults_are_complete(model):
     config = CONFIGS[model]
     assert config.name == model
     assert config.max_batch_size == 64
@@ -64,7 +64,7 @@ def test_models_that_stream_are_decoupled(model):
     assert CONFIGS[model].model_transaction_policy.decoupled
 
 
-def test_engine_takes_everything_that_the_contract_writes():
+def test_engine_model_has_every_input_of_the_contract():
     known = inputs("tensorrt_llm")
     assert known.keys() >= tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys()
     required = {name for name, tensor in known.items() if not tensor.optional}
@@ -96,14 +96,14 @@ def edges() -> Iterator[tuple[str, Any, str, Any]]:
         yield name, produced[name], "ensemble", tensor
 
 
-def test_ensemble_connects_equal_tensors():
+def test_ensemble_connects_tensors_of_equal_type_and_shape():
     for name, source, model, target in edges():
         assert source.data_type == target.data_type, (name, model)
         assert len(source.dims) == len(target.dims), (name, model)
         assert all(a == b or -1 in (a, b) for a, b in zip(source.dims, target.dims, strict=True))
 
 
-def test_ensemble_uses_everything_it_declares_and_feeds_what_is_required():
+def test_ensemble_uses_all_its_tensors_and_feeds_required_inputs():
     steps = CONFIGS["ensemble"].ensemble_scheduling.step
     used = {tensor for step in steps for tensor in step.input_map.values()}
     assert inputs("ensemble").keys() <= used
@@ -112,7 +112,7 @@ def test_ensemble_uses_everything_it_declares_and_feeds_what_is_required():
         assert required <= set(step.input_map)
 
 
-def test_ensemble_and_bls_offer_the_same():
+def test_ensemble_and_bls_have_the_same_inputs_and_outputs():
     for side in (inputs, outputs):
         offered = [
             {n: shape(t) for n, t in side(m).items()} for m in ("ensemble", "tensorrt_llm_bls")
@@ -120,7 +120,7 @@ def test_ensemble_and_bls_offer_the_same():
         assert offered[0] == offered[1]
 
 
-def test_ensemble_and_the_code_agree_on_names():
+def test_ensemble_and_text_inputs_have_the_same_names():
     (step,) = (
         step
         for step in CONFIGS["ensemble"].ensemble_scheduling.step
@@ -131,7 +131,7 @@ def test_ensemble_and_the_code_agree_on_names():
     assert passed_on == text_inputs.ENGINE_NAMES
 
 
-def test_strings_drops_empty_words_and_refuses_broken_utf8():
+def test_decode_strings_drops_empty_words_and_refuses_invalid_utf8():
     tensor = np.array([[b"a", b""], [b"", b"\xc3\xbc"]], dtype=object)
     assert text_inputs.decode_strings("stop_words", tensor) == [["a"], ["ü"]]
     assert text_inputs.decode_strings("stop_words", None) == []
@@ -139,7 +139,7 @@ def test_strings_drops_empty_words_and_refuses_broken_utf8():
         text_inputs.decode_strings("stop_words", np.array([[b"\xff"]], dtype=object))
 
 
-def test_refuse_bias_lets_empty_values_pass():
+def test_refuse_bias_accepts_empty_values():
     text_inputs.refuse_bias(None, None)
     text_inputs.refuse_bias(np.array([[b""]], dtype=object), np.zeros((1, 0), np.float32))
     with pytest.raises(InvalidArgument, match="embedding_bias_words"):
@@ -149,7 +149,7 @@ def test_refuse_bias_lets_empty_values_pass():
 
 
 @given(st.lists(st.lists(st.text("abc ü日", min_size=1)), min_size=1))
-def test_word_lists_survive_the_wire(rows):
+def test_word_lists_survive_encoding(rows):
     tensor = text_inputs.encode_word_lists(TOKENIZER, rows)
     expected = [
         tuple(tuple(TOKENIZER.encode(word, add_special_tokens=False)) for word in row)
@@ -162,11 +162,11 @@ def test_word_lists_survive_the_wire(rows):
         assert [tensor_contract.unflatten_words(words) for words in tensor] == expected
 
 
-def test_padded_fills_up_short_rows():
+def test_pad_rows_pads_short_rows():
     assert text_inputs.pad_rows([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
 
 
-def test_encode_prompt_refuses_an_empty_prompt_even_where_bos_would_stand():
+def test_encode_prompt_refuses_an_empty_prompt_even_with_a_bos_token():
     tokenizer = TOKENIZERS["byte fallback"]
     assert tokenizer.encode("") != []
     with pytest.raises(PromptRequired, match="text_input"):
@@ -202,7 +202,7 @@ ids_and_cuts = (
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(*ids_and_cuts)
-def test_streamed_and_whole_replies_are_the_same_text(kind, ids, cuts):
+def test_streamed_and_whole_responses_have_the_same_text(kind, ids, cuts):
     tokenizer = TOKENIZERS[kind]
     chunks = chunks_of(ids, cuts)
     decoded = tokenizer.tokenizer.decode(ids)
@@ -224,14 +224,14 @@ def test_no_log_prob_is_lost_or_sent_twice(ids, cuts):
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_stop_string_that_spans_tokens_ends_the_reply(streaming):
+def test_a_stop_string_that_spans_tokens_ends_the_text(streaming):
     ids = TOKENIZER.encode("one two STOP three", add_special_tokens=False)
     reply = TextResponses(TOKENIZER, ["STOP"], streaming=streaming)
     assert "".join(texts(run(reply, [[token] for token in ids]))) == "one two "
     assert reply.finished
 
 
-def test_a_whole_reply_repeats_the_prompt_and_never_searches_it_for_stops():
+def test_whole_text_echoes_the_prompt_without_matching_stop_strings_in_it():
     prompt, answer = (TOKENIZER.encode(t, add_special_tokens=False) for t in ("STOP? ", "no"))
     reply = TextResponses(TOKENIZER, ["STOP"], streaming=False, prompt_ids=prompt)
     assert texts(run(reply, [answer])) == ["STOP? no"]

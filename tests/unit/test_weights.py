@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from made_engines import pack, seed_tar
 from range_server import Content, Fault, serving_file
+from sample_engines import original_tar, pack
 from scripted_server import RESET, Part, Request, serving, whole
 from test_engine_manifest import engine
 
@@ -127,7 +127,7 @@ def test_a_tar_without_a_manifest_is_served_with_a_warning(
 ) -> None:
     engine(tmp_path / "engine")
     (tmp_path / "engine" / engine_manifest.MANIFEST_NAME).unlink()
-    fetch(settings, str(seed_tar(tmp_path / "old.tar", tmp_path / "engine")))
+    fetch(settings, str(original_tar(tmp_path / "old.tar", tmp_path / "engine")))
     assert "Warning: old.tar has no cog-triton.json" in capsys.readouterr().out
 
 

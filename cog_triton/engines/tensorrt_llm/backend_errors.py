@@ -1,9 +1,9 @@
-"""What TensorRT-LLM's compiled backend says when it fails, as a code.
+"""Error table of TensorRT-LLM's Triton backend: message patterns and their error codes.
 
-Apart from the family, for the BLS model in Triton hears the same texts.
+A module of its own because the BLS model in Triton gets the same texts.
 
-Whatever goes wrong with a request, the backend answers with Triton's INTERNAL and the text of the
-exception (`enqueue` in model_instance_state.cc), so the text alone tells whose fault it was. Each
+The backend reports every failed request as Triton's INTERNAL with the text of the exception
+(`enqueue` in model_instance_state.cc), so only the text separates user errors from failures. Each
 row names where it is thrown in TensorRT-LLM; `TLLM_CHECK` puts "Assertion failed: " in front.
 """
 
@@ -25,7 +25,7 @@ from cog_triton.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`detail` may use the pattern's groups by name; without it, it is the text itself."""
+    """Row of the error table; `detail` may use the pattern's groups by name, and ``text``."""
 
     pattern: str
     error: type[CogTritonError]
@@ -147,7 +147,7 @@ _START = (
     ),
 )
 
-_NAMES = {
+_INPUT_NAMES = {
     "topK": "runtime_top_k",
     "topP": "runtime_top_p",
     "topPMin": "runtime_top_p_min",
@@ -165,13 +165,13 @@ _NAMES = {
 }
 
 
-def of_request(text: str) -> CogTritonError | None:
-    """The error behind the text of a failed request, None if it is not known."""
+def request_error(text: str) -> CogTritonError | None:
+    """The coded error of a failed request's text, None if it is not known."""
     return _find(_REQUESTS, text)
 
 
-def of_start(log: str) -> CogTritonError | None:
-    """The error behind the log of a Triton that did not start, None if it is not known."""
+def start_error(log: str) -> CogTritonError | None:
+    """The coded error in Triton's log after a failed start, None if it is not known."""
     return _find(_START, log)
 
 
@@ -180,6 +180,6 @@ def _find(rows: tuple[Row, ...], text: str) -> CogTritonError | None:
         if match := re.search(row.pattern, text):
             found = {name: value or "another one" for name, value in match.groupdict().items()}
             if "name" in found:
-                found["name"] = _NAMES.get(found["name"], found["name"])
+                found["name"] = _INPUT_NAMES.get(found["name"], found["name"])
             return row.error(row.detail.format(text=text.strip(), **found))
     return None

@@ -1,8 +1,8 @@
-"""Every setting of ``tensorrt_llm.args``: the variables of TensorRT-LLM 1.2's template, typed.
+"""Settings of ``tensorrt_llm.args``: the variables of TensorRT-LLM 1.2's template, typed.
 
 Meanings and defaults follow the backend's code (triton_backend/inflight_batcher_llm/src/
 model_instance_state.cc) and its docs/model_config.md. None leaves a setting to the backend, or to
-the engine where the table says so. What one setting asks of another, or of the engine, is in
+the engine where the table says so. What a setting requires of others, or of the engine, is in
 `cog_triton.engines.tensorrt_llm.setting_rules`.
 """
 

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM engine directory, as its config.json and tokenizer describe it."""
+"""TensorRT-LLM engine directory: reads config.json, rank files and the tokenizer's end ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from cog_triton.artifact import engine_config, engine_manifest
 from cog_triton.artifact.engine_config import EngineConfig
-from cog_triton.engines.tensorrt_llm.releases import Contract
+from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -22,32 +22,32 @@ _SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`end_ids` end a sequence, the first of them as the engine's own end_id; it may be empty."""
+    """TensorRT-LLM engine; the first of `end_ids` is sent as end_id; there may be none."""
 
     directory: Path
     config: EngineConfig
-    contract: Contract
+    contract: ReleaseContract
     end_ids: tuple[int, ...]
     pad_id: int | None
 
     @property
     def ranks(self) -> int:
-        """Processes, of one GPU each."""
+        """Number of ranks: processes of one GPU each."""
         return self.config.pretrained_config.mapping.ranks
 
     @property
     def paged_context(self) -> bool:
-        """Whether prefill can begin at blocks that are in the KV cache already."""
+        """Whether prefill can start from blocks in the KV cache (paged context FMHA)."""
         limits = self.config.build_config
         return limits.paged_kv_cache and bool(limits.plugin_config.use_paged_context_fmha)
 
     @property
     def decoding_mode(self) -> str | None:
-        """The only decoding mode of an engine that speculates by itself; None for others."""
+        """Decoding mode of an engine built for speculative decoding, None for others."""
         return _SPECULATIVE.get(self.config.build_config.speculative_decoding_mode or 0)
 
     def max_input_len(self, *, chunked: bool) -> int:
-        """Tokens of a prompt at most (TrtGptModel of TensorRT-LLM, since 0.12)."""
+        """Longest prompt in tokens (TrtGptModel of TensorRT-LLM, since 0.12)."""
         limits = self.config.build_config
         plugins = limits.plugin_config
         if self.contract.release < (0, 12):
@@ -60,14 +60,14 @@ class Engine:
 
 
 def matches(directory: Path) -> bool:
-    """Whether the manifest says so or, without one, config.json and rank*.engine do."""
+    """Whether the manifest says so or, without one, there are config.json and rank*.engine."""
     manifest = engine_manifest.load(directory)
     if manifest is not None:
         return manifest.engine == NAME
     return (directory / CONFIG).is_file() and bool(_rank_files(directory))
 
 
-def read(directory: Path) -> Engine:
+def read_engine(directory: Path) -> Engine:
     """Read an engine directory.
 
     Raises:
@@ -91,7 +91,7 @@ def read(directory: Path) -> Engine:
     if len(held) > ranks:
         raise EngineCorrupt(f"{directory}: {len(held)} rank*.engine, config.json says {ranks}")
     end_ids, pad_id = _special_ids(directory)
-    return Engine(directory, config, Contract.of(config.version), end_ids, pad_id)
+    return Engine(directory, config, ReleaseContract.of(config.version), end_ids, pad_id)
 
 
 def _rank_files(directory: Path) -> set[str]:
@@ -99,9 +99,9 @@ def _rank_files(directory: Path) -> set[str]:
 
 
 def _special_ids(directory: Path) -> tuple[tuple[int, ...], int | None]:
-    """The tokenizer's end of sequence before those of generation_config.json, and the padding.
+    """End ids of the tokenizer and of generation_config.json, in this order, and the pad id.
 
-    Chat models name the end of a turn in the first place, and others that end a text in the second.
+    Chat models name the end of a turn in the first place, and other end tokens in the second.
     """
     tokenizer = EngineTokenizer.load(directory)
     own = None if tokenizer.eos_token is None else tokenizer.token_id(tokenizer.eos_token)

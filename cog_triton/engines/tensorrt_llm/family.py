@@ -1,4 +1,4 @@
-"""TensorRT-LLM engines, served by NVIDIA's C++ backend of Triton."""
+"""TensorRT-LLM family: engines served by NVIDIA's C++ backend of Triton."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 
 
 class TensorRTLLMFamily(EngineFamily):
-    """Recognised by its manifest, or by config.json and rank*.engine."""
+    """TensorRT-LLM family, detected by its manifest, or by config.json and rank*.engine."""
 
     name = engine_directory.NAME
     backend = "tensorrtllm"
 
-    def __init__(self, described: engine_directory.Engine) -> None:
-        limits = described.config.build_config
+    def __init__(self, engine: engine_directory.Engine) -> None:
+        limits = engine.config.build_config
         super().__init__(
-            described.directory,
+            engine.directory,
             EngineLimits(
-                max_input_len=described.max_input_len(chunked=False),
+                max_input_len=engine.max_input_len(chunked=False),
                 max_seq_len=limits.seq_len,
                 max_batch_size=limits.max_batch_size,
-                end_id=next(iter(described.end_ids), None),
-                pad_id=described.pad_id,
+                end_id=next(iter(engine.end_ids), None),
+                pad_id=engine.pad_id,
             ),
         )
-        self.engine = described
-        self._parameters = render_config.resolve(Parameters(), described)
+        self.engine = engine
+        self._parameters = render_config.resolve_defaults(Parameters(), engine)
 
     @classmethod
     def matches(cls, directory: Path) -> bool:
@@ -49,7 +49,7 @@ class TensorRTLLMFamily(EngineFamily):
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        return cls(engine_directory.read(directory))
+        return cls(engine_directory.read_engine(directory))
 
     @property
     def world_size(self) -> int:
@@ -61,9 +61,9 @@ class TensorRTLLMFamily(EngineFamily):
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> None:
         """See `EngineFamily.render`; arguments are the fields of `Parameters`."""
-        parameters = render_config.resolve(Parameters.parse(arguments), self.engine)
+        parameters = render_config.resolve_defaults(Parameters.parse(arguments), self.engine)
         setting_rules.check(parameters, self.engine)
-        render_config.fill(config, parameters, self.engine)
+        render_config.render_engine_config(config, parameters, self.engine)
         self._parameters = parameters
         chunked = parameters.enable_chunked_context
         self.limits = replace(self.limits, max_input_len=self.engine.max_input_len(chunked=chunked))
@@ -74,14 +74,14 @@ class TensorRTLLMFamily(EngineFamily):
         return self._parameters.guided_decoding_backend is not None
 
     def adapt_text_model(self, config: Any) -> None:
-        render_config.adapt(config, self._parameters, self.engine)
+        render_config.adapt_text_config(config, self._parameters, self.engine)
 
     def encode_request(self, request: EngineRequest) -> dict[str, Any]:
-        """See `EngineFamily.encode_request`; in the names of the engine's release.
+        """See `EngineFamily.encode_request`; with the input names of the engine's release.
 
-        Greedy decoding is asked for as top_k 1, and the backend's defaults are left out: releases
-        differ in which zeros they take. Further end ids are stop words, which the engine does not
-        cut off; they are special tokens, without text.
+        Greedy decoding is sent as top_k 1, and the backend's defaults are left out: releases differ
+        in which zeros they accept. Further end ids are sent as stop words, which the engine does
+        not cut off; they are special tokens, without text.
         """
         if request.end_id is not None and request.end_id == self.limits.end_id:
             ends = tuple((token,) for token in self.engine.end_ids[1:])
@@ -103,9 +103,9 @@ class TensorRTLLMFamily(EngineFamily):
     def classify_error(self, text: str) -> errors.CogTritonError:
         return (
             errors.from_text(text)
-            or backend_errors.of_request(text)
+            or backend_errors.request_error(text)
             or errors.TritonUnknownError(text)
         )
 
     def classify_start_failure(self, log: str) -> errors.CogTritonError | None:
-        return backend_errors.of_start(log)
+        return backend_errors.start_error(log)

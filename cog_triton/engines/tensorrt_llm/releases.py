@@ -1,6 +1,6 @@
-"""What the Triton backend of each TensorRT-LLM release takes, by the version an engine names.
+"""TensorRT-LLM releases: inputs, outputs and names of each release's Triton backend.
 
-An engine runs only under the release that built it, so its ``version`` tells the backend's
+An engine runs only under the release that built it, so its ``version`` determines the backend's
 contract. The tables were made by comparing the tags of triton-inference-server/
 tensorrtllm_backend (all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt and the names that
 inflight_batcher_llm/src reads), v0.9.0 to v0.19.0. Its commit c2e65b8 (#749), made after the
@@ -20,7 +20,7 @@ Release = tuple[int, int]
 
 OLDEST: Release = (0, 9)
 _RENAMED_IN: Release = (0, 20)
-_OLD_NAMES = {"min_tokens": "min_length", "seed": "random_seed"}
+_LEGACY_NAMES = {"min_tokens": "min_length", "seed": "random_seed"}
 
 _INPUTS: Mapping[Release, str] = {
     (0, 10): "runtime_top_p_min runtime_top_p_decay runtime_top_p_reset_ids early_stopping"
@@ -62,15 +62,15 @@ DECODING_MODE_SINCE = _since(_DECODING_MODES)
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
-    """The backend's side of one release; names are those of 1.2 unless said otherwise."""
+class ReleaseContract:
+    """Contract of one release's backend; names are those of 1.2 unless stated otherwise."""
 
     version: str
     release: Release
 
     @classmethod
-    def of(cls, version: str) -> Contract:
-        """Of an engine's ``version``, as "1.2.1" or "0.12.0.dev2024073000".
+    def of(cls, version: str) -> ReleaseContract:
+        """The contract for an engine's ``version``, as "1.2.1" or "0.12.0.dev2024073000".
 
         Raises:
             EngineIncompatible: it is older than 0.9, or not a version.
@@ -86,37 +86,37 @@ class Contract:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Inputs that this release knows under another name: {name in 1.2: its name}."""
-        return dict(_OLD_NAMES) if self.release < _RENAMED_IN else {}
+        """Inputs that have another name in this release: {name in 1.2: its name}."""
+        return dict(_LEGACY_NAMES) if self.release < _RENAMED_IN else {}
 
     @property
     def reuses_kv_cache(self) -> bool:
-        """Whether its KV cache is reused unless told not to; so since 0.19."""
+        """Whether KV cache reuse is on by default; so since 0.19."""
         return self.release >= (0, 19)
 
     @property
     def reads_guided_decoding(self) -> bool:
-        """Whether its three settings must be there, if empty; without them it does not load."""
+        """Whether the three settings of guided decoding must be there, even if empty."""
         return self.release >= (0, 19)
 
     @property
     def static_batching(self) -> bool:
-        """Whether V1 is left; later ones fail with "Static batching type is deprecated"."""
+        """Whether V1 exists; later releases fail with "Static batching type is deprecated"."""
         return self.release < _RENAMED_IN
 
     @property
     def scalars_have_a_dimension(self) -> bool:
-        """Whether request_output_len, streaming and stop keep theirs: no reshape before 0.12."""
+        """Whether request_output_len, streaming and stop have one: no reshape before 0.12."""
         return self.release < (0, 12)
 
     @property
     def worker_parameter(self) -> str:
-        """What executor_worker_path is called."""
+        """The backend's name of executor_worker_path."""
         return "executor_worker_path" if self.release >= (0, 10) else "worker_path"
 
     @property
     def worker(self) -> str:
-        """The name of the worker's binary."""
+        """File name of the worker's binary."""
         return "trtllmExecutorWorker" if self.release >= (0, 10) else "triton_tensorrtllm_worker"
 
     def has_input(self, name: str) -> bool:
@@ -132,6 +132,6 @@ class Contract:
         return self.release >= DECODING_MODE_SINCE.get(name, OLDEST)
 
 
-def text(release: Release) -> str:
-    """A release as people write it: "0.19"."""
+def format_release(release: Release) -> str:
+    """A release as text: "0.19"."""
     return f"{release[0]}.{release[1]}"

@@ -1,4 +1,4 @@
-"""From settings to the config of the Triton models, in the contract of the engine's release."""
+"""Triton config rendering: from settings to config.pbtxt, for the engine's release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2
 
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
-from cog_triton.engines.tensorrt_llm.releases import Contract
+from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.setting_rules import DATA_TYPES
 from cog_triton.engines.tensorrt_llm.setting_types import notation
 
@@ -20,7 +20,7 @@ _KEYS = {
     "engine_dir": "gpt_model_path",
     "encoder_engine_dir": "encoder_model_path",
 }
-# Settings that are fields of the config itself.
+# Settings that are fields of config.pbtxt, not parameters.
 _FIELDS = frozenset(
     {
         "triton_backend",
@@ -33,13 +33,13 @@ _FIELDS = frozenset(
         "encoder_input_features_data_type",
     }
 )
-# The backend reads these three without a default: they must be there, if empty.
+# The backend reads these three without a default: they must be there, even if empty.
 _GUIDED = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
 _LOGITS = ("context_logits", "generation_logits", "draft_logits")
 
 
-def resolve(parameters: Parameters, engine: Engine) -> Parameters:
-    """The settings with those that were left to the engine filled in."""
+def resolve_defaults(parameters: Parameters, engine: Engine) -> Parameters:
+    """Fill in the settings that default to what the engine was built with."""
     model, contract = engine.config.pretrained_config, engine.contract
     mode = engine.decoding_mode
     derived: dict[str, Any] = {
@@ -55,8 +55,8 @@ def resolve(parameters: Parameters, engine: Engine) -> Parameters:
     return Parameters.model_construct(_fields_set=parameters.model_fields_set, **values)
 
 
-def fill(config: Any, parameters: Parameters, engine: Engine) -> None:
-    """Make `config`, the defaults of ``tensorrt_llm``, that of an engine; settings are resolved."""
+def render_engine_config(config: Any, parameters: Parameters, engine: Engine) -> None:
+    """Fill `config`, the defaults of ``tensorrt_llm``, for an engine, from resolved settings."""
     config.backend = parameters.triton_backend
     config.max_batch_size = parameters.triton_max_batch_size
     config.model_transaction_policy.decoupled = parameters.decoupled_mode
@@ -65,7 +65,7 @@ def fill(config: Any, parameters: Parameters, engine: Engine) -> None:
     batching.max_queue_delay_microseconds = parameters.max_queue_delay_microseconds
     batching.default_queue_policy.max_queue_size = parameters.max_queue_size
     config.instance_group[0].count = len(parameters.gpu_device_ids or (0,))
-    _tensors(config, parameters, engine.contract)
+    _render_tensors(config, parameters, engine.contract)
     config.parameters.clear()
     for key, value in _parameters(parameters, engine).items():
         config.parameters[key].string_value = value
@@ -88,9 +88,9 @@ def _parameters(parameters: Parameters, engine: Engine) -> dict[str, str]:
     return values
 
 
-def _tensors(config: Any, parameters: Parameters, contract: Contract) -> None:
-    _keep(config.input, contract.has_input)
-    _keep(config.output, contract.has_output)
+def _render_tensors(config: Any, parameters: Parameters, contract: ReleaseContract) -> None:
+    _keep_tensors(config.input, contract.has_input)
+    _keep_tensors(config.output, contract.has_output)
     types: dict[str, Any] = dict.fromkeys(_LOGITS, parameters.logits_datatype)
     types["prompt_embedding_table"] = parameters.prompt_embedding_table_data_type
     types["encoder_input_features"] = parameters.encoder_input_features_data_type
@@ -109,20 +109,20 @@ def _tensors(config: Any, parameters: Parameters, contract: Contract) -> None:
         tensor.name = contract.renamed.get(tensor.name, tensor.name)
 
 
-def _keep(tensors: Any, wanted: Any) -> None:
+def _keep_tensors(tensors: Any, wanted: Any) -> None:
     """Delete from a repeated field the tensors whose names are not `wanted`."""
     for place in reversed(range(len(tensors))):
         if not wanted(tensors[place].name):
             del tensors[place]
 
 
-def adapt(config: Any, parameters: Parameters, engine: Engine) -> None:
-    """Fit a text model's config, by its name, to what ``tensorrt_llm`` takes and sends."""
+def adapt_text_config(config: Any, parameters: Parameters, engine: Engine) -> None:
+    """Adapt a text model's config, by its name, to the inputs and outputs of ``tensorrt_llm``."""
     if config.name == "ensemble":
-        _connect(config, engine.contract)
+        _adapt_ensemble(config, engine.contract)
     elif config.name == "tensorrt_llm_bls":
-        _keep(config.input, lambda name: _leads_on(name, engine.contract))
-        _keep(config.output, engine.contract.has_output)
+        _keep_tensors(config.input, lambda name: _is_accepted(name, engine.contract))
+        _keep_tensors(config.output, engine.contract.has_output)
         renamed = engine.contract.renamed
         config.parameters["engine_input_names"].string_value = ",".join(
             f"{name}:{theirs}" for name, theirs in renamed.items()
@@ -136,15 +136,15 @@ def adapt(config: Any, parameters: Parameters, engine: Engine) -> None:
 
 
 # Inputs of the text models by the input of tensorrt_llm that they become.
-_BECOMES: Mapping[str, str] = {"decoder_text_input": "decoder_input_ids"}
+_ENGINE_INPUTS: Mapping[str, str] = {"decoder_text_input": "decoder_input_ids"}
 
 
-def _leads_on(name: str, contract: Contract) -> bool:
-    return contract.has_input(_BECOMES.get(name, name))
+def _is_accepted(name: str, contract: ReleaseContract) -> bool:
+    return contract.has_input(_ENGINE_INPUTS.get(name, name))
 
 
-def _connect(config: Any, contract: Contract) -> None:
-    """Take out of the ensemble what its engine step no longer has, and what fed that alone."""
+def _adapt_ensemble(config: Any, contract: ReleaseContract) -> None:
+    """Remove from the ensemble what the engine step does not have, and what only fed that."""
     steps = config.ensemble_scheduling.step
     (engine,) = (step for step in steps if step.model_name == "tensorrt_llm")
     for name in list(engine.input_map):
@@ -157,8 +157,8 @@ def _connect(config: Any, contract: Contract) -> None:
     for name in list(engine.output_map):
         if not contract.has_output(name):
             del engine.output_map[name]
-    _keep(config.input, lambda name: _leads_on(name, contract))
-    _keep(config.output, contract.has_output)
+    _keep_tensors(config.input, lambda name: _is_accepted(name, contract))
+    _keep_tensors(config.output, contract.has_output)
     fed = {tensor.name for tensor in config.input}
     used = {tensor for step in steps for tensor in step.input_map.values()}
     used |= {tensor.name for tensor in config.output}

@@ -1,6 +1,6 @@
-"""What settings ask of each other, of the engine and of its TensorRT-LLM release.
+"""Setting rules: what settings require of each other, of the engine and of its release.
 
-Most of these the backend answers with a warning and other behaviour than was asked for; here they
+The backend answers most violations with a warning and other behaviour than requested; here they
 are refused before it starts.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
-from cog_triton.engines.tensorrt_llm.releases import text
+from cog_triton.engines.tensorrt_llm.releases import format_release
 from cog_triton.engines.tensorrt_llm.setting_types import notation
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.settings import IMAGE_ENGINE_DIR
@@ -26,7 +26,7 @@ DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_
 def check(parameters: Parameters, engine: Engine) -> None:
     """Raise E1202 naming every setting that cannot be honoured, with its value and the rule.
 
-    `parameters` are resolved: what was left to the engine has its value.
+    `parameters` are resolved: see `render_config.resolve_defaults`.
     """
     problems = [
         f"tensorrt_llm.args.{name}={_shown(parameters, name)}: {rule}"
@@ -49,7 +49,8 @@ def _release(parameters: Parameters, engine: Engine) -> Problems:
         if contract.release < since:
             yield (
                 name,
-                f"TensorRT-LLM {contract.version} has no such setting; it came with {text(since)}",
+                f"TensorRT-LLM {contract.version} has no such setting; it came with"
+                f" {format_release(since)}",
             )
     mode = parameters.decoding_mode
     if mode is not None and not contract.has_decoding_mode(mode):
@@ -57,7 +58,7 @@ def _release(parameters: Parameters, engine: Engine) -> Problems:
     if parameters.batching_strategy.lower() == "v1" and not contract.static_batching:
         yield (
             "batching_strategy",
-            f"TensorRT-LLM {text(contract.release)} has no static batching any more:"
+            f"TensorRT-LLM {format_release(contract.release)} has no static batching any more:"
             " must be inflight_fused_batching",
         )
 

@@ -1,5 +1,8 @@
-"""Types of the settings: what YAML says or the seed quoted, to a value, and back to the backend's
-own notation (triton_backend/inflight_batcher_llm/src/model_state.cc: GetParameter)."""
+"""Setting types: from YAML, or text as in the original's templates, to values, and to pbtxt.
+
+The notation in config.pbtxt is that of the backend's GetParameter
+(triton_backend/inflight_batcher_llm/src/model_state.cc).
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ Tree = Annotated[tuple[tuple[int, ...], ...], BeforeValidator(_tree)]
 
 
 def notation(name: str, value: Any) -> str:
-    """How config.pbtxt writes a value."""
+    """A value in the notation of config.pbtxt."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, tuple):

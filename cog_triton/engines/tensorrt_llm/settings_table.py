@@ -1,6 +1,6 @@
-"""The table of settings in docs/serve-config.md.
+"""Generator of the settings table in docs/serve-config.md.
 
-``python -m cog_triton.engines.tensorrt_llm.settings_table docs/serve-config.md`` writes it anew.
+``python -m cog_triton.engines.tensorrt_llm.settings_table docs/serve-config.md`` updates it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of
-from cog_triton.engines.tensorrt_llm.releases import OLDEST, text
+from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
 from cog_triton.engines.tensorrt_llm.setting_types import notation
 
 _PLACE = re.compile(r"(?<=<!-- settings -->\n).*?(?=<!-- /settings -->)", re.DOTALL)
@@ -29,7 +29,7 @@ _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def markdown_table() -> str:
-    """One row for each setting: name, what it may be, default, first release, meaning."""
+    """One row for each setting: name, allowed values, default, first release, meaning."""
     rows = ["| setting | value | default | since | meaning |", "|---|---|---|---|---|"]
     for name, field in Parameters.model_fields.items():
         extra: Any = field.json_schema_extra
@@ -38,7 +38,7 @@ def markdown_table() -> str:
         since = Parameters.since(name)
         rows.append(
             f"| `{name}` | {_allowed(field)} | {default} |"
-            f" {'' if since == OLDEST else text(since)} | {field.description} |"
+            f" {'' if since == OLDEST else format_release(since)} | {field.description} |"
         )
     return "\n".join(rows) + "\n"
 

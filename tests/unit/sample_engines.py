@@ -1,4 +1,4 @@
-"""Engines shaped as TensorRT-LLM and our builder leave them, and their manifests and tars."""
+"""Sample engines as TensorRT-LLM and our builder write them, with manifests and tars."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def directory(path: Path, config: dict[str, Any], ranks: int) -> Path:
     return path
 
 
-def seed_tar(path: Path, engine: Path) -> Path:
-    """As the seed's builder packs: `tar -C DIR -cf engine.tar .`, without a manifest."""
+def original_tar(path: Path, engine: Path) -> Path:
+    """Pack as the original cog-triton did: `tar -C DIR -cf engine.tar .`, without a manifest."""
     with tarfile.open(path, "w") as tar:
         tar.add(engine, ".")
     return path

@@ -1,4 +1,4 @@
-"""Whether an engine fits the GPUs that are here."""
+"""GPU check: whether an engine can run on this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 from cog_triton.artifact.compatibility import gpu_problem
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
-from cog_triton.inspection.description import Description
+from cog_triton.inspection.engine_description import EngineDescription
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCheck:
-    """SM of each GPU here, and why the engine cannot run on them, None if it can."""
+    """Result: SM of each GPU `here`; `problem` is why the engine cannot run, None if it can."""
 
     here: tuple[int, ...]
     problem: str | None
 
 
-def check(engine: Description, here: Sequence[int]) -> GpuCheck:
-    """Compare what the engine was built for with `here`, as `preflight.visible_gpus` gives it."""
+def check(engine: EngineDescription, here: Sequence[int]) -> GpuCheck:
+    """Compare the engine's needs with `here`, the result of `system.gpus.visible_gpus`."""
     return GpuCheck(tuple(here), _problem(engine, here))
 
 
-def _problem(engine: Description, here: Sequence[int]) -> str | None:
+def _problem(engine: EngineDescription, here: Sequence[int]) -> str | None:
     if engine.on_cpu:
         return None
     path = engine.contents.path

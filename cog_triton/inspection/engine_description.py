@@ -1,4 +1,4 @@
-"""From an engine's files to what it is, every claim held against the files."""
+"""Engine description: read from manifest and config.json, and checked against the files."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORR
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
 from cog_triton.errors import EngineCorrupt
 from cog_triton.inspection import required_files
-from cog_triton.inspection.engine_contents import Contents, no_engine
+from cog_triton.inspection.engine_contents import EngineContents, no_engine
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """An engine that is whole; lengths in tokens. None, and no `sm`, means not recorded.
+class EngineDescription:
+    """Description of a complete engine; lengths in tokens. None, and no `sm`, means not recorded.
 
-    `manifest` and `config` are what it was read from; the first is None for a tar that the
-    seed's builder made, the second for an engine of a family without one of its own.
+    `manifest` and `config` are its sources; the first is None for a tar made by the original
+    cog-triton, the second for a family that has no config.json of ours.
     """
 
-    contents: Contents
+    contents: EngineContents
     manifest: Manifest | None
     config: EngineConfig | None
     engine: str
@@ -34,7 +34,7 @@ class Description:
 
     @property
     def sm(self) -> list[int]:
-        """Compute capabilities that it was built for, 90 for 9.0."""
+        """Compute capabilities that it was built for; 90 means 9.0."""
         return self.manifest.sm if self.manifest else []
 
     @property
@@ -48,12 +48,12 @@ class Description:
         return sum(entry.size for entry in self.contents.files.values())
 
     def verified(self, name: str) -> bool:
-        """Whether the manifest vouches for this file."""
+        """Whether the file's checksum is in the manifest, which all of them matched."""
         return self.manifest is not None and name in self.manifest.files
 
 
-def describe(contents: Contents) -> Description:
-    """What the engine in `contents` is.
+def describe(contents: EngineContents) -> EngineDescription:
+    """Describe the engine in `contents`.
 
     Raises:
         EngineCorrupt: a file is missing, or differs from the manifest, or the manifest and
@@ -63,7 +63,7 @@ def describe(contents: Contents) -> Description:
     manifest = config = None
     if MANIFEST_NAME in contents.texts:
         manifest = engine_manifest.parse(contents.texts[MANIFEST_NAME], f"{path}: {MANIFEST_NAME}")
-        _compare(contents, manifest)
+        _check_manifest(contents, manifest)
     elif CONFIG_NAME not in contents.texts:
         raise EngineCorrupt(no_engine(path, contents.files))
     if manifest is None or manifest.engine in (TENSORRT_LLM, *CPU_FAMILIES):
@@ -72,7 +72,7 @@ def describe(contents: Contents) -> Description:
     if manifest is not None:
         if config is not None:
             _check_agreement(contents, manifest, config)
-        return Description(
+        return EngineDescription(
             contents=contents,
             manifest=manifest,
             config=config,
@@ -85,7 +85,7 @@ def describe(contents: Contents) -> Description:
         )
     assert config is not None
     writer = TENSORRT_LLM if config.engine == TENSORRT_LLM else "cog_triton"
-    return Description(
+    return EngineDescription(
         contents=contents,
         manifest=None,
         config=config,
@@ -98,7 +98,7 @@ def describe(contents: Contents) -> Description:
     )
 
 
-def _config(contents: Contents) -> EngineConfig:
+def _config(contents: EngineContents) -> EngineConfig:
     if CONFIG_NAME not in contents.texts:
         raise EngineCorrupt(f"{contents.path}: {CONFIG_NAME} is missing: every engine has one")
     config = engine_config.parse(contents.texts[CONFIG_NAME], f"{contents.path}: {CONFIG_NAME}")
@@ -111,24 +111,24 @@ def _config(contents: Contents) -> EngineConfig:
     return config
 
 
-def _compare(contents: Contents, manifest: Manifest) -> None:
-    """A tar holds what its manifest names and no more; a directory may keep caches beside it."""
+def _check_manifest(contents: EngineContents, manifest: Manifest) -> None:
+    """Check files against the manifest; only a directory may hold others, such as caches."""
     compare = engine_tar if contents.kind == "tar" else engine_manifest
     problems = compare.differences(manifest, contents.files)
     if problems:
-        more = len(problems) - _SHOWN
+        more = len(problems) - _MAX_SHOWN
         tail = f"; and {more} more" if more > 0 else ""
-        raise EngineCorrupt(f"{contents.path}: {'; '.join(problems[:_SHOWN])}{tail}")
+        raise EngineCorrupt(f"{contents.path}: {'; '.join(problems[:_MAX_SHOWN])}{tail}")
 
 
-def _check_files(contents: Contents, config: EngineConfig) -> None:
+def _check_files(contents: EngineContents, config: EngineConfig) -> None:
     sizes = {name: entry.size for name, entry in contents.files.items()}
     problem = required_files.problem(config, sizes)
     if problem:
         raise EngineCorrupt(f"{contents.path}: {problem}")
 
 
-def _check_agreement(contents: Contents, manifest: Manifest, config: EngineConfig) -> None:
+def _check_agreement(contents: EngineContents, manifest: Manifest, config: EngineConfig) -> None:
     limits = config.build_config
     for key, said, found in (
         ("engine", manifest.engine, config.engine),

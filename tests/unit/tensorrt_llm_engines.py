@@ -1,4 +1,4 @@
-"""Engine directories as TensorRT-LLM leaves them, with a tokenizer, small enough to write often."""
+"""Small TensorRT-LLM engine directories with a tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import made_engines
+import sample_engines
 import small_tokenizers
 
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
@@ -22,20 +22,20 @@ _PLUGINS = {
     "lora_plugin": None,
 }
 V1 = {
-    **made_engines.V1,
+    **sample_engines.V1,
     "pretrained_config": {
-        **made_engines.V1["pretrained_config"],
+        **sample_engines.V1["pretrained_config"],
         "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1, "cp_size": 1},
     },
     "build_config": {
-        **made_engines.V1["build_config"],
+        **sample_engines.V1["build_config"],
         "speculative_decoding_mode": 1,
         "weight_streaming": False,
         "plugin_config": _PLUGINS,
     },
 }
-V0_9 = made_engines.changed(
-    made_engines.changed(made_engines.V0_9, "build_config.max_batch_size", 64),
+V0_9 = sample_engines.changed(
+    sample_engines.changed(sample_engines.V0_9, "build_config.max_batch_size", 64),
     "pretrained_config.mapping",
     {"world_size": 1, "tp_size": 1, "pp_size": 1},
 )
@@ -46,9 +46,9 @@ INFO = {"encoded_vocab": ["a"], "tokenizer_str": "{}", "stop_token_ids": [END]}
 def make(path: Path, config: dict[str, Any] = V1, **changes: Any) -> Path:
     """An engine directory; `changes` are values by the key's path, with `__` for the dots."""
     for where, value in changes.items():
-        config = made_engines.changed(config, where.replace("__", "."), value)
+        config = sample_engines.changed(config, where.replace("__", "."), value)
     ranks = config["pretrained_config"]["mapping"]["world_size"]
-    made_engines.directory(path, config, ranks)
+    sample_engines.directory(path, config, ranks)
     small_tokenizers.save(path, small_tokenizers.byte_level(), eos_token="<|im_end|>")
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, END]}))
     (path / "xgrammar_tokenizer_info.json").write_text(json.dumps(INFO))

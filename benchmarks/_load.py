@@ -1,4 +1,4 @@
-"""A light load client: it counts events without parsing them, and stamps each read once.
+"""Light load client: counts events without parsing them, one time stamp a read.
 
 It stands on the HTTP client of `cog-triton bench`, and leaves out that one's records, prompts and
 arrivals: beside a server that is flat out on two cores, each microsecond of its is missing there.
@@ -31,7 +31,7 @@ BUSY = 0.85
 
 @dataclass(slots=True)
 class Stream:
-    """One prediction as it arrives. Times are seconds of the monotonic clock.
+    """One streamed prediction; times are seconds of the monotonic clock.
 
     `times` has each read that brought output, `counts` how many events were in it.
     """
@@ -86,18 +86,18 @@ class Stream:
 
     @property
     def tokens_per_second(self) -> float:
-        """Its own rate: output tokens over the whole time from sending to the end."""
+        """Output tokens a second of this stream, from sending to the end."""
         return self.tokens / (self.ended - self.sent)
 
     def gaps(self) -> list[float]:
-        """Seconds from token to token: from read to read, and 0 for those that came together."""
+        """Inter-token latencies in seconds: from read to read, and 0 within one read."""
         between = np.diff(np.frombuffer(self.times)).tolist() if len(self.times) > 1 else []
         return between + [0.0] * max(0, self.tokens - 1 - len(between))
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """What streams brought that ran together; `load` is the client's own.
+    """Results of streams that ran concurrently; `load` is the client's own CPU and lag.
 
     `streams` are those that succeeded, and `seconds` pass until the last of them has ended (of all,
     if none succeeded). `failures` has what each other one failed with.
@@ -120,23 +120,23 @@ class Wave:
 
     @property
     def events_per_read(self) -> float:
-        """How many events came together."""
+        """Mean number of events in one read."""
         reads = sum(len(stream.times) for stream in self.streams)
         return sum(sum(stream.counts) for stream in self.streams) / max(1, reads)
 
     def itl_ms(self, percentile: float = 99) -> float:
-        """Milliseconds from token to token within a stream."""
+        """Inter-token latency within a stream, in milliseconds."""
         gaps = [gap for stream in self.streams for gap in stream.gaps()]
         return float(np.percentile(gaps, percentile)) * 1000 if gaps else 0.0
 
     def ttft_ms(self, percentile: float = 50) -> float:
-        """Milliseconds from sending to the first output."""
+        """Time to first token from sending, in milliseconds."""
         times = [stream.ttft for stream in self.streams]
         return float(np.percentile(times, percentile)) * 1000 if times else 0.0
 
     @property
     def client_busy(self) -> float:
-        """The part of a core that the client used."""
+        """Share of a core that the client used."""
         return self.load.cpu / self.load.wall
 
     @property
@@ -146,7 +146,7 @@ class Wave:
 
     @property
     def client_lag_ms(self) -> float:
-        """How late the client's event loop ran, p99, in milliseconds."""
+        """Event-loop lag of the client, p99, in milliseconds."""
         return float(np.percentile(self.load.lags, 99)) * 1000 if self.load.lags else 0.0
 
 
@@ -155,8 +155,8 @@ def us_each(seconds: float, tokens: int) -> float:
     return seconds / tokens * 1e6 if tokens else math.inf
 
 
-class PromptConnection(Connection):
-    """Acknowledges each read at once.
+class QuickAckConnection(Connection):
+    """Connection that acknowledges each read at once (TCP_QUICKACK).
 
     Cog by itself leaves Nagle's algorithm on: it holds back a small write until the one before is
     acknowledged, which Linux delays by 40 ms on a connection that has been in use for a while.
@@ -173,13 +173,13 @@ class PromptConnection(Connection):
         super().data_received(data)
 
 
-class PromptClient(Client):
-    """A client with a new connection for each request, which acknowledges at once."""
+class QuickAckClient(Client):
+    """Client with a new, quickly acknowledging connection for each request."""
 
     async def send(self, origin: Origin, request: bytes, sink: Sink) -> None:
         """See `Client.send`."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(PromptConnection, origin.host, origin.port)
+        _, connection = await loop.create_connection(QuickAckConnection, origin.host, origin.port)
         try:
             await connection.exchange(request, sink, self.timeout)
         finally:
@@ -196,7 +196,7 @@ def wave(
     lenient: bool = False,
     tokens: int = 0,
 ) -> Wave:
-    """Predictions of `inputs` by as many users as `streams`, all beginning at once.
+    """Run predictions of `inputs` by `streams` concurrent users, all starting at once.
 
     Each user asks again once answered, until `seconds` have passed; by default asks once. A
     `plain` client keeps its connections, and leaves acknowledging to the system, as most do.
@@ -220,7 +220,7 @@ async def _wave(
     lenient: bool,
     tokens: int,
 ) -> Wave:
-    client, monitor = (Client if plain else PromptClient)(_TIMEOUT_S), Monitor()
+    client, monitor = (Client if plain else QuickAckClient)(_TIMEOUT_S), Monitor()
     origin, request = encode(
         "POST",
         f"{url}/predictions",
@@ -253,7 +253,7 @@ async def _wave(
             if ended >= until:
                 return
 
-    with _without_collections():
+    with _gc_paused():
         monitor.start()
         started = now()
         try:
@@ -264,8 +264,8 @@ async def _wave(
         return Wave(done, ended - started, monitor.stop(), failures)
 
 
-class _without_collections:  # noqa: N801 - used as a function
-    """Python's garbage collector would stop the client in the middle of a read."""
+class _gc_paused:  # noqa: N801 - used as a function
+    """Garbage collection is off within the block, as it would pause the client during reads."""
 
     def __enter__(self) -> None:
         gc.collect()
@@ -276,7 +276,7 @@ class _without_collections:  # noqa: N801 - used as a function
 
 
 def busy_notes(waves: Mapping[str, Wave]) -> Iterator[str]:
-    """A remark for each wave in which the client was the limit."""
+    """A note for each wave in which the client was the bottleneck."""
     for name, item in waves.items():
         if item.client_busy > BUSY:
             yield f"{name}: the load client used {item.client_busy:.0%} of a core: it was the limit"

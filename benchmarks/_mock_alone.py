@@ -1,4 +1,4 @@
-"""The mock engine in this process, without Triton or Cog: what it takes by itself."""
+"""Cost of the mock engine alone: run in this process, without Triton or Cog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cog_triton.text.sampling import SamplingParams
 
 
 class MockAlone:
-    """A mock engine, flat out unless told otherwise, to be called directly. A context manager."""
+    """Context manager: a mock engine to call directly, at full rate unless `tps` is given."""
 
     def __init__(self, tps: float = 0) -> None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -48,7 +48,7 @@ class MockAlone:
         return (first[0] - started) * 1000
 
     def us(self, streams: int, tokens: int = 1000) -> float:
-        """Microseconds of CPU for a token, `streams` at once."""
+        """CPU microseconds a token with `streams` concurrent streams."""
         before = time.process_time()
         self._run(streams, tokens, 25, lambda: None)
         return (time.process_time() - before) / (streams * tokens) * 1e6

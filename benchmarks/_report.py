@@ -1,4 +1,4 @@
-"""What a benchmark found: tables of detail, and figures with the target beside them."""
+"""Report of a benchmark: tables of detail, and figures with their targets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WIDTH = 150
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound that a figure is to keep: at least `value`, or at most."""
+    """A figure's target: at least `value`, or at most."""
 
     value: float
     least: bool = False
 
     def met_by(self, figure: float) -> bool:
-        """Whether `figure` keeps it."""
+        """Whether `figure` meets it."""
         return figure >= self.value if self.least else figure <= self.value
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of the summary; a ratio has the unit "x"."""
+    """One number of the summary, with its target; the unit of a ratio is "x"."""
 
     name: str
     value: float
@@ -61,13 +61,13 @@ class Grid:
     rows: list[list[str]] = field(default_factory=list)
 
     def add(self, *cells: object) -> None:
-        """One row."""
+        """Add one row."""
         self.rows.append([number(cell) if isinstance(cell, float) else str(cell) for cell in cells])
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything of one benchmark; `notes` say what the numbers include."""
+    """All results of one benchmark; `notes` say what the numbers include."""
 
     name: str
     title: str
@@ -76,7 +76,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
-        """Print all of it."""
+        """Print tables, figures and notes."""
         for grid in self.grids:
             console.print(_table(grid))
         for note in dict.fromkeys(self.notes):
@@ -92,7 +92,7 @@ class Report:
 
 
 def summary(figures: dict[str, list[Figure]]) -> Grid:
-    """One table of all figures with the targets beside."""
+    """Summary table: all figures with their targets."""
     grid = Grid("", ("benchmark", "figure", "value", "target", ""))
     for name, found in figures.items():
         for figure in found:
@@ -123,12 +123,12 @@ def machine_name() -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """A number with three significant digits."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def console() -> Console:
-    """One that does not fold tables when its output is a file."""
+    """A console that does not fold tables when its output is a file."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
@@ -138,7 +138,7 @@ def show(grid: Grid) -> None:
 
 
 def say(text: str) -> None:
-    """What goes on meanwhile, to stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -148,7 +148,7 @@ def main(
     measure: Callable[[argparse.Namespace], Report],
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> None:
-    """The command line of a benchmark: measure, print, and write .work/bench/NAME.json."""
+    """Command line of a benchmark: measure, print, and write .work/bench/NAME.json."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A server of its own for a benchmark or a test: on free ports, in a directory that goes with it.
+"""Servers for benchmarks and tests: on free ports, in a temporary work directory.
 
 with mock_server(tps=100) as server:
     httpx.post(f"{server.url}/predictions", json={"input": {"n_output_tokens": 10}})
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-import _accounting
+import _resource_usage
 
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
@@ -33,7 +33,7 @@ _STUB = "predict.py:Predictor"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is ready; `openai`, `triton` and `metrics` are base URLs, too.
+    """A ready server; `url`, `openai`, `triton` and `metrics` are base URLs.
 
     It was started at `started`, and ready at `ready`, by time.monotonic().
     """
@@ -48,18 +48,18 @@ class Server:
     ready: float
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time so far of each part: see `_accounting.part_of`."""
-        return _accounting.cpu_seconds(self.pid)
+        """CPU seconds so far of each part: see `_resource_usage.part_of`."""
+        return _resource_usage.cpu_seconds(self.pid)
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory of each part."""
-        return _accounting.memory_bytes(self.pid)
+        """Memory in bytes of each part."""
+        return _resource_usage.memory_bytes(self.pid)
 
 
 def mock_server(
     *arguments: str, tps: float = 0, environment: Mapping[str, str] | None = None
 ) -> AbstractContextManager[Server]:
-    """The mock engine behind everything, flat out unless told otherwise; see docs/mock.md."""
+    """``cog-triton serve`` with the mock engine (docs/mock.md); without `tps` at full rate."""
     return server("--engine", "mock", f"--tps={tps:g}", *arguments, environment=environment)
 
 
@@ -96,7 +96,7 @@ def original_server(
     checkout: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """The original cog-triton's way over the same mock engine; see `original_way`."""
+    """The original cog-triton's serving path over the same mock engine; see `original_way`."""
     port, http, grpc, metrics = free_ports(4)
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
         own = {
@@ -155,7 +155,7 @@ def _running(
 
 
 def _project(directory: Path, environment: Mapping[str, str]) -> Path:
-    """A Cog project of the baseline's predictor."""
+    """Write a Cog project with the predictor of `original_way`."""
     (directory / ".cog").mkdir(parents=True)
     (directory / "predict.py").write_text(_PREDICTOR)
     with (directory / ".cog" / "openapi_schema.json").open("wb") as file:

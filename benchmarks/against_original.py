@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
+from _load_cost import COSTS, INCLUDED, QUICK_ACKS, LoadCost, busy_notes, measure
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import Server, mock_server, original_server
@@ -74,9 +74,9 @@ def sides(args: argparse.Namespace, tps: float) -> Iterator[dict[str, Server]]:
         yield running
 
 
-def compare(args: argparse.Namespace, kind: Kind) -> dict[tuple[str, Load], list[Cell]]:
+def compare(args: argparse.Namespace, kind: Kind) -> dict[tuple[str, Load], list[LoadCost]]:
     """Every load on every side, in turns."""
-    found: dict[tuple[str, Load], list[Cell]] = {}
+    found: dict[tuple[str, Load], list[LoadCost]] = {}
     rounds, seconds = (1, 0.0) if args.quick else (args.rounds, args.seconds)
     for tps, loads in itertools.groupby(kind.loads(args), kind.tps):
         with sides(args, tps) as running:
@@ -94,12 +94,12 @@ def compare(args: argparse.Namespace, kind: Kind) -> dict[tuple[str, Load], list
     return found
 
 
-def whole(cells: list[Cell]) -> list[Cell]:
+def whole(cells: list[LoadCost]) -> list[LoadCost]:
     """Those without a failure, which says more of a side's rate than its failures; else all."""
     return [cell for cell in cells if not cell.wave.failures] or cells
 
 
-def row(cells: list[Cell]) -> list[object]:
+def row(cells: list[LoadCost]) -> list[object]:
     """The middle one of the rounds that went well, and how many predictions failed in all."""
     failed = sum(len(cell.wave.failures) for cell in cells)
     asked = failed + sum(len(cell.wave.streams) for cell in cells)
@@ -112,7 +112,7 @@ def row(cells: list[Cell]) -> list[object]:
     return [*rate, wave.itl_ms(), wave.ttft_ms(), middle.us, *middle.costs(), middle.client]
 
 
-def ratios(name: str, ours: list[Cell], theirs: list[Cell], what: str) -> Iterator[Figure]:
+def ratios(name: str, ours: list[LoadCost], theirs: list[LoadCost], what: str) -> Iterator[Figure]:
     """Ours beside the other side's, round by round; none where that one brought nothing.
 
     Rounds in which something failed count only if there is no other.
@@ -127,7 +127,7 @@ def ratios(name: str, ours: list[Cell], theirs: list[Cell], what: str) -> Iterat
         )
 
 
-def tell(found: dict[tuple[str, Load], list[Cell]], kind: Kind, report: Report) -> None:
+def tell(found: dict[tuple[str, Load], list[LoadCost]], kind: Kind, report: Report) -> None:
     """Add a table, the figures and the failures of one kind of response."""
     columns = ("streams x tokens", "side", "tok/s", "failed", "p99 ITL ms", "TTFT ms")
     grid = Grid(kind.name, (*columns, "CPU us/token", *COSTS, "load client"))

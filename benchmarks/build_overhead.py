@@ -1,4 +1,4 @@
-"""`cog-triton build` against the same scripts run by hand.
+"""Overhead of `cog-triton build` over the same scripts run by hand.
 
 By hand is what `--plan` prints, run by a shell, and then `tar cf`. Both sides take turns within one
 run. Prints the time of each, what the builder adds and where, a run that finds everything done,
@@ -49,7 +49,7 @@ build:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A config to build, and what else it needs."""
+    """A build config, and what else building it needs."""
 
     name: str
     config: Path
@@ -81,7 +81,7 @@ class ByHand:
 
 
 def lines_of(process: subprocess.Popen[str]) -> Iterator[tuple[float, float, str]]:
-    """When, in seconds, each line came, how much memory the process had had by then, in MB."""
+    """Lines of a process, each with its time in seconds and the peak memory until then in MB."""
     assert process.stdout is not None
     for line in process.stdout:
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -90,7 +90,7 @@ def lines_of(process: subprocess.Popen[str]) -> Iterator[tuple[float, float, str
 
 
 def build(case: Case, scratch: Path, *words: str) -> Built:
-    """One build; what it says tells where it is."""
+    """Run one build; its progress lines tell the steps apart."""
     command = [*BUILDER, str(case.config), f"--work-dir={scratch}/work", "-o", f"{scratch}/e.tar"]
     began = first = packing = time.perf_counter()
     memory = 0.0
@@ -112,7 +112,7 @@ def build(case: Case, scratch: Path, *words: str) -> Built:
 
 
 def by_hand(case: Case, scratch: Path) -> ByHand:
-    """The commands of the plan in a directory of their own, by a shell."""
+    """Run the commands of the plan by a shell, in a directory of their own."""
     place = scratch / "hand"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
@@ -129,7 +129,7 @@ def by_hand(case: Case, scratch: Path) -> ByHand:
 
 
 def planned(case: Case, scratch: Path) -> tuple[str, str, str]:
-    """The commands that `--plan` prints, the model's path, and the engine directory's."""
+    """Commands that `--plan` prints, the model's path, and the engine directory's."""
     command = [*BUILDER, str(case.config), f"--work-dir={scratch}/work", "--plan"]
     text = subprocess.check_output(command, text=True, env=case.environment)
     head, *steps = text.split("\n\n")
@@ -139,7 +139,7 @@ def planned(case: Case, scratch: Path) -> tuple[str, str, str]:
 
 
 def cases(given: list[Path], scratch: Path, seconds: float) -> Iterator[Case]:
-    """The configs of the command line, or the demo and the look-alike."""
+    """Cases of the command line's configs, else of the demo and the look-alike."""
     inherited = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for config in given or [DEMO]:
         yield Case(config.stem, config, inherited)

@@ -1,4 +1,4 @@
-"""engine.tar against tar: the same tree packed and unpacked by both, in turns within one run.
+"""Packing and unpacking of engine.tar beside tar: the same tree by both, in turns.
 
 Ours also hashes every file, and puts what it packs on the disk (fsync) before it gives it its name.
 Prints MB of the tree per second, medians over the rounds and their ratios, and our peak of memory.
@@ -49,7 +49,7 @@ print(json.dumps([seconds, int(line.split()[1]) * 1024]))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A thing that both do; the shell's `{tar}` and `{dir}` are what it writes and reads."""
+    """A task for both; `{tar}` and `{dir}` in the shell's command are what it reads and writes."""
 
     title: str
     action: str
@@ -74,7 +74,7 @@ CASES = (
 
 
 def tree(path: Path, size: int) -> Path:
-    """Two ranks of bytes that do not compress, as weights hardly do."""
+    """Write two ranks of incompressible bytes, as weights hardly compress."""
     path.mkdir()
     (path / "config.json").write_text("{}")
     for rank in range(2):
@@ -85,7 +85,7 @@ def tree(path: Path, size: int) -> Path:
 
 
 def ours(case: Case, tar: Path, directory: Path) -> tuple[float, int]:
-    """Seconds, and bytes of memory at the most."""
+    """Run our side; returns seconds and peak memory in bytes."""
     done = subprocess.run(
         [sys.executable, "-c", OURS, case.action, str(tar), str(directory)],
         stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ def ours(case: Case, tar: Path, directory: Path) -> tuple[float, int]:
 
 
 def theirs(case: Case, tar: Path, directory: Path) -> tuple[float, int]:
-    """Seconds, of the tools that most machines have."""
+    """Run the command-line tools; returns seconds."""
     directory.mkdir(exist_ok=True)
     started = time.perf_counter()
     subprocess.run(case.shell.format(tar=tar, dir=directory), shell=True, check=True)
@@ -104,7 +104,7 @@ def theirs(case: Case, tar: Path, directory: Path) -> tuple[float, int]:
 
 
 def measure(case: Case, scratch: Path, rounds: int) -> tuple[list[tuple[float, float]], int] | None:
-    """Seconds of ours and theirs in each round, and our peak; None without the tools."""
+    """Seconds of both in each round, and our peak memory; None without the tools."""
     if shutil.which(case.tool) is None:
         return None
     source, out = scratch / "tree", scratch / "out"

@@ -1,4 +1,4 @@
-"""Streams at a set rate: whether each arrives at the rate at which its tokens are made.
+"""Streams at a fixed rate: whether each arrives at the rate its tokens are generated at.
 
 All streams begin at once. Prints the mean rate of a stream from sending to its end, gaps between
 tokens, and times to the first one, beside what the mock engine is told to do.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
+from _load_cost import COSTS, INCLUDED, QUICK_ACKS, LoadCost, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import mock_server
 
@@ -28,7 +28,7 @@ DELIVERED = {(64, 100, False): Target(97, least=True)}
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Every load, one after another."""
+    """Measure every load, one after another."""
     seconds, loads = (0.3, LOADS[:1]) if args.quick else (args.seconds, LOADS)
     report = Report("fixed_rate", "streams at a set rate")
     columns: tuple[str, ...] = (
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> Report:
     )
     columns += ("CPU us/token", *COSTS, "load client")
     grid = Grid("fixed rate: measured beside what is made", columns)
-    cells: dict[str, list[Cell]] = {}
+    cells: dict[str, list[LoadCost]] = {}
     with mock_server() as server:
         measure(server, {"max_tokens": 8}, 8)  # warms up
         for streams, tps, plain in loads:

@@ -1,4 +1,4 @@
-"""What a token costs as streams become many and outputs long, flat out.
+"""CPU cost of a token by number of streams and by output length, at full rate.
 
 Prints tokens/s and CPU for each token, and ratios to the smallest load; for long outputs beside
 the original cog-triton's way.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from _cells import COSTS, INCLUDED, QUICK_ACKS, Cell, busy_notes, measure
+from _load_cost import COSTS, INCLUDED, QUICK_ACKS, LoadCost, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import Server, mock_server, original_server
 
@@ -30,9 +30,9 @@ def load(
     loads: tuple[Load, ...],
     args: argparse.Namespace,
     failures: list[str],
-) -> dict[Load, list[Cell]]:
-    """Each load some times, in turns; one that fails is told in `failures`, and left out."""
-    found: dict[Load, list[Cell]] = {}
+) -> dict[Load, list[LoadCost]]:
+    """Measure each load in several rounds; failed loads go to `failures` and are left out."""
+    found: dict[Load, list[LoadCost]] = {}
     measure(server, {"prompt": "a", "max_tokens": 8}, 8)  # warms up
     for _ in range(1 if args.quick else args.rounds):
         for streams, tokens in loads:
@@ -48,13 +48,13 @@ def load(
     return found
 
 
-def cost(cells: list[Cell]) -> float:
-    """The middle one, in us/token."""
+def cost(cells: list[LoadCost]) -> float:
+    """Median cost, in us a token."""
     return statistics.median(cell.us for cell in cells)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Width, length, and length on the other side."""
+    """Measure streams, output lengths, and output lengths of the original."""
     report = Report("growth", "cost of a token as load grows")
     wide, long = (((2, 16),), ((2, 32),)) if args.quick else (WIDE, LONG)
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""What an event costs the load generator: its own HTTP client against general ways of reading.
+"""CPU cost of an event in the load generator: its own HTTP client beside general ones.
 
 A server in another process sends streams of events at a set rate, each event on its own, as a
 served model does. The readers take turns within one run; each counts events and stamps reads.
@@ -36,7 +36,7 @@ Reader = Callable[[str], Awaitable[int]]
 
 
 def chunk(data: bytes) -> bytes:
-    """A chunk of HTTP's chunked coding."""
+    """A chunk of HTTP's chunked encoding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -68,7 +68,7 @@ def serve(connection: Connection, events: int, rate: float) -> None:
 
 
 class Canned(CogTarget):
-    """`cog-triton bench`'s own target, without looking for what the server takes."""
+    """`cog-triton bench`'s Cog target, without reading the server's schema."""
 
     async def prepare(self) -> None:
         self._streamed, self._shortest, self._chats = True, False, False
@@ -76,7 +76,7 @@ class Canned(CogTarget):
 
 
 def own(streams: int) -> Reader:
-    """The load generator's own way."""
+    """Read with the load generator's own client."""
 
     async def read(url: str) -> int:
         client = Client(60)
@@ -94,7 +94,7 @@ def own(streams: int) -> Reader:
 
 
 def asyncio_streams(streams: int) -> Reader:
-    """asyncio's StreamReader, by line, without an HTTP parser."""
+    """Read with asyncio's StreamReader, by line, without an HTTP parser."""
 
     async def one(url: str) -> int:
         port = int(url.rpartition(":")[2])
@@ -115,7 +115,7 @@ def asyncio_streams(streams: int) -> Reader:
 
 
 def with_httpx(streams: int, *, lines: bool) -> Reader:
-    """httpx, as the original's script and most others use it."""
+    """Read with httpx, as the original's script and most others do."""
 
     async def one(http: httpx.AsyncClient, url: str) -> int:
         count, times = 0, []
@@ -141,7 +141,7 @@ def with_httpx(streams: int, *, lines: bool) -> Reader:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Every reader, in turns."""
+    """Measure every reader, in turns."""
     if args.quick:
         args.streams, args.events, args.rounds = 4, 10, 1
     readers = {

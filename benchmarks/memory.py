@@ -1,4 +1,4 @@
-"""Memory for each stream: of those that wait for their next token, and of those that run.
+"""Memory a stream: of streams that wait for their next token, and of streams that run.
 
 The memory of all of the server's processes with so many streams open, less that before, by the
 number of streams: PSS, without files. The client is in another process, and does not count.
@@ -30,7 +30,7 @@ _IDLE_TPS, _BUSY_TPS = 0.01, 44
 
 
 def active(server: Server) -> int:
-    """Streams in the engine, as Triton tells."""
+    """Number of streams in the engine, from Triton's metrics."""
     with urlopen(f"{server.metrics}/metrics", timeout=10) as answer:
         found = _ACTIVE.search(answer.read().decode())
     return int(found[1]) if found else 0
@@ -38,7 +38,7 @@ def active(server: Server) -> int:
 
 @contextmanager
 def held(server: Server, inputs: Mapping[str, Any], streams: int) -> Iterator[None]:
-    """So many streams open, from another process that is then ended; raises SystemExit."""
+    """Hold `streams` streams open from another process; raises SystemExit if they do not open."""
     context = multiprocessing.get_context("spawn")
     client = context.Process(target=_load.wave, args=(server.url, inputs, streams), daemon=True)
     client.start()
@@ -60,14 +60,14 @@ def until(server: Server, streams: int) -> None:
 
 
 def total(memory: Mapping[str, int]) -> float:
-    """MB of all parts."""
+    """Total MB of all parts."""
     return sum(memory.values()) / MB
 
 
 def measure(
     server: Server, loads: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, name: str
 ) -> dict[str, Mapping[str, int]]:
-    """Memory before, under each load, and after."""
+    """Measure memory before, under each load, and after."""
     streams, seconds = (4, 0.2) if args.quick else (args.streams, args.seconds)
     _load.wave(
         server.url, {"prompt": "a", "max_tokens": 8}, 1
@@ -87,7 +87,7 @@ def measure(
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Both sides, one after the other; each has the machine for itself."""
+    """Measure both sides, one after the other, so that each has the machine to itself."""
     report = Report("memory", "memory of streams")
     streams = 4 if args.quick else args.streams
     # Open when memory is read; the original's ensemble runs to the end even when its client left.

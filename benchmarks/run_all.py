@@ -1,4 +1,4 @@
-"""All benchmarks, one after another, and one table of their figures with the targets beside.
+"""Run all benchmarks one after another; prints one table of figures and targets.
 
 Each writes .work/bench/NAME.json. Ends with 0 whether or not targets are met, and with 1 after a
 benchmark that failed.
@@ -34,7 +34,7 @@ MARKS = "<!-- made by benchmarks/run_all.py -->\n", "<!-- end -->"
 
 
 def chosen(text: str) -> list[str]:
-    """Names by comma; raises ArgumentTypeError for one that is none."""
+    """Parse names separated by commas; raises ArgumentTypeError for an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in NAMES:
@@ -43,7 +43,7 @@ def chosen(text: str) -> list[str]:
 
 
 def command(name: str, args: argparse.Namespace, result: Path) -> list[str]:
-    """What runs one benchmark."""
+    """Command line of one benchmark."""
     words = [sys.executable, str(HERE / f"{name}.py"), f"--json={result}"]
     if args.quick:
         words.append("--quick")
@@ -55,7 +55,7 @@ def command(name: str, args: argparse.Namespace, result: Path) -> list[str]:
 
 
 def write(page: Path, grid: _report.Grid, machine: str) -> None:
-    """Put the table between the marks of a Markdown page; raises ValueError if it has none."""
+    """Write the table between the marks of a Markdown page; raises ValueError without marks."""
     before, between, after = page.read_text().partition(MARKS[0])
     _, end, after = after.partition(MARKS[1])
     if not (between and end):
@@ -67,7 +67,7 @@ def write(page: Path, grid: _report.Grid, machine: str) -> None:
 
 
 def main() -> int:
-    """Run what was chosen."""
+    """Run the chosen benchmarks."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

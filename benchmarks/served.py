@@ -1,4 +1,4 @@
-"""A server of our own to load and to hurt, and what it holds meanwhile."""
+"""Server under test of the soak runs, and the resources that its processes hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cog_triton.system.ports import free_ports
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the server holds: it and everything below it."""
+    """Processes, threads, files and memory of a server's process tree."""
 
     processes: int
     shared_memory: int
@@ -31,7 +31,7 @@ class Counts:
         )
 
     def within(self, other: Counts) -> bool:
-        """Whether nothing is more than in `other`."""
+        """Whether no count exceeds that of `other`."""
         return all(mine <= its for mine, its in zip(astuple(self), astuple(other), strict=True))
 
 
@@ -57,7 +57,7 @@ class Server:
         return {self.process.pid, *reaper.descendants(self.process.pid)}
 
     def pid_of(self, program: str) -> int:
-        """The tritonserver, or the stub of a model; 0 while there is none."""
+        """Process id of tritonserver, or of a model's stub; 0 if there is none."""
         for pid in self.pids:
             words = read(pid, "cmdline").decode().split("\0")
             if program == "tritonserver" and words[0].endswith("/bin/tritonserver"):

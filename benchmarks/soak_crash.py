@@ -1,4 +1,4 @@
-"""Kills and stops what serves, again and again, under 32 streams, and counts what is left.
+"""Crash soak: kills and stops server processes under 32 streams, and counts leaks.
 
     .venv/bin/python benchmarks/soak_crash.py engine.tar --rounds 20
 
@@ -33,7 +33,7 @@ SETTLE_S = 10.0
 async def one(
     http: httpx.AsyncClient, number: int, flowing: set[int], max_tokens: int = 3000
 ) -> str:
-    """How one stream ended: ``text``, a code, or what went wrong."""
+    """Run one stream; returns how it ended: ``text``, a code, or a description."""
     body = {"input": {"prompt": f"Tell me {number} long stories.", "max_tokens": max_tokens}}
     last = ""
     try:
@@ -54,7 +54,7 @@ async def one(
 
 
 async def until(condition: object, seconds: float) -> float:
-    """Seconds until `condition`, a coroutine function, is true; fails after `seconds`."""
+    """Wait until `condition`, a coroutine function, holds; returns seconds, fails after `seconds`."""
     began = time.monotonic()
     while not await condition():  # type: ignore[operator]
         if time.monotonic() - began > seconds:
@@ -70,7 +70,7 @@ async def strike(
     number: int,
     options: argparse.Namespace,
 ) -> tuple[Counter[str], float, float]:
-    """One round: how the requests ended, the longest time to end, and the time to READY."""
+    """Run one round; returns how requests ended, the longest wait, and the time to READY."""
     flowing: set[int] = set()
     ready_at = time.monotonic()
 
@@ -100,7 +100,7 @@ async def strike(
 
 
 async def soak(server: Server, options: argparse.Namespace) -> list[str]:
-    """All rounds; what was wrong."""
+    """Run all rounds; returns what went wrong."""
     wrong = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     base = f"http://127.0.0.1:{server.port}"
@@ -146,7 +146,7 @@ async def _settled(server: Server, before: Counts) -> Counts:
 
 
 def main() -> int:
-    """Run the soak; 0 when nothing was wrong."""
+    """Run the soak; returns 0 if nothing went wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("engine", help="engine.tar or engine directory")
     parser.add_argument("--rounds", type=int, default=20, help="of each kind; 20")

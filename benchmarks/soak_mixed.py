@@ -1,4 +1,4 @@
-"""Minutes of mixed load on both APIs, with an account of every request.
+"""Load soak: mixed requests on both APIs for minutes, with every request accounted for.
 
     .venv/bin/python benchmarks/soak_mixed.py engine.tar --minutes 10
 
@@ -65,7 +65,7 @@ SETTLE_S = 15.0
 
 
 class Client:
-    """Sends one random request after the other, and tells how each ended."""
+    """Client that sends random requests one after another, and classifies how each ended."""
 
     def __init__(self, server: Server, http: httpx.AsyncClient, model: str, seed: int) -> None:
         self._server = server
@@ -74,7 +74,7 @@ class Client:
         self._random = random.Random(seed)
 
     async def one(self) -> tuple[str, str]:
-        """The kind of a request, and how it ended."""
+        """Send one request; returns its kind and how it ended."""
         chance = self._random
         kind = chance.choice(KINDS)
         bad = chance.random() < 0.05
@@ -134,7 +134,7 @@ class Client:
 
 
 def _ended(status: int, text: str) -> str:
-    """``stop``, ``length``, a code, or what is wrong."""
+    """How a request ended: ``stop``, ``length``, a code, or a description."""
     error = errors.from_text(text)
     if error is not None:
         return error.code
@@ -148,7 +148,7 @@ def _ended(status: int, text: str) -> str:
 
 
 async def metrics(server: Server, http: httpx.AsyncClient) -> dict[str, float]:
-    """The server's own counts, by name and labels."""
+    """The server's own metrics, by name and labels."""
     text = (await http.get(f"http://127.0.0.1:{server.openai_port}/metrics")).text
     pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name.removeprefix("cog_triton_"): float(value) for name, value in pairs}
@@ -172,7 +172,7 @@ def memory(server: Server) -> dict[str, int]:
 async def load(
     server: Server, http: httpx.AsyncClient, model: str, clients: int, seed: int, seconds: float
 ) -> Counter[tuple[str, str]]:
-    """So many clients for so long; how their requests ended."""
+    """Run `clients` clients for `seconds`; returns how their requests ended."""
     account: Counter[tuple[str, str]] = Counter()
     until = time.monotonic() + seconds
 
@@ -186,7 +186,7 @@ async def load(
 
 
 async def settled(server: Server, http: httpx.AsyncClient, before: Counts) -> Counts:
-    """What the server holds once nothing runs."""
+    """Resources that the server holds once it is idle."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         now = await metrics(server, http)
@@ -206,7 +206,7 @@ def told(account: Counter[tuple[str, str]]) -> None:
 
 
 async def soak(server: Server, options: argparse.Namespace) -> list[str]:
-    """The whole run; what was wrong."""
+    """Run warm-up and load; returns what went wrong."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S, trust_env=False) as http:
         for _ in range(600):
@@ -247,7 +247,7 @@ def wrong(
     counts: tuple[Counts, Counts],
     held: tuple[dict[str, int], dict[str, int]],
 ) -> list[str]:
-    """What should not be: lost requests, counts that differ, things that grew."""
+    """Faults of a run: lost requests, counts that differ, resources that grew."""
     found = [f"{kind}: {outcome}" for kind, outcome in account if outcome.startswith("LOST")]
     total = sum(account.values())
     server: Counter[str] = Counter()
@@ -290,7 +290,7 @@ def wrong(
 
 
 def main() -> int:
-    """Run the soak; 0 when nothing was wrong."""
+    """Run the soak; returns 0 if nothing went wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("engine", help="engine.tar or engine directory")
     parser.add_argument("--minutes", type=float, default=10, help="of load; 10")

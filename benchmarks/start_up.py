@@ -1,4 +1,4 @@
-"""How long a server takes from its start to its first token.
+"""Start-up time: from a server's start to its first token.
 
 Cold unpacks the engine (or makes the mock's), warm finds it there; the files are in the page cache
 in both. The original cog-triton's way has its own predictor over the same Triton and mock.
@@ -24,7 +24,7 @@ MOCK = ("--engine", "mock", "--tps=0")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start, and seconds of CPU of all of the server's processes until then."""
+    """Times of one start in seconds, and CPU seconds of all processes until the first token."""
 
     ready: float
     first_token: float
@@ -32,7 +32,7 @@ class Start:
 
 
 def start(running: AbstractContextManager[Server]) -> Start:
-    """Start it, ask for one token, and stop it."""
+    """Start a server, ask for one token, and stop it."""
     with running as it:
         stream = _load.wave(it.url, {"prompt": "a", "max_tokens": 1}, 1).streams[0]
         first = stream.times[0] if stream.times else stream.ended
@@ -41,7 +41,7 @@ def start(running: AbstractContextManager[Server]) -> Start:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Every kind of start, in turns."""
+    """Measure every kind of start, in turns."""
     engines: dict[str, tuple[str, ...]] = {"mock": MOCK}
     if args.engine:
         engines["engine.tar"] = (str(args.engine),)

@@ -1,4 +1,4 @@
-"""Detokenizer and stop matcher: what a token costs, and whether the text before it matters.
+"""CPU cost of a token in detokenizer and stop matcher, by the length of the text before it.
 
 Tokens are fed one at a time; the last few before each length are timed, the fastest of some runs.
 Beside them what they stand in for: decoding the whole anew, and searching all of the text.
@@ -34,7 +34,7 @@ Feed = Callable[[int], object]
 
 
 def kinds() -> dict[str, tuple[Tokenizer, str]]:
-    """The two kinds of tokenizer, each with a text."""
+    """Both kinds of tokenizer, each with a text."""
     fallback = "hello world Ä" * 8 + "日本"
     return {
         "byte-level": (word_tokenizer.make(), canned_text.PASSAGE),
@@ -43,7 +43,7 @@ def kinds() -> dict[str, tuple[Tokenizer, str]]:
 
 
 def fed(make: Callable[[], Feed], lengths: Sequence[int], repeats: int) -> dict[int, float]:
-    """Microseconds for each of the last `WINDOW` pieces before each length, at the fastest."""
+    """Fastest microseconds a piece over the last `WINDOW` pieces before each length."""
     best: dict[int, float] = {}
     for _ in range(repeats):
         feed = make()
@@ -62,7 +62,7 @@ def fed(make: Callable[[], Feed], lengths: Sequence[int], repeats: int) -> dict[
 
 
 def anew(once: Callable[[int], object], lengths: Sequence[int], repeats: int) -> dict[int, float]:
-    """Microseconds of doing the whole of each length once, at the fastest."""
+    """Fastest microseconds of processing each length from the start, as one piece."""
     best: dict[int, float] = {}
     for _ in range(repeats):
         for length in lengths:
@@ -90,7 +90,7 @@ def rows(name: str, ours: dict[int, float], whole: dict[int, float], report: Rep
 def detokenizing(
     report: Report, name: str, made: Tokenizer, ids: list[int], lengths: Sequence[int], repeats: int
 ) -> Grid:
-    """One kind of tokenizer."""
+    """Measure detokenizing with one tokenizer."""
     single = [[token] for token in ids]
 
     def feed() -> Feed:
@@ -112,7 +112,7 @@ def matching(
     lengths: Sequence[int],
     repeats: int,
 ) -> Grid:
-    """One kind of text."""
+    """Measure stop matching on one text."""
     prefixes = {length: "".join(line[:length]) for length in lengths}
 
     def feed() -> Feed:
@@ -127,7 +127,7 @@ def matching(
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Both parts, for every kind of tokenizer and of text."""
+    """Measure both parts, for every kind of tokenizer and of text."""
     lengths, repeats = (LENGTHS[:2], 2) if args.quick else (LENGTHS, args.repeats)
     report = Report("text_cost", "detokenizer and stop matcher")
     for name, (made, text) in kinds().items():

@@ -1,4 +1,4 @@
-"""Cog -> Triton -> engine against the same engine called in process.
+"""Overhead of the serving path: Cog and Triton beside the same engine called in process.
 
 Both sides hold the same engine, get the same prompts, and take turns within one run; an idle
 engine uses no CPU. Prints the time to first token with the mock engine, which makes it at once, and
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import _load
 import numpy as np
-from _cells import QUICK_ACKS
+from _load_cost import QUICK_ACKS
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import mock_server, server
@@ -48,7 +48,7 @@ class Round:
 
 
 def in_process(connection: Connection, directory: Path) -> None:
-    """Child process: answers (concurrency, tokens) with what a Round holds, until None."""
+    """Child process: answers (concurrency, tokens) with the values of a Round, until None."""
     from cog_triton.engines.openvino.engine import OpenVINOPipeline
     from cog_triton.engines.openvino.family import OpenVINOOptions
     from cog_triton.engines.request import EngineRequest
@@ -91,7 +91,7 @@ def through(url: str, concurrency: int, tokens: int) -> Round:
 
 @contextmanager
 def direct_engine(directory: Path) -> Iterator[Wave]:
-    """The pipeline in a child process, to be called for a wave."""
+    """The engine's pipeline in a child process, as a function that runs one wave."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=in_process, args=(theirs, directory), daemon=True)
@@ -152,7 +152,7 @@ def openvino(args: argparse.Namespace, scratch: Path, report: Report) -> None:
 
 
 def first_tokens(args: argparse.Namespace, report: Report) -> None:
-    """Add the time to first token with the mock engine: requests one after another, in turns."""
+    """Add the TTFT with the mock engine: requests one after another, in turns."""
     turns, each, pause = (2, 5, 0.0) if args.quick else (10, 20, 0.3)
     direct: list[float] = []
     served: dict[str, list[float]] = {"": [], ", plain client": []}
@@ -178,7 +178,7 @@ def first_tokens(args: argparse.Namespace, report: Report) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """The mock, and engine.tar if there is one."""
+    """Measure the mock, and engine.tar if there is one."""
     report = Report("through_path", "the same engine in process and through Cog and Triton")
     first_tokens(args, report)
     if args.engine:

@@ -1,4 +1,4 @@
-"""Record what we use of vLLM's interface, from its source, which is read and not imported.
+"""Record of vLLM's interface as far as we use it, from its source, without importing it.
 
     python scripts/record_vllm.py SITE > cog_triton/engines/vllm/argument_types.json
 
@@ -59,7 +59,7 @@ def aliases(site: Path) -> dict[str, ast.expr]:
 
 
 def kinds(node: ast.expr, known: dict[str, ast.expr]) -> list[str]:
-    """What JSON may hold for an annotation; choices are marked with ``=``."""
+    """JSON types that an annotation allows; choices are marked with ``=``."""
     if isinstance(node, ast.BinOp):
         return [*kinds(node.left, known), *kinds(node.right, known)]
     if isinstance(node, ast.Constant):
@@ -81,7 +81,7 @@ def kinds(node: ast.expr, known: dict[str, ast.expr]) -> list[str]:
 
 
 def choices(item: ast.expr, known: dict[str, ast.expr]) -> list[str]:
-    """What one part of a ``Literal`` allows: a value, or the values of another one."""
+    """Values that one part of a ``Literal`` allows."""
     if isinstance(item, ast.Constant):
         return [f"={item.value}"]
     return kinds(item, known)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write nix/wheels.json: for each lock, the wheels that go into an image, by file name and hash.
+"""Write nix/wheels.json: file name and hash of each image's wheels, by lock.
 
     python scripts/wheels.py [CACHE]
 
@@ -32,7 +32,7 @@ _GLIBC_MINORS = range(35, 4, -1)
 
 
 def download(version: str, target: Path) -> None:
-    """Every wheel of one Python version's lock, hashes checked by pip."""
+    """Download every wheel of one Python's lock; pip checks the hashes."""
     digits = version.replace(".", "")
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS]
     platforms += ["manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -65,7 +65,7 @@ def files_of(version: str, directory: Path) -> dict[str, Path]:
 
 
 def requirements_of(wheel: Path) -> list[Requirement]:
-    """What the wheel's METADATA asks for."""
+    """Requirements in the wheel's METADATA."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode())
@@ -73,7 +73,7 @@ def requirements_of(wheel: Path) -> list[Requirement]:
 
 
 def closure(roots: list[Requirement], wheels: dict[str, Path], version: str) -> set[str]:
-    """Every locked distribution that `roots` lead to; what is not in the lock was overridden."""
+    """Locked distributions that `roots` depend on, also indirectly, without overridden ones."""
     environment: dict[str, str] = {
         **{name: str(value) for name, value in default_environment().items()},
         "python_version": version,

@@ -1,4 +1,4 @@
-"""The original cog-triton's way of serving, rewritten from its algorithm, to be measured against.
+"""Baseline: the original cog-triton's serving path, rewritten from its algorithm.
 
 Over the same real Triton, the same mock engine and the same Cog as ours: httpx reads the ensemble's
 events line by line, every event is parsed as JSON, its ids are appended to an array, the whole of

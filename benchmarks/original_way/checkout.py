@@ -34,7 +34,7 @@ _END_ID = 1
 
 
 def load(path: str, tokenizer: Tokenizer, settings: Settings) -> Predict:
-    """Its predict() as a function of prompt, tokens and stop sequences."""
+    """Load its predict() as a function of prompt, token count and stop sequences."""
     module = _module(Path(path))
     predictor = module.Predictor.__new__(module.Predictor)
     values: dict[str, Any] = {
@@ -96,7 +96,7 @@ class _Tokenizer:
 
 
 class _To(httpx.AsyncHTTPTransport):
-    """Sends what is meant for localhost:8000 to where our Triton is."""
+    """httpx transport that redirects localhost:8000 to our Triton."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

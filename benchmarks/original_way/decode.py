@@ -1,4 +1,4 @@
-"""Events to text as the original cog-triton does it: each token costs as much as all before it."""
+"""Detokenizing as the original cog-triton does it: each token decodes all before it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 async def events(response: httpx.Response) -> AsyncIterator[Any]:
-    """The data of server-sent events, read by line."""
+    """Data of server-sent events, read by line."""
     data: list[str] = []
     async for line in response.aiter_lines():
         name, _, value = line.rstrip("\n").partition(":")
@@ -23,7 +23,7 @@ async def events(response: httpx.Response) -> AsyncIterator[Any]:
 
 
 class Text:
-    """What a token adds to the text: all tokens are decoded anew, less what they said before."""
+    """Incremental text: decodes all tokens again, and cuts off the text that was there before."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -31,7 +31,7 @@ class Text:
         self.tokens = np.array([], dtype=np.int32)
 
     def feed(self, ids: int | Sequence[int]) -> str:
-        """The text that is new; characters that are not whole yet are taken out."""
+        """New text of `ids`; incomplete characters are removed."""
         self.tokens = np.append(self.tokens, ids)
         said = self._decode(self.tokens.tolist()).replace("\N{REPLACEMENT CHARACTER}", "")
         new = said.removeprefix(self._said)
@@ -40,7 +40,7 @@ class Text:
 
 
 class Stops:
-    """Finds a stop string only where it begins with a piece of text."""
+    """Stop string matcher; finds a stop string only where it starts with a piece."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -48,7 +48,7 @@ class Stops:
         self._stopped = False
 
     def feed(self, text: str) -> str:
-        """The text that may go out; raises RuntimeError for any that comes after a stop string."""
+        """Text to send; raises RuntimeError for text after a stop string."""
         if not self._stops:
             return text
         if self._stopped:
@@ -65,5 +65,5 @@ class Stops:
         return whole
 
     def finish(self) -> str:
-        """What was held back."""
+        """Text held back at the end."""
         return "".join(self._held)

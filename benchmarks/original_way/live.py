@@ -18,7 +18,7 @@ from cog_triton.serving.coglet import concurrent_streaming
 def live(
     loop: asyncio.AbstractEventLoop, pieces: AsyncIterator[str], finish: Callable[[], None]
 ) -> Iterator[str]:
-    """`pieces`, made on `loop`, for Cog to iterate elsewhere.
+    """Iterator of `pieces`, which are made on `loop`, for Cog's thread.
 
     `finish` is called after the last one, in its context.
     """

@@ -19,7 +19,7 @@ class TritonPythonModel:
     """One response for each request."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Ids pass; log probabilities and logits, which nobody asked for, are zeros."""
+        """Pass ids on; log probabilities and logits are zeros."""
         responses = []
         for request in requests:
             ids = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()

@@ -1,4 +1,4 @@
-"""The original cog-triton's predictor over the mock engine, as far as tokens go through it."""
+"""Cog predictor with the original cog-triton's token path, over the mock engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_ID = 1
 
 
 class Predictor(BaseRunner):
-    """Ours in all but the way from Triton's events to text."""
+    """Predictor that differs from ours only between Triton's events and text."""
 
     async def setup(self) -> None:
         """Start Triton on the mock engine, with the original cog-triton's ensemble."""

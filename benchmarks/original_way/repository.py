@@ -1,4 +1,4 @@
-"""Our rendered model repository, given the shape of the original cog-triton's.
+"""Our rendered model repository, changed into the original cog-triton's shape.
 
 Its ensemble sends token ids through `postprocessing`, which adds four tensors to each response.
 One instance of `preprocessing` and of `postprocessing`: with the 64 that it shipped, tokens come

@@ -1,4 +1,4 @@
-"""Every benchmark runs, briefly, on the real servers; what it measures is for `make bench`.
+"""Smoke test of every benchmark on the real servers; measuring is for `make bench`.
 
 Servers that do not differ are one: each script runs in this process, and gets a server that is
 there already where it would start another one like it. `start_up` starts its own.
@@ -72,7 +72,7 @@ def instead_of(real: Callable[..., Any], server: Server) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", run_all.NAMES)
-def test_a_benchmark(
+def test_benchmark_runs_and_prints_its_figures(
     name: str,
     tmp_path: Path,
     request: pytest.FixtureRequest,
@@ -98,7 +98,7 @@ def test_a_benchmark(
     assert all(grid["rows"] for grid in found["grids"])
 
 
-def test_all_of_them_print_one_table_and_end_well_whatever_they_find(tmp_path: Path) -> None:
+def test_run_all_prints_one_table_and_exits_with_0_whatever_the_figures(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "run_all.py"), "--quick", f"--results={tmp_path}"]
     done = subprocess.run(
         [*command, "--only=text_cost,load_generator"], capture_output=True, text=True, timeout=120
@@ -114,7 +114,7 @@ def test_all_of_them_print_one_table_and_end_well_whatever_they_find(tmp_path: P
     ]
 
 
-def test_the_originals_way_over_the_real_triton_says_what_the_mock_says(
+def test_the_baseline_over_the_real_triton_has_the_text_of_the_mock(
     original: Server, tmp_path: Path
 ) -> None:
     engine = mock_directory.make_engine(tmp_path)

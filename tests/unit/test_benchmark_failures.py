@@ -1,4 +1,4 @@
-"""Predictions that fail are counted where a benchmark says so, and end it where it does not."""
+"""Benchmarks with failing predictions: counted where a report has room for them, else fatal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Callable
 
 import pytest
-from _cells import Cell
 from _load import Stream, Wave, wave
+from _load_cost import LoadCost
 from _report import Report
 from against_original import KINDS, ORIGINAL, OURS, Kind, tell
 from scripted_server import RESET, Part, Request, ScriptedServer
@@ -56,7 +56,7 @@ FAILED = "E2105 TritonUnavailable: the output ended early"
     ],
 )
 @pytest.mark.parametrize("plain", [False, True])
-def test_what_fails_is_counted_and_the_others_are_measured(
+def test_failed_predictions_are_counted_and_the_others_measured(
     bad: list[Part], said: str, plain: bool
 ) -> None:
     with ScriptedServer(every_third(bad)) as server:
@@ -73,7 +73,7 @@ def test_what_fails_is_counted_and_the_others_are_measured(
         wave(server.url, {}, 3, 0.3, plain=plain, tokens=3)
 
 
-def test_a_server_that_is_gone_is_a_failure() -> None:
+def test_a_refused_connection_is_a_failure() -> None:
     with ScriptedServer([]) as server:
         url = server.url
     found = wave(url, {}, 2, 0, lenient=True)
@@ -83,16 +83,16 @@ def test_a_server_that_is_gone_is_a_failure() -> None:
         wave(url, {}, 2, 0)
 
 
-def cell(rate: int, failures: int = 0, cpu: float = 0.1) -> Cell:
+def cell(rate: int, failures: int = 0, cpu: float = 0.1) -> LoadCost:
     """One second in which `rate` tokens came, of one prediction if any."""
     stream = Stream(ended=1.0, told={"output_token_count": rate})
     stream.times, stream.counts = array("d", [0.5]), array("l", [rate])
     load = Load(cpu=0.1, wall=1.0, lags=array("d"))
     failed = ["a prediction failed: illegal status line"] * failures
-    return Cell(Wave([stream] if rate else [], 1.0, load, failed), {"cog": cpu})
+    return LoadCost(Wave([stream] if rate else [], 1.0, load, failed), {"cog": cpu})
 
 
-def told(ours: list[Cell], theirs: list[Cell], kind: Kind = KINDS[0]) -> Report:
+def told(ours: list[LoadCost], theirs: list[LoadCost], kind: Kind = KINDS[0]) -> Report:
     report = Report("against_original", "")
     tell({(OURS, (64, 128)): ours, (ORIGINAL, (64, 128)): theirs}, kind, report)
     return report
@@ -103,7 +103,7 @@ def values(report: Report) -> list[tuple[float, str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_failures_are_told_beside_what_was_measured(kind: Kind) -> None:
+def test_failures_are_reported_beside_figures(kind: Kind) -> None:
     report = told([cell(1000, 1), cell(2000)], [cell(400, 3), cell(400)], kind)
     ours, theirs = report.grids[0].rows
     assert (ours[1:4], theirs[1:4]) == (
@@ -123,32 +123,32 @@ def test_failures_are_told_beside_what_was_measured(kind: Kind) -> None:
     ]
 
 
-def test_where_every_round_had_failures_they_are_all_that_there_is() -> None:
+def test_rounds_with_failures_count_if_there_are_no_others() -> None:
     report = told([cell(1000), cell(2000, 1)], [cell(100, 1), cell(1000)])
     assert [row[2] for row in report.grids[0].rows] == ["1000", "1000"]
     assert values(report)[:2] == [(pytest.approx(100), "missed"), (pytest.approx(6), "met")]
 
 
-def test_without_failures_there_is_no_word_of_them() -> None:
+def test_a_report_without_failures_does_not_mention_them() -> None:
     report = told([cell(1000)], [cell(200)])
     assert [row[3] for row in report.grids[0].rows] == ["0", "0"]
     assert report.notes == []
 
 
-def test_a_side_of_which_everything_failed_says_so_and_has_no_ratio() -> None:
+def test_a_side_whose_predictions_all_failed_has_no_ratio() -> None:
     report = told([cell(1000)], [cell(0, 5)])
     assert report.grids[0].rows[1][1:5] == [ORIGINAL, "all failed", "5 of 5", "-"]
     assert len({len(row) for row in report.grids[0].rows} | {len(report.grids[0].columns)}) == 1
     assert values(report) == [(pytest.approx(100), "missed")]
 
 
-def test_where_all_of_ours_failed_no_target_is_met() -> None:
+def test_no_target_is_met_if_all_of_our_predictions_failed() -> None:
     report = told([cell(0, 5)], [cell(100)])
     assert report.grids[0].rows[0][2] == "all failed"
     assert [verdict for _, verdict in values(report)] == ["missed", "missed", ""]
     assert report.figures[1].value == 0
 
 
-def test_a_round_in_which_the_other_side_brought_nothing_is_left_out_of_the_ratio() -> None:
+def test_rounds_without_a_result_of_the_other_side_are_not_in_the_ratio() -> None:
     report = told([cell(1000), cell(900)], [cell(0, 5), cell(300)])
     assert report.figures[1].value == pytest.approx(3)

@@ -1,4 +1,4 @@
-"""What the benchmarks measure with: parsers in every cut, numbers and processes that are known."""
+"""Measuring code of the benchmarks: stream parser, CPU and memory accounting, reports, baseline."""
 
 import argparse
 import asyncio
@@ -8,22 +8,20 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import _accounting
-import httpx
+import _resource_usage
 import pytest
 import run_all
 import small_tokenizers
-import text_cost
-from _cells import Cell
 from _load import Stream, Wave, wave
+from _load_cost import LoadCost
 from _mock_alone import MockAlone
-from _report import Figure, Grid, Report, Target, number, read_figures, summary
+from _report import Figure, Grid, Report, Target, read_figures, summary
 from original_way import repository
-from original_way.decode import Stops, Text, events
+from original_way.decode import Text
 
 from cog_triton.bench.self_monitor import Load
 from cog_triton.engines.mock import mock_directory
@@ -52,7 +50,7 @@ def read(parts: list[bytes]) -> Stream:
     return stream
 
 
-def test_events_count_once_wherever_a_read_cuts_them() -> None:
+def test_events_count_once_however_reads_split_them() -> None:
     whole = sse()
     cuts = [[whole[:at], whole[at:]] for at in range(len(whole))]
     cuts += [[whole[at : at + size] for at in range(0, len(whole), size)] for size in range(1, 40)]
@@ -63,7 +61,7 @@ def test_events_count_once_wherever_a_read_cuts_them() -> None:
         assert stream.tokens == 5
 
 
-def test_an_event_comes_with_the_read_that_ends_its_name() -> None:
+def test_an_event_has_the_time_of_the_read_that_completes_its_name() -> None:
     whole = sse()
     at = whole.index(b"event: output\n") + 13
     assert list(read([whole[:at], whole[at:]]).times) == [11.0]
@@ -73,7 +71,7 @@ def test_an_event_comes_with_the_read_that_ends_its_name() -> None:
 
 @pytest.mark.parametrize("body", [b"", sse("failed"), sse()[:-400], b'{"detail": "busy"}'])
 @pytest.mark.parametrize("status", [200, 409])
-def test_a_prediction_that_did_not_succeed_is_no_measurement(status: int, body: bytes) -> None:
+def test_a_failed_prediction_raises(status: int, body: bytes) -> None:
     stream = Stream()
     stream.begin(status, {})
     stream.body(body, 1.0)
@@ -87,7 +85,7 @@ def stream(times: list[float], counts: list[int], tokens: int, sent: float = 0.0
     return made
 
 
-def test_a_streams_numbers() -> None:
+def test_numbers_of_a_stream() -> None:
     one = stream([2.0, 3.0, 5.0], [1, 1, 2], 6, sent=1.0)
     assert one.ttft == 1.0
     assert one.tokens_per_second == 6 / 5
@@ -95,7 +93,7 @@ def test_a_streams_numbers() -> None:
     assert stream([2.0], [1], 1).gaps() == []
 
 
-def test_a_waves_numbers() -> None:
+def test_numbers_of_a_wave() -> None:
     load = Load(cpu=0.5, wall=2.0, lags=array("d", [0.001] * 98 + [0.003] * 2))
     both = Wave([stream([1.0, 2.0], [1, 1], 2), stream([3.0], [4], 8)], 4.0, load)
     assert (both.tokens, both.tokens_per_second) == (10, 2.5)
@@ -106,10 +104,10 @@ def test_a_waves_numbers() -> None:
     assert both.client_busy == 0.25
     assert both.client_us == pytest.approx(50_000)
     assert both.client_lag_ms == pytest.approx(3, rel=0.01)
-    cell = Cell(both, {"cog": 0.01, "stub a": 0.02, "stub b": 0.03, "others": 0.04})
+    cell = LoadCost(both, {"cog": 0.01, "stub a": 0.02, "stub b": 0.03, "others": 0.04})
     assert cell.us == pytest.approx(10_000)
     assert cell.costs() == pytest.approx([1000, 0, 0, 5000])
-    assert Cell(both, {"cog": 0.0}).us > 0  # less than /proc counts; others are compared to it
+    assert LoadCost(both, {"cog": 0.0}).us > 0  # less than /proc counts; others are compared to it
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -181,34 +179,34 @@ def do(child: subprocess.Popen[str], line: str) -> float:
 BURN = "until = time.thread_time() + 0.3\nwhile time.thread_time() < until: pass"
 
 
-def test_the_cpu_of_a_child_and_of_its_threads_that_ended(child: subprocess.Popen[str]) -> None:
+def test_cpu_of_a_child_includes_ended_threads(child: subprocess.Popen[str]) -> None:
     began = do(child, "pass")
-    before = _accounting.cpu_seconds(child.pid)
+    before = _resource_usage.cpu_seconds(child.pid)
     told = do(child, f"exec({BURN!r})")
     threaded = (
         f"import threading; t = threading.Thread(target=exec, args=({BURN!r}, {{'time': time}}))"
     )
     told = do(child, f"{threaded}; t.start(); t.join()")
-    spent = _accounting.spent(before, _accounting.cpu_seconds(child.pid))
+    spent = _resource_usage.spent(before, _resource_usage.cpu_seconds(child.pid))
     assert told - began >= 0.6
     assert spent["others"] == pytest.approx(told - began, abs=0.04)
 
 
-def test_the_memory_of_a_child(child: subprocess.Popen[str]) -> None:
+def test_memory_of_a_child_grows_with_its_allocations(child: subprocess.Popen[str]) -> None:
     do(child, "pass")
-    before = _accounting.memory_bytes(child.pid)["others"]
+    before = _resource_usage.memory_bytes(child.pid)["others"]
     do(child, "held = bytearray(b'x') * 50_000_000")
-    grown = _accounting.memory_bytes(child.pid)["others"] - before
+    grown = _resource_usage.memory_bytes(child.pid)["others"] - before
     assert 50_000_000 <= grown < 53_000_000
 
 
-def test_files_of_proc() -> None:
+def test_files_of_proc_are_parsed() -> None:
     stat = "7 (a) b (c d) S 1 7 7 0 -1 4194304 100 0 0 0 120 34 9 9 20 0 1 0 5 6 7"
-    assert _accounting.cpu_ticks(stat) == 154
-    assert _accounting.cpu_ticks("") == 0
+    assert _resource_usage.cpu_ticks(stat) == 154
+    assert _resource_usage.cpu_ticks("") == 0
     smaps = "0-1 ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss: 8 kB\nPss_Anon: 3 kB\nPss_File: 4 kB\n"
-    assert _accounting.own_bytes(smaps + "Pss_Shmem: 1 kB\n") == 4096
-    assert _accounting.own_bytes("") == 0
+    assert _resource_usage.own_bytes(smaps + "Pss_Shmem: 1 kB\n") == 4096
+    assert _resource_usage.own_bytes("") == 0
 
 
 @pytest.mark.parametrize(
@@ -223,11 +221,11 @@ def test_files_of_proc() -> None:
         ("python -m cog_triton serve --engine mock", "others"),
     ],
 )
-def test_parts_of_a_server(line: str, part: str) -> None:
-    assert _accounting.part_of([*line.split(" "), ""]) == part
+def test_command_lines_are_mapped_to_parts_of_a_server(line: str, part: str) -> None:
+    assert _resource_usage.part_of([*line.split(" "), ""]) == part
 
 
-def test_figures_and_their_targets(tmp_path: Path) -> None:
+def test_figures_are_judged_by_their_targets(tmp_path: Path) -> None:
     figures = [
         Figure("a", 4.0, "x", Target(4, least=True)),
         Figure("b", 60.1, "us", Target(60)),
@@ -244,17 +242,7 @@ def test_figures_and_their_targets(tmp_path: Path) -> None:
     assert summary({"n": figures}).rows[1] == ["n", "b", "60.1 us", "<= 60", "missed"]
 
 
-def test_numbers_have_three_digits_that_count() -> None:
-    assert [number(value) for value in (12345.6, 99.96, 1.2345, 0.012345, 0.0)] == [
-        "12346",
-        "100",
-        "1.23",
-        "0.0123",
-        "0",
-    ]
-
-
-def test_which_benchmarks_run() -> None:
+def test_only_selects_benchmarks_by_name() -> None:
     assert run_all.chosen("growth, memory") == ["growth", "memory"]
     with pytest.raises(argparse.ArgumentTypeError, match="'grow': must be of against_original"):
         run_all.chosen("growth,grow")
@@ -279,21 +267,14 @@ def test_the_table_of_a_run_goes_between_the_marks_of_a_page(tmp_path: Path) -> 
         run_all.write(page, summary({}), "a machine")
 
 
-def test_every_token_is_fed_once_and_only_the_last_ones_are_timed() -> None:
-    seen: list[int] = []
-    found = text_cost.fed(lambda: seen.append, (128, 300), 1)
-    assert seen == list(range(300))
-    assert found.keys() == {128, 300}
-
-
-def test_the_mock_alone() -> None:
+def test_cost_of_the_mock_engine_alone() -> None:
     with MockAlone(tps=5000) as mock:
         assert mock.ttft_ms() > 0
         assert mock.us(2, tokens=10) > 0
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_the_originals_way_says_the_same(at_once: int) -> None:
+def test_the_baseline_decodes_the_same_text(at_once: int) -> None:
     tokenizer = small_tokenizers.byte_level()
     ids = tokenizer.encode("größer als 日本語, don't stop").ids
     text = Text(tokenizer.decode)
@@ -302,38 +283,7 @@ def test_the_originals_way_says_the_same(at_once: int) -> None:
     assert text.tokens.tolist() == ids
 
 
-def test_the_originals_way_repeats_text_where_a_character_spoils_the_one_before() -> None:
-    tokenizer = small_tokenizers.byte_fallback()
-    text = Text(tokenizer.decode)
-    said = "".join(text.feed(token) for token in tokenizer.encode("größer").ids)
-    assert said == "grögrößer"
-
-
-def test_the_originals_way_stops_only_where_a_piece_begins() -> None:
-    stops = Stops(["ab"])
-    assert [stops.feed(text) for text in ("xa", "b", "a", "c", "a")] == ["xa", "b", "", "ac", ""]
-    assert stops.finish() == "a"
-    assert stops.feed("b") == ""
-    with pytest.raises(RuntimeError, match="more tokens"):
-        stops.feed("x")
-    assert [Stops([]).feed("ab"), Stops([]).finish()] == ["ab", ""]
-
-
-def test_the_originals_way_reads_events_in_every_cut() -> None:
-    whole = 'data: {"output_ids": 1}\n\ndata: {"output_ids": [2, 3], "x": "本"}\n\n'.encode()
-
-    async def parse(parts: list[bytes]) -> list[object]:
-        async def body() -> AsyncIterator[bytes]:
-            for part in parts:
-                yield part
-
-        return [event["output_ids"] async for event in events(httpx.Response(200, content=body()))]
-
-    for at in range(len(whole)):
-        assert asyncio.run(parse([whole[:at], whole[at:]])) == [1, [2, 3]]
-
-
-def test_the_originals_ensemble(tmp_path: Path) -> None:
+def test_the_ensemble_of_the_baseline(tmp_path: Path) -> None:
     family = MockFamily.open(mock_directory.make_engine(tmp_path / "engines"))
     made = render_repository(family, ServeConfig(), tmp_path / "repository")
     repository.reshape(made)

@@ -1,4 +1,4 @@
-"""One load on one server, and what it cost each part of it."""
+"""Load on a server, and its CPU cost in each part of the server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import _accounting
 import _load
+import _resource_usage
 from _servers import Server
 
 QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
 PARTS = ("cog", "worker", "tritonserver", "stubs")
 COSTS = ("cog", "worker", "triton", "stubs")
-"""Columns of `Cell.costs`, beside a column of the whole."""
+"""Columns of `LoadCost.costs`, beside a column of the whole."""
 INCLUDED = (
     "CPU is that of Cog, its worker, tritonserver and all stubs; the mock engine's own loop is in"
     " it, the load client is not"
@@ -21,19 +21,19 @@ INCLUDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A wave, and seconds of CPU of each of the server's parts meanwhile."""
+class LoadCost:
+    """A wave and the CPU seconds that each part of the server used meanwhile."""
 
     wave: _load.Wave
     cpu: Mapping[str, float]
 
     @property
     def us(self) -> float:
-        """Microseconds of CPU for each token, but for the load client; of at least a tick."""
-        return _load.us_each(max(sum(self.cpu.values()), _accounting.TICK_S), self.wave.tokens)
+        """CPU microseconds a token, without the load client; at least one clock tick in all."""
+        return _load.us_each(max(sum(self.cpu.values()), _resource_usage.TICK_S), self.wave.tokens)
 
     def costs(self) -> list[float]:
-        """The same for each of `PARTS`; what supervises is in neither."""
+        """CPU microseconds a token of each of `PARTS`, as text; supervisors are left out."""
         sums = dict.fromkeys(PARTS, 0.0)
         for part, seconds in self.cpu.items():
             name = "stubs" if part.startswith("stub ") else part
@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def client(self) -> str:
-        """What the load client took itself: us a token, part of a core, lag of its loop."""
+        """The load client's own CPU: us a token, share of a core, lag of its event loop."""
         wave = self.wave
         return f"{wave.client_us:.0f} us {wave.client_busy:.0%} {wave.client_lag_ms:.0f} ms"
 
@@ -54,15 +54,15 @@ def measure(
     streams: int,
     seconds: float = 0.0,
     **how: Any,
-) -> Cell:
-    """`_load.wave`, `how` included, with the server's CPU; that of what failed counts, too."""
+) -> LoadCost:
+    """Run `_load.wave` and measure the server's CPU, that of failed predictions included."""
     before = server.cpu_seconds()
     wave = _load.wave(server.url, inputs, streams, seconds, **how)
-    return Cell(wave, _accounting.spent(before, server.cpu_seconds()))
+    return LoadCost(wave, _resource_usage.spent(before, server.cpu_seconds()))
 
 
-def busy_notes(cells: Mapping[str, Sequence[Cell]]) -> list[str]:
-    """A remark for each load that the client was too slow for."""
+def busy_notes(cells: Mapping[str, Sequence[LoadCost]]) -> list[str]:
+    """A note for each load in which the client was the bottleneck."""
     waves = {
         name: max(found, key=lambda cell: cell.wave.client_busy) for name, found in cells.items()
     }

@@ -1,4 +1,4 @@
-"""What a server uses: CPU time and memory of each part of its tree of processes, from /proc."""
+"""CPU time and memory of each part of a server's process tree, from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COGS = {"cog.server.http", "cog_triton.serving.coglet.http_server"}
 
 
 def cpu_seconds(root: int) -> dict[str, float]:
-    """CPU time so far of `root` and all below it, by part; resolved to 10 ms a process.
+    """CPU seconds used so far by `root` and its descendants, by part; resolution 10 ms a process.
 
     Threads that have ended are included, processes that have ended are not.
     """
@@ -27,7 +27,7 @@ def cpu_seconds(root: int) -> dict[str, float]:
 
 
 def memory_bytes(root: int) -> dict[str, int]:
-    """Memory of `root` and all below it, by part, less what is mapped from files.
+    """Memory in bytes of `root` and its descendants, by part, without mapped files.
 
     What processes share counts once (PSS). Files are left out, as their pages are whose processes
     happen to run beside: one that ends elsewhere on the machine would be seen here.
@@ -39,7 +39,7 @@ def memory_bytes(root: int) -> dict[str, int]:
 
 
 def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What each part used between two calls of `cpu_seconds`."""
+    """CPU seconds of each part between two calls of `cpu_seconds`."""
     return {part: used - before.get(part, 0.0) for part, used in after.items()}
 
 
@@ -56,7 +56,7 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Which part of a server a command line is: cog, worker, tritonserver, a stub, or others."""
+    """Part of a server that a command line is: cog, worker, tritonserver, a stub, or others."""
     program = Path(words[0]).name
     if program.endswith("_stub"):
         return f"stub {Path(words[1]).parent.parent.name}"

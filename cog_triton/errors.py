@@ -1,4 +1,4 @@
-"""The exception tree is the list of error codes.
+"""Error codes: one exception class a code; the tree is the list.
 
 CogTritonError
   UserError        E1xxx: the caller can fix it; never retried

@@ -37,7 +37,7 @@ OptionalText = Annotated[str | None, BeforeValidator(_blank_is_unset)]
 
 
 def _engine_by_name(value: object) -> object:
-    """The engines that need no directory, by which others are known."""
+    """Engine name: only mock, as every other engine is recognised by its directory."""
     if value in (None, "", "mock"):
         return value or None
     raise PydanticCustomError(
@@ -51,7 +51,7 @@ _MOCK = "mock_"
 
 
 class Settings(BaseSettings):
-    """Read from the environment; field names are the variables' names in lower case."""
+    """Settings from the environment; field names are the variables' names in lower case."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
@@ -243,7 +243,7 @@ class Settings(BaseSettings):
 
     @property
     def work_dir(self) -> Path:
-        """Where unpacked engines and run-time files go: COG_TRITON_WORK_DIR, else the cache."""
+        """Directory of unpacked engines and run-time files: COG_TRITON_WORK_DIR, else the cache."""
         if self.cog_triton_work_dir:
             return self.cog_triton_work_dir
         cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "") + "/.cache"
@@ -262,12 +262,12 @@ class Settings(BaseSettings):
 
     @property
     def mpi_host_names(self) -> list[str]:
-        """MPI_HOSTS, one by one."""
+        """MPI_HOSTS as a list."""
         return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
 
     @property
     def http_ports(self) -> dict[str, tuple[str, int]]:
-        """Where our own HTTP server listens, as `triton_ports`; what is off is left out."""
+        """Address and port of our own HTTP listeners that are on, by the name of the setting."""
         ports = {"OPENAI_PORT": self.openai_port, "METRICS_PORT": self.metrics_port}
         return {name: (self.cog_host, port) for name, port in ports.items() if port is not None}
 
@@ -282,7 +282,7 @@ class Settings(BaseSettings):
 
     @property
     def triton_url(self) -> str:
-        """Where the serving process reaches Triton, which may bind every address."""
+        """URL of Triton for the serving process; Triton itself may bind every address."""
         return f"http://{url_host(self.triton_host)}:{self.triton_http_port}"
 
 
@@ -299,6 +299,6 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def url_host(host: str) -> str:
-    """How a URL names `host`, an address that a server on this machine binds."""
+    """Host part of a URL for `host`, an address that a server on this machine binds."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host

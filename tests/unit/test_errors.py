@@ -1,4 +1,4 @@
-"""The exception tree is the table of codes, and a code survives every wrapping."""
+"""Error codes: unique, stable, documented, and read back from every text that wraps them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CODES = {
 }
 
 
-def test_every_code_of_the_design_is_there_under_its_name() -> None:
+def test_released_codes_keep_their_names() -> None:
     named = {kind.code: kind.__name__ for kind in KINDS}
     assert CODES.items() <= named.items()
 
@@ -69,7 +69,7 @@ def test_codes_are_unique_and_sorted() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
-def test_the_code_tells_whose_fault_it_is(kind: type[CogTritonError]) -> None:
+def test_codes_follow_user_and_framework_errors(kind: type[CogTritonError]) -> None:
     assert re.fullmatch(r"E[12]\d{3}", kind.code)
     assert issubclass(kind, UserError) is kind.code.startswith("E1")
     assert issubclass(kind, FrameworkError) is kind.code.startswith("E2")
@@ -124,7 +124,7 @@ def test_an_error_is_read_back_from_the_texts_of_cog_and_triton(
     assert found.detail == detail.strip()
 
 
-def test_the_place_that_triton_appends_is_not_part_of_the_error() -> None:
+def test_tracebacks_that_triton_appends_are_cut_off() -> None:
     text = (
         "Failed to process the request(s) for model 'tensorrt_llm_0_0', message:"
         " InvalidArgument: E1005 InvalidArgument: x=1: must be 2\n\n"
@@ -136,7 +136,7 @@ def test_the_place_that_triton_appends_is_not_part_of_the_error() -> None:
     assert found.detail == "x=1: must be 2"
 
 
-def test_the_outer_error_is_found_when_it_quotes_another() -> None:
+def test_the_outermost_of_nested_errors_is_read_back() -> None:
     inner = errors.PromptTooLong("9 > 8")
     found = errors.from_text(str(errors.TritonStartFailed(f"the first request failed: {inner}")))
     assert type(found) is errors.TritonStartFailed

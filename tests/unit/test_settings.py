@@ -1,4 +1,4 @@
-"""Every variable of the environment is typed, and a bad value is told by its name."""
+"""Settings: every environment variable is typed, and invalid values name their variable."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatc
         ("MOCK_MAX_BATCH_SIZE", "2.5"),
     ],
 )
-def test_a_bad_value_is_told_by_its_variable(
+def test_invalid_values_name_their_variable(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, text)
@@ -132,7 +132,7 @@ def test_a_bad_value_is_told_by_its_variable(
     assert len(caught.value.detail) > len(f"{name}={text!r}: ")
 
 
-def test_every_bad_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_invalid_values_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("END_ID", "x")
     monkeypatch.setenv("WORLD_SIZE", "y")
     with pytest.raises(InvalidArgument, match=r"END_ID='x'.*WORLD_SIZE='y'"):
@@ -184,7 +184,7 @@ def test_the_work_dir_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work_dir.parent.is_dir()
 
 
-def test_options_of_the_mock_are_those_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mock_options_are_the_settings_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().mock_options == {}
     for name in MockOptions.__slots__:
         monkeypatch.setenv(f"MOCK_{name.upper()}", "1")

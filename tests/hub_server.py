@@ -1,4 +1,4 @@
-"""A look-alike of the Hugging Face hub's HTTP API: as much as huggingface_hub asks for."""
+"""Stand-in of the Hugging Face hub's HTTP API: as much as huggingface_hub uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server with a large file that is made up as it is sent, and faults by plan."""
+"""HTTP server with range requests, a large generated file, and planned faults."""
 
 from __future__ import annotations
 

@@ -120,10 +120,9 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
     with tar_members.refusing(tar_path):
         size, form = tar_path.stat().st_size, tar_compression.by_content(tar_path)
     plain = form == "tar"
-    what = (
-        f"{tar_path}: needs {'' if plain else f'more than its {form} of '}{atomic_write.mb(size)}"
-    )
-    with atomic_write.room(target_dir.parent, what, size if plain else 0):
+    least = "" if plain else f"more than its {form} of "
+    what = f"{tar_path}: needs {least}{atomic_write.megabytes(size)}"
+    with atomic_write.disk_full_errors(target_dir.parent, what, size if plain else 0):
         return _unpack(tar_path, target_dir)
 
 

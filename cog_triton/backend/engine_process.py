@@ -146,7 +146,7 @@ def main() -> None:
     except CogTritonError as error:
         connection.send(error)
         raise
-    gc_tuning.settle()
+    gc_tuning.tune_for_serving()
     try:
         if hasattr(opened, "serve"):
             opened.serve(connection)

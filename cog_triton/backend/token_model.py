@@ -116,7 +116,7 @@ class TokenModel:
         self._publisher = threading.Thread(target=self._publish, name="metrics", daemon=True)
         self._publisher.start()
         self.publish()
-        gc_tuning.settle()
+        gc_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:
         """Submit requests to the engine, whose events send the responses."""

@@ -99,7 +99,7 @@ def token(value: SecretStr) -> SecretStr:
 def _fetchable(value: str) -> str:
     if not value.startswith(("http://", "https://", "file:///")):
         raise ValueError("must be an http(s):// or file:/// URL")
-    redaction.shown(value)  # or it is none
+    redaction.redact_url(value)  # or it is none
     return value
 
 
@@ -237,7 +237,7 @@ class BuildConfig(BaseModel):
         """
         value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
         if self.model_tar_url is not None:
-            value["model_tar_url"] = redaction.shown(self.model_tar_url)
+            value["model_tar_url"] = redaction.redact_url(self.model_tar_url)
         return yaml.safe_dump(value, sort_keys=False)
 
 

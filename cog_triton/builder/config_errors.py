@@ -66,7 +66,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
 def _address(value: object) -> str:
     """`value`, which should be a URL, redacted."""
     try:
-        address = redaction.shown(value) if isinstance(value, str) else "***"
+        address = redaction.redact_url(value) if isinstance(value, str) else "***"
     except ValueError:
         address = "***"
     return repr("***" if "@" in address else address)

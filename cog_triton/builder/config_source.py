@@ -9,7 +9,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import httpx
 
-from cog_triton.download.redaction import shown
+from cog_triton.download.redaction import redact_url
 from cog_triton.errors import BuildConfigInvalid
 
 MAX_BYTES = 1 << 20
@@ -43,7 +43,7 @@ def _shown_name(address: str) -> str:
     if address.startswith("data:"):
         return "the data URL"
     try:
-        return (shown(address) if "://" in address else address)[:_SHOWN_LENGTH]
+        return (redact_url(address) if "://" in address else address)[:_SHOWN_LENGTH]
     except ValueError as error:
         raise BuildConfigInvalid(f"config: not a URL: {error}") from None
 

@@ -11,7 +11,7 @@ from cog import BaseRunner, Input, Secret
 from cog_triton.builder import upload
 from cog_triton.builder.job import Job
 from cog_triton.builder.job_runner import JobRunner
-from cog_triton.download.redaction import shown
+from cog_triton.download.redaction import redact_url
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system.parent_death import exit_with_parent
@@ -68,7 +68,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         )
         self._runner.run(job, lambda line: print(line, flush=True))
         if upload_url:
-            return shown(upload_url)
+            return redact_url(upload_url)
         return cog.Path(self._output) if uploads_files(os.getppid()) else str(self._output)
 
 

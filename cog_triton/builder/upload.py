@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from cog_triton.download.redaction import shown
+from cog_triton.download.redaction import redact_url
 from cog_triton.errors import BuildStepFailed, InvalidArgument
 
 # 600 s: some stores answer only after they have checked all that they got.
@@ -44,7 +44,7 @@ def put(
             return
         if pause is None:
             raise BuildStepFailed(
-                f"upload to {shown(url)} failed {len(pauses_s) + 1} times: {problem}"
+                f"upload to {redact_url(url)} failed {len(pauses_s) + 1} times: {problem}"
             )
         echo(f"[upload] {problem}; again in {pause:g} s")
         time.sleep(pause)
@@ -65,7 +65,7 @@ def _attempt(path: Path, url: str, echo: Callable[[str], None]) -> str | None:
     problem = f"HTTP {response.status_code} {response.reason_phrase}"
     if response.is_server_error or response.status_code in _TRANSIENT_STATUSES:
         return problem
-    raise InvalidArgument(f"upload_url={shown(url)!r}: {problem}")
+    raise InvalidArgument(f"upload_url={redact_url(url)!r}: {problem}")
 
 
 def _chunks(path: Path, size: int, echo: Callable[[str], None]) -> Iterator[bytes]:

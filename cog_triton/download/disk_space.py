@@ -1,4 +1,4 @@
-"""The disk that a download goes to: is there room, is it whose turn, is it really written."""
+"""Disk checks for downloads: free space, a lock for each target, durable directory entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESERVE = 64 << 20
 _POLL_S = 0.2
 
 
-def check(directory: Path, needed: int, name: str) -> None:
+def require(directory: Path, needed: int, name: str) -> None:
     """Raise DiskFull unless `needed` bytes more fit into `directory`, there or yet to be made."""
     free = _free(directory)
     if needed and needed + RESERVE > free:
@@ -30,8 +30,8 @@ def check(directory: Path, needed: int, name: str) -> None:
 
 
 @contextmanager
-def writing(path: Path, name: str) -> Iterator[None]:
-    """Turns what the file system says, while `name` is written to `path`, into coded errors.
+def coded_errors(path: Path, name: str) -> Iterator[None]:
+    """Context that turns errors of the file system, while `name` is written to `path`, into codes.
 
     Raises:
         DiskFull: no space or quota is left.
@@ -50,7 +50,7 @@ def writing(path: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def locked(target: Path, echo: Echo, stop: threading.Event) -> Iterator[None]:
-    """Hold `target` for one writer of this machine at a time; says so when it has to wait.
+    """Lock of `target` for one writer of this machine at a time; says so when it has to wait.
 
     Raises:
         BuildCancelled: `stop` was set while waiting.
@@ -75,7 +75,7 @@ def _lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one before us may have removed the file that we locked.
+        # The previous holder may have removed the file that we locked.
         if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):

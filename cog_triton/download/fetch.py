@@ -1,4 +1,4 @@
-"""A URL becomes a file: whole, checked and under its name, or not at all."""
+"""Download of one URL to a file: parallel, resumable, checksummed and atomic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cog_triton.download import disk_space
-from cog_triton.download.partial_file import Partial
-from cog_triton.download.redaction import shown
+from cog_triton.download.partial_file import PartialFile
+from cog_triton.download.redaction import redact_url
 from cog_triton.download.remote import Remote
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import ModelUnavailable
@@ -30,45 +30,45 @@ def fetch(
     headers: Mapping[str, str] | None = None,
     echo: Echo = print,
     progress: Progress | None = None,
-    retry: Retry = Retry(),  # noqa: B008
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     connections: int = CONNECTIONS,
     stop: threading.Event | None = None,
 ) -> Path:
-    """The file at `url`, which is `target` when it had to be fetched.
+    """Download `url` to `target`; returns `target`, or the path itself of a local file.
 
     Pieces come over several connections if the server can do that, and finished pieces are kept
-    when it is interrupted, even by SIGKILL. A second process waits for the first.
+    over an interruption, even by SIGKILL. A second process waits for the first.
 
     Args:
         url: http(s)://, or file:///path or a path, which is not copied.
-        target: a file that is there is taken for the one wanted, unless its `sha256` is another.
-        sha256: what the file must have, 64 hexadecimal digits.
+        target: a file of this name is taken for the one wanted, unless its sha256 differs.
+        sha256: the file's expected checksum, 64 hexadecimal digits.
         headers: for the URL's own host only.
-        progress: counts this file in with others.
-        stop: ends it from another thread.
+        progress: counts this file together with others.
+        stop: cancels from another thread.
 
     Raises:
-        ModelUnavailable: it cannot be had, or has another sha256; names the URL without secrets.
+        ModelUnavailable: not to be had, or another sha256; names the URL, redacted.
         DiskFull: there is no room for it.
         BuildCancelled: `stop` was set.
     """
-    name = shown_name(url)
+    name = redacted_name(url)
     local = local_path(url)
     if local is not None:
         if not local.is_file():
             raise ModelUnavailable(f"{name}: no such file")
-        _check_sum(local, sha256, name, echo)
+        _verify_checksum(local, sha256, name, echo)
         return local
     stop = stop or threading.Event()
-    with disk_space.writing(target, name):
+    with disk_space.coded_errors(target, name):
         target.parent.mkdir(parents=True, exist_ok=True)
         with disk_space.locked(target, echo, stop):
             if target.is_file():
-                if sha256 is None or _sum(target) == sha256.lower():
+                if sha256 is None or _sha256_of(target) == sha256.lower():
                     return target
                 echo(f"[download] {name}: what is here has another sha256; fetching it anew")
                 target.unlink()
-            partial = Partial(target)
+            partial = PartialFile(target)
             counting: AbstractContextManager[Progress] = (
                 contextlib.nullcontext(progress)
                 if progress is not None
@@ -80,7 +80,7 @@ def fetch(
                     Transfer(
                         remote, partial, counter, retry, echo, stop, connections, sha256 is not None
                     ).run()
-                _check_sum(partial.path, sha256, name, echo, partial)
+                _verify_checksum(partial.path, sha256, name, echo, partial)
                 partial.complete()
             finally:
                 remote.close()
@@ -89,23 +89,23 @@ def fetch(
 
 
 def size(url: str) -> int | None:
-    """The bytes at `url`; None if they cannot be told or reached now. Asks once."""
+    """Size of the file at `url` in bytes; None if unknown or not reachable now. One request."""
     try:
         local = local_path(url)
         if local is not None:
             return local.stat().st_size
-        remote = Remote(url, shown_name(url))
-        with contextlib.closing(remote), remote.ask(0, 1) as answer:
+        remote = Remote(url, redacted_name(url))
+        with contextlib.closing(remote), remote.get(0, 1) as answer:
             return answer.identity.size if answer.identity is not None else None
-    except Exception:  # noqa: BLE001  whatever it is, a download will say it
+    except Exception:  # noqa: BLE001  a download reports it
         return None
 
 
 def local_path(url: str) -> Path | None:
-    """The file that a path or file:// URL names, None for an http(s) URL.
+    """Path that a path or file:// URL names, None for an http(s) URL.
 
     Raises:
-        ModelUnavailable: it is none of these.
+        ModelUnavailable: none of these.
     """
     if "://" not in url:
         return Path(url).expanduser()
@@ -114,20 +114,22 @@ def local_path(url: str) -> Path | None:
         return Path(unquote(parts.path))
     if parts.scheme in ("http", "https"):
         return None
-    raise ModelUnavailable(f"{shown(url)}: must be a path, or a file:///path or http(s):// URL")
+    raise ModelUnavailable(
+        f"{redact_url(url)}: must be a path, or a file:///path or http(s):// URL"
+    )
 
 
-def shown_name(url: str) -> str:
-    """`url`, a path too, as errors and progress call it.
+def redacted_name(url: str) -> str:
+    """`url` or path, redacted, as errors and progress call it.
 
     Raises:
-        ModelUnavailable: it is no URL; without its text, which may hold a password.
+        ModelUnavailable: not a URL; without its text, which may hold a password.
     """
     if "://" not in url:
         return url
     try:
         _ = urlsplit(url).port  # a password with a bare # or / in it ends up there
-        return shown(url)
+        return redact_url(url)
     except ValueError:
         raise ModelUnavailable("not a valid URL") from None
 
@@ -137,20 +139,20 @@ def _short(url: str) -> str:
     return parts.path.rpartition("/")[2] or parts.hostname or "file"
 
 
-def _check_sum(
-    path: Path, sha256: str | None, name: str, echo: Echo, partial: Partial | None = None
+def _verify_checksum(
+    path: Path, sha256: str | None, name: str, echo: Echo, partial: PartialFile | None = None
 ) -> None:
     if sha256 is None:
         return
     echo(f"[download] {name}: checking its sha256")
-    found = _sum(path)
+    found = _sha256_of(path)
     if found != sha256.lower():
         if partial is not None:
             partial.discard()
         raise ModelUnavailable(f"{name}: has sha256 {found}, not {sha256.lower()}")
 
 
-def _sum(path: Path) -> str:
+def _sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Which files of a hub repository a build needs."""
+"""Selection of the files of a hub repository that a build needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from cog_triton.errors import ModelUnavailable
 
-_BESIDE = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+_CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 _FORMATS = {"safetensors": ("*.safetensors",), "bin": ("*.bin",), "pt": ("*.pt", "*.pth")}
 # What trainers and other runtimes leave beside the weights.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "rng_state*", "openvino_*")
@@ -17,12 +17,12 @@ _SHOWN = 12
 def choose(
     names: Iterable[str], files: Sequence[str] | None, weight_format: str | None, where: str
 ) -> list[str]:
-    """The names to fetch, sorted.
+    """Names of the files to fetch, sorted.
 
     Args:
-        names: all that there are.
+        names: every file of the repository.
         files: shell patterns, ``*`` reaching across ``/``; given, they alone decide.
-        weight_format: safetensors, bin or pt; default the first of them that is there.
+        weight_format: safetensors, bin or pt; default the first of them that exists.
         where: what errors call the repository.
 
     Raises:
@@ -51,7 +51,7 @@ def choose(
     beside = [
         name
         for name in top
-        if _matches(name, _BESIDE) and (_matches(name, own) or not _matches(name, foreign))
+        if _matches(name, _CONFIG_FILES) and (_matches(name, own) or not _matches(name, foreign))
     ]
     return sorted(beside + weights[kind])
 

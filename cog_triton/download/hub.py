@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub, by way of its own cache.
+"""Downloads from the Hugging Face hub, into the hub library's own cache.
 
 The library lists a repository, fetches the small files and lays out the cache. The large files are
-put into that cache by `fetch`: huggingface_hub 2.4 begins a file anew after a failure, and does not
+put into that cache by `fetch`: huggingface_hub 2.4 starts a file over after a failure, and does not
 check its sha256.
 """
 
@@ -21,9 +21,9 @@ from cog_triton.download import disk_space, hub_cache
 from cog_triton.download.fetch import fetch as fetch_url
 from cog_triton.download.file_selection import choose
 from cog_triton.download.hub_cache import File, Listing
-from cog_triton.download.hub_errors import RAISED, in_our_words, told_by
+from cog_triton.download.hub_errors import LIBRARY_ERRORS, coded, relayed_log
 from cog_triton.download.model_request import FetchedModel, ModelRequest
-from cog_triton.download.retry import Passing, Patience, Retry
+from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import BuildCancelled, ModelUnavailable
 
@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 def fetch(
-    request: ModelRequest, store: Path, echo: Echo, retry: Retry, stop: threading.Event
+    request: ModelRequest, store: Path, echo: Echo, retry: RetryPolicy, stop: threading.Event
 ) -> FetchedModel:
     """The files of `request`, as a directory below `store` of links into the hub's cache.
 
@@ -47,9 +47,9 @@ def fetch(
         DiskFull: the files do not fit; before the first is fetched.
         BuildCancelled: `stop` was set.
     """
-    with told_by(echo, request), disk_space.writing(store, request.model_id):
+    with relayed_log(echo, request), disk_space.coded_errors(store, request.model_id):
         here = hub_cache.locate(request, store)
-        if here is None and (found := hub_cache.listing_here(request)) is not None:
+        if here is None and (found := hub_cache.cached_listing(request)) is not None:
             here = hub_cache.make_view(request, found, store)
         if here is not None and hub_cache.is_commit(request.revision):
             return here
@@ -62,9 +62,9 @@ def size(request: ModelRequest, store: Path) -> int | None:
         here = hub_cache.locate(request, store)
         if here is not None and hub_cache.is_commit(request.revision):
             return 0
-        with told_by(lambda _line: None, request):
+        with relayed_log(lambda _line: None, request):
             return hub_cache.missing_bytes(request.model_id, _listing(request))
-    except Exception:  # noqa: BLE001  whatever it is, `fetch` will say it
+    except Exception:  # noqa: BLE001  `fetch` reports it
         return None
 
 
@@ -74,47 +74,47 @@ class _Fetch:
         request: ModelRequest,
         store: Path,
         echo: Echo,
-        retry: Retry,
+        retry: RetryPolicy,
         stop: threading.Event,
     ) -> None:
         self._request = request
         self._name = request.model_id
         self._store = store
         self._echo = echo
-        self._retry = retry
+        self._policy = retry
         self._stop = stop
 
     def run(self, here: FetchedModel | None) -> FetchedModel:
         """Fetch it, or return what is `here` of a moving revision if the hub cannot be reached."""
-        patience = self._patience(lambda: 0)
+        backoff = self._new_backoff(lambda: 0)
         try:
-            listing = self._patiently(
-                lambda: _listing(self._request), patience if here is None else None
+            listing = self._with_retries(
+                lambda: _listing(self._request), backoff if here is None else None
             )
-        except Passing as trouble:
+        except TransientError as error:
             assert here is not None
-            self._echo(f"[download] {self._name}: {trouble}; taking what is here, {here.revision}")
+            self._echo(f"[download] {self._name}: {error}; taking what is here, {here.revision}")
             return here
         missing = hub_cache.missing_bytes(self._name, listing)
-        disk_space.check(Path(constants.HF_HUB_CACHE), missing, self._name)
+        disk_space.require(Path(constants.HF_HUB_CACHE), missing, self._name)
         total = sum(file.size for file in listing.files.values())
         with Progress(self._name, self._echo, total) as progress:
             self._fetch(listing, progress)
-        hub_cache.remember(self._request, listing.commit)
+        hub_cache.write_ref(self._request, listing.commit)
         return hub_cache.make_view(self._request, listing, self._store)
 
     def _fetch(self, listing: Listing, progress: Progress) -> None:
-        patience = self._patience(lambda: progress.done)
+        backoff = self._new_backoff(lambda: progress.done)
         large = {}
         for name, file in listing.files.items():
             if hub_cache.pointer(self._name, listing.commit, name) is not None:
                 progress.skip(file.size)
             elif file.sha256 is not None and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
                 large[name] = file.sha256
-        # The small ones first: what is gated or forbidden shows at once.
+        # The small ones first: a gated or forbidden repository shows at once.
         small = listing.files.keys() - large.keys()
         if small:
-            self._patiently(lambda: self._snapshot(listing, small, progress), patience)
+            self._with_retries(lambda: self._snapshot(listing, small, progress), backoff)
         headers = build_hf_headers(token=self._request.token)
         for name, sha256 in large.items():
             url = hf_hub_url(self._name, name, revision=listing.commit, endpoint=constants.ENDPOINT)
@@ -125,11 +125,11 @@ class _Fetch:
                 headers=headers,
                 echo=self._echo,
                 progress=progress,
-                retry=self._retry,
+                retry=self._policy,
                 stop=self._stop,
             )
         if large:
-            self._patiently(lambda: self._snapshot(listing, listing.files, progress), patience)
+            self._with_retries(lambda: self._snapshot(listing, listing.files, progress), backoff)
 
     def _snapshot(self, listing: Listing, names: Iterable[str], progress: Progress) -> None:
         snapshot_download(
@@ -142,29 +142,29 @@ class _Fetch:
             tqdm_class=_counting(progress),
         )
 
-    def _patiently(self, action: Callable[[], _Result], patience: Patience | None) -> _Result:
-        """What `action` returns; tried again while `patience` lasts, not at all without.
+    def _with_retries(self, action: Callable[[], _Result], backoff: Backoff | None) -> _Result:
+        """Result of `action`; retried with `backoff`, not at all if that is None.
 
         Raises:
-            Passing: it failed, and there is no patience.
+            TransientError: it failed, and `backoff` is None.
         """
         while True:
             try:
                 return action()
-            except RAISED as error:
-                words = in_our_words(error, self._request)
-                if patience is None or not isinstance(words, Passing):
-                    raise words from None
+            except LIBRARY_ERRORS as error:
+                known = coded(error, self._request)
+                if backoff is None or not isinstance(known, TransientError):
+                    raise known from None
                 if constants.is_offline_mode():
-                    raise ModelUnavailable(f"{self._name}: is not all here, and {words}") from None
-            patience.failed(words)
+                    raise ModelUnavailable(f"{self._name}: is not all here, and {known}") from None
+            backoff.wait_after(known)
 
-    def _patience(self, reached: Callable[[], int]) -> Patience:
+    def _new_backoff(self, received: Callable[[], int]) -> Backoff:
         def wait(seconds: float) -> None:
             if self._stop.wait(seconds):
                 raise BuildCancelled(f"{self._name}: the download was stopped")
 
-        return Patience(self._retry, self._name, self._echo, reached, wait)
+        return Backoff(self._policy, self._name, self._echo, received, wait)
 
 
 def _listing(request: ModelRequest) -> Listing:

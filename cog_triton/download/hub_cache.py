@@ -1,8 +1,8 @@
-"""What of the hub is on this machine: the library's cache, and our views of it.
+"""Cache of the Hugging Face hub on this machine, and our views of it.
 
-A view is a directory of links to exactly the files that one request chose: the cache's own
+A view is a directory of links to exactly the files that one request selects: the cache's own
 directory of a commit also holds whatever else was ever fetched of it, and a build must not depend
-on that. A view appears when all its files are here, so it is also the note that they are.
+on that. A view is made when all its files are here, so it also marks that they are.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def pointer(model_id: str, commit: str, name: str) -> Path | None:
 
 
 def missing_bytes(model_id: str, listing: Listing) -> int:
-    """How much of `listing` is still to come; finished pieces of files count as here."""
+    """Bytes of `listing` that are still to download; finished pieces of files count as present."""
     missing = 0
     for name, file in listing.files.items():
         if pointer(model_id, listing.commit, name) is None:
-            missing += max(file.size - _begun(model_id, file), 0)
+            missing += max(file.size - _bytes_present(model_id, file), 0)
     return missing
 
 
-def _begun(model_id: str, file: File) -> int:
+def _bytes_present(model_id: str, file: File) -> int:
     if file.sha256 is None:
         return 0
     whole = blob(model_id, file.sha256)
@@ -80,9 +80,9 @@ def _begun(model_id: str, file: File) -> int:
     return partial.stat().st_blocks * 512 if partial.is_file() else 0
 
 
-def listing_here(request: ModelRequest) -> Listing | None:
-    """What the cache knows of `request`, if every file of it is there."""
-    commit = _commit_here(request)
+def cached_listing(request: ModelRequest) -> Listing | None:
+    """Listing of `request` by the cache alone, if every file of it is there."""
+    commit = _cached_commit(request)
     if commit is None:
         return None
     try:
@@ -100,7 +100,7 @@ def listing_here(request: ModelRequest) -> Listing | None:
 
 def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
     """The view of `request` in `store`, if it was made and its files are still there."""
-    commit = _commit_here(request)
+    commit = _cached_commit(request)
     if commit is None:
         return None
     path = _view(request, commit, store)
@@ -110,7 +110,7 @@ def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
 
 
 def make_view(request: ModelRequest, listing: Listing, store: Path) -> FetchedModel:
-    """The view of `request` in `store`, made anew; every file must be in the cache."""
+    """Make the view of `request` in `store`, in place of an old one; its files must be cached."""
     path = _view(request, listing.commit, store)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -130,8 +130,8 @@ def make_view(request: ModelRequest, listing: Listing, store: Path) -> FetchedMo
     return FetchedModel(path, listing.commit)
 
 
-def remember(request: ModelRequest, commit: str) -> None:
-    """Note, where the library looks for it, which commit a branch or tag is now."""
+def write_ref(request: ModelRequest, commit: str) -> None:
+    """Write the commit that a branch or tag is now to where the library looks for it."""
     if is_commit(request.revision):
         return
     refs = Path(constants.HF_HUB_CACHE) / _folder(request) / "refs"
@@ -143,7 +143,7 @@ def remember(request: ModelRequest, commit: str) -> None:
         fresh.replace(path)
 
 
-def _commit_here(request: ModelRequest) -> str | None:
+def _cached_commit(request: ModelRequest) -> str | None:
     if is_commit(request.revision):
         return request.revision
     try:

@@ -1,4 +1,4 @@
-"""What the hub's library raises, sorted and in our words, without tokens."""
+"""Errors and log of huggingface_hub as coded or transient errors and progress, tokens redacted."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from huggingface_hub.errors import (
 )
 
 from cog_triton.download.model_request import ModelRequest
-from cog_triton.download.retry import Passing
+from cog_triton.download.retry import TransientError
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import CogTritonError, DiskFull, ModelUnavailable
 
-RAISED = (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, RuntimeError)
-"""What is to be given to `in_our_words`."""
+LIBRARY_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, RuntimeError)
+"""Exceptions of huggingface_hub, to be given to `coded`."""
 OFFLINE = "HF_HUB_OFFLINE is set"
-_PASSING = (408, 425, 429)
+_TRANSIENT_STATUSES = (408, 425, 429)
 
 
-def in_our_words(error: BaseException, request: ModelRequest) -> CogTritonError | Passing:
-    """What to raise instead of `error`, which came while `request` was fetched."""
+def coded(error: BaseException, request: ModelRequest) -> CogTritonError | TransientError:
+    """The error to raise in place of `error`, which came while `request` was fetched."""
     found: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in found:
         found.append(cause)
         cause = cause.__cause__ or cause.__context__
-    # The one that was there first says it best.
+    # The first cause is the most specific one.
     for one in reversed(found):
-        words = _words(one, request)
-        if words is not None:
-            return words
+        known = _known(one, request)
+        if known is not None:
+            return known
     text = f"{type(error).__name__}: {error}"
-    return ModelUnavailable(f"{request.model_id}: {without_tokens(text, request.token)}")
+    return ModelUnavailable(f"{request.model_id}: {redact_tokens(text, request.token)}")
 
 
-def _words(error: BaseException, request: ModelRequest) -> CogTritonError | Passing | None:
+def _known(error: BaseException, request: ModelRequest) -> CogTritonError | TransientError | None:
     name, hub = request.model_id, constants.ENDPOINT
     token = request.token or get_token()
     if isinstance(error, GatedRepoError):
@@ -65,15 +65,15 @@ def _words(error: BaseException, request: ModelRequest) -> CogTritonError | Pass
     if isinstance(error, HfHubHTTPError):
         return _status(error.response.status_code, name, hub, token)
     if isinstance(error, OfflineModeIsEnabled):
-        return Passing(OFFLINE)
+        return TransientError(OFFLINE)
     if isinstance(error, httpx2.TransportError):
-        text = without_tokens(str(error) or type(error).__name__, request.token)
-        return Passing(f"{hub} is unreachable: {text}")
+        text = redact_tokens(str(error) or type(error).__name__, request.token)
+        return TransientError(f"{hub} is unreachable: {text}")
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"{name}: {constants.HF_HUB_CACHE} is full")
         if "Consistency check failed" in str(error):
-            return Passing("a file came in with another size than the hub gave")
+            return TransientError("a file came in with another size than the hub gave")
     return None
 
 
@@ -82,9 +82,9 @@ def _not_found(name: str, hub: str, token: str | None) -> ModelUnavailable:
     return ModelUnavailable(f"{hub} has no model {name}, {may}")
 
 
-def _status(status: int, name: str, hub: str, token: str | None) -> CogTritonError | Passing:
-    if status in _PASSING or status >= 500:
-        return Passing(f"{hub} answers HTTP {status}")
+def _status(status: int, name: str, hub: str, token: str | None) -> CogTritonError | TransientError:
+    if status in _TRANSIENT_STATUSES or status >= 500:
+        return TransientError(f"{hub} answers HTTP {status}")
     if status == 401 and token:
         return ModelUnavailable(f"{name}: {hub} does not take the hf_token (HTTP 401)")
     if status == 403:
@@ -94,20 +94,20 @@ def _status(status: int, name: str, hub: str, token: str | None) -> CogTritonErr
     return ModelUnavailable(f"{name}: {hub} answers HTTP {status}")
 
 
-def without_tokens(text: str, token: str | None) -> str:
-    """`text` with every token that could be in it taken out."""
+def redact_tokens(text: str, token: str | None) -> str:
+    """`text` with every hub token of this request and machine replaced."""
     for secret in {token, get_token()} - {None, ""}:
         text = text.replace(str(secret), "***")
     return text
 
 
 @contextmanager
-def told_by(echo: Echo, request: ModelRequest) -> Iterator[None]:
-    """What the library logs goes to `echo`, without tokens, and not to stderr."""
+def relayed_log(echo: Echo, request: ModelRequest) -> Iterator[None]:
+    """Relays the library's log to `echo`, tokens redacted, in place of stderr."""
 
     class Relay(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = without_tokens(record.getMessage(), request.token)
+            text = redact_tokens(record.getMessage(), request.token)
             echo(f"[download] {request.model_id}: {' '.join(text.split())}")
 
     logger = logging.getLogger("huggingface_hub")

@@ -1,4 +1,4 @@
-"""A tar of a model becomes a directory: whole and under its name, or not at all."""
+"""Extraction of a model's tar to a directory, atomically."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _CHUNK = 1 << 20
 def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], echo: Echo) -> Path:
     """Unpack `tar` to `target`, which must not be there. A sole top directory is left out.
 
-    Nobody else may do so at the same time: what one that was killed left is removed.
+    The caller holds the lock of `target`: leftovers of a killed process are removed.
 
     Args:
         name: what errors and progress call it.
-        check: is given the unpacked directory before it gets its name; raises to refuse it.
+        check: gets the unpacked directory before it gets its name; raises to refuse it.
 
     Raises:
         EngineCorrupt: no readable tar, or an unsafe member; names it.
         DiskFull: there is no room for a member; names it.
     """
-    with disk_space.writing(target, name):
+    with disk_space.coded_errors(target, name):
         target.parent.mkdir(parents=True, exist_ok=True)
         for killed in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(killed)
         size = tar.stat().st_size
-        disk_space.check(target.parent, size, f"{name}, unpacked,")
+        disk_space.require(target.parent, size, f"{name}, unpacked,")
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
             echo(f"[download] {name}: unpacking {size_text(size)}")
@@ -40,7 +40,7 @@ def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], 
                 path = fresh / member.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if member.content is not None:
-                    disk_space.check(fresh, member.size, f"{name}: member {member.name!r}")
+                    disk_space.require(fresh, member.size, f"{name}: member {member.name!r}")
                     with path.open("xb") as file:
                         shutil.copyfileobj(member.content, file, _CHUNK)
                 elif member.link is not None:

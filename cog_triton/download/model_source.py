@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cog_triton.download.local import resolve
 from cog_triton.download.model_request import FetchedModel, ModelRequest
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
 
@@ -26,7 +26,7 @@ def fetch_model(
     store: Path,
     echo: Echo,
     *,
-    retry: Retry = Retry(),  # noqa: B008
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     stop: threading.Event | None = None,
 ) -> FetchedModel:
     """Fetch the model of `request`; it is downloaded if it is not here.

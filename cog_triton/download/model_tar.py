@@ -1,4 +1,4 @@
-"""A model that lies in a tar somewhere: fetched, unpacked once, and found again."""
+"""Models from a tar at a URL or path: downloaded, unpacked once, then reused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cog_triton.download import disk_space, model_archive
 from cog_triton.download import fetch as downloads
 from cog_triton.download.local import checked
 from cog_triton.download.model_request import FetchedModel
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable, UserError
 
@@ -19,7 +19,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ModelTar:
-    """The tar at `url`, and the directory below `store` that it becomes.
+    """Model tar at `url`, unpacked to a directory below `store`.
 
     The directory is named by the tar's sha256 if that is given, else by the whole URL, or by a
     local file's path, size and time.
@@ -39,25 +39,25 @@ class ModelTar:
         self._model = FetchedModel(store.absolute() / "tars" / key, revision)
 
     def locate(self) -> FetchedModel | None:
-        """The directory, if it is there."""
+        """The unpacked directory, if it exists."""
         return self._model if self._model.path.is_dir() else None
 
     def size(self) -> int | None:
-        """The bytes to download; None if they cannot be told now. Asks once, never fails."""
+        """Bytes to download; None if unknown now. One request, never fails."""
         if self._local is not None or self.locate() is not None:
             return 0
         return downloads.size(self._url)
 
-    def fetch(self, echo: Echo, retry: Retry, stop: threading.Event) -> FetchedModel:
-        """The directory, made if it is not there.
+    def fetch(self, echo: Echo, retry: RetryPolicy, stop: threading.Event) -> FetchedModel:
+        """The unpacked directory; downloads and unpacks it if missing.
 
         Raises:
             As `model_source.fetch_model`.
         """
         target = self._model.path
         if self.locate() is None:
-            name = downloads.shown_name(self._url)
-            with disk_space.writing(target, name):
+            name = downloads.redacted_name(self._url)
+            with disk_space.coded_errors(target, name):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with disk_space.locked(target, echo, stop):
                     if self.locate() is None:
@@ -65,7 +65,7 @@ class ModelTar:
         return self._model
 
     def _make(
-        self, target: Path, name: str, echo: Echo, retry: Retry, stop: threading.Event
+        self, target: Path, name: str, echo: Echo, retry: RetryPolicy, stop: threading.Event
     ) -> None:
         download = target.with_name(f"{target.name}.tar")
         tar = downloads.fetch(
@@ -74,7 +74,7 @@ class ModelTar:
         try:
             model_archive.unpack(tar, target, name, lambda path: checked(path, name), echo)
         except UserError:
-            download.unlink(missing_ok=True)  # what the URL holds next time may be better
+            download.unlink(missing_ok=True)  # the URL's next content may be good
             raise
         download.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""A file that is not whole yet, and the journal of which of its pieces are."""
+"""Partial download on disk, with a journal of its finished pieces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cog_triton.download import disk_space
-from cog_triton.download.remote import Identity
+from cog_triton.download.remote import FileIdentity
 
 PIECE = 16 << 20
 
 
-class Partial:
+class PartialFile:
     """``<target>.partial`` and ``<target>.partial.journal``, beside `target`.
 
     The journal's first line says of which file the pieces are; each line after it is the number
@@ -27,14 +27,14 @@ class Partial:
         self._journal = target.with_name(f"{target.name}.partial.journal")
         self._lock = threading.Lock()
         self._descriptor: int | None = None
-        self._identity: Identity | None = None
+        self._identity: FileIdentity | None = None
 
-    def known(self) -> Identity | None:
-        """Of which file pieces are here, None if of none."""
+    def known(self) -> FileIdentity | None:
+        """Identity of the file that pieces are here of, None without pieces."""
         return self._read()[0]
 
-    def resume(self, identity: Identity) -> set[int]:
-        """Open for writing; the finished pieces of `identity`, others are dropped."""
+    def resume(self, identity: FileIdentity) -> set[int]:
+        """Open for writing; returns the finished pieces of `identity`, and drops any others."""
         known, done = self._read()
         if known == identity:
             self._open(os.O_RDWR)
@@ -54,13 +54,13 @@ class Partial:
         self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
     def pieces(self) -> dict[int, tuple[int, int]]:
-        """Where each piece starts and ends, by its number."""
+        """Byte range (start, end) of each piece, by its number."""
         size = self._identity.size if self._identity else 0
         starts = range(0, size, PIECE)
         return {number: (at, min(at + PIECE, size)) for number, at in enumerate(starts)}
 
     def write(self, at: int, data: bytes) -> None:
-        """Write `data` at byte `at`; nothing once it is closed."""
+        """Write `data` at byte `at`; does nothing once closed."""
         with self._lock:  # so that a thread that comes late never writes to another file
             view = memoryview(data)
             while view and self._descriptor is not None:
@@ -68,7 +68,7 @@ class Partial:
                 view, at = view[count:], at + count
 
     def finish(self, number: int) -> None:
-        """Note that a piece is whole, once it is on the disk."""
+        """Sync a finished piece to the disk, then add it to the journal."""
         with self._lock:
             if self._descriptor is not None:
                 os.fdatasync(self._descriptor)
@@ -76,20 +76,20 @@ class Partial:
                     file.write(f"{number}\n")
 
     def close(self) -> None:
-        """Keep what is here for the next time."""
+        """Close; pieces and journal stay for the next attempt."""
         with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
 
     def discard(self) -> None:
-        """Remove what is here."""
+        """Remove file and journal."""
         self.close()
         self._journal.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 
     def complete(self) -> None:
-        """It is whole: give it its name."""
+        """Give the whole file its name, atomically, and remove the journal."""
         assert self._descriptor is not None
         os.fsync(self._descriptor)
         self.close()
@@ -99,7 +99,7 @@ class Partial:
 
     @property
     def path(self) -> Path:
-        """Where the bytes are until then."""
+        """The file's path until it is complete."""
         return self._path
 
     def _open(self, flags: int) -> None:
@@ -111,14 +111,14 @@ class Partial:
         fresh.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         fresh.replace(self._journal)
 
-    def _read(self) -> tuple[Identity | None, set[int]]:
+    def _read(self) -> tuple[FileIdentity | None, set[int]]:
         try:
             first, *rest = self._journal.read_text("utf-8").split("\n")
             header = json.loads(first)
             piece = header.pop("piece")
-            identity = Identity(**header)
+            identity = FileIdentity(**header)
             if piece == PIECE and self._path.stat().st_size == identity.size:
                 return identity, {int(line) for line in rest[:-1]}
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
-            pass  # none, or not one of ours
+            pass  # none, or damaged
         return None, set()

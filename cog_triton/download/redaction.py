@@ -1,15 +1,15 @@
-"""URLs as they may be shown."""
+"""Redaction of URLs for logs and errors."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
 
-def shown(url: str) -> str:
-    """`url` without what may be secret: user, password, query and fragment.
+def redact_url(url: str) -> str:
+    """`url` without its possible secrets: user, password, query and fragment.
 
     Raises:
-        ValueError: it is no URL.
+        ValueError: not a URL.
     """
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]

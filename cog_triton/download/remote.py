@@ -1,4 +1,4 @@
-"""A URL as something that can be asked for bytes, with every failure sorted."""
+"""HTTP source of one file: range requests, with every failure a transient or a coded error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from cog_triton.download.retry import Passing
+from cog_triton.download.retry import TransientError
 from cog_triton.errors import ModelUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, read=60.0, pool=None)
-_PASSING = (408, 425, 429)
+_TRANSIENT_STATUSES = (408, 425, 429)
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _MEANING = {
     401: "not authorised",
@@ -26,10 +26,10 @@ _MEANING = {
 
 
 @dataclass(frozen=True)
-class Identity:
-    """By which a file is known again: the bytes of two answers with one identity belong together.
+class FileIdentity:
+    """Size and validators of a file; bytes of responses that agree in them belong together.
 
-    Both validators are None if the server gives none, or only weak ones.
+    `etag` and `modified` are None if the server gives none, or only weak ones.
     """
 
     size: int
@@ -39,22 +39,22 @@ class Identity:
 
 @dataclass(frozen=True)
 class Answer:
-    """A body, `start` bytes into the file.
+    """Response body, from byte `start` of the file on.
 
     Attributes:
-        whole: it is the whole file, whatever was asked for.
+        whole: the whole file, whatever range was requested.
         identity: None if the file's size is unknown.
-        chunks: the bytes as they come. Encoded ones stay so: the file is what was sent.
+        chunks: the bytes as they arrive, not decoded: the file is what was sent.
     """
 
     whole: bool
     start: int
-    identity: Identity | None
+    identity: FileIdentity | None
     chunks: Iterator[bytes]
 
 
 class Remote:
-    """The file at `url`, which errors call `name`.
+    """HTTP client of one `url`, which errors call `name`.
 
     Credentials in `headers` or in the URL go to its own host, not to where that redirects.
     """
@@ -71,35 +71,36 @@ class Remote:
         )
 
     def close(self) -> None:
+        """Close every connection."""
         self._client.close()
 
     @contextmanager
-    def ask(self, start: int = 0, stop: int | None = None) -> Iterator[Answer]:
-        """Ask for the bytes from `start` up to `stop`, or for the whole file.
+    def get(self, start: int = 0, stop: int | None = None) -> Iterator[Answer]:
+        """GET of the bytes from `start` up to `stop`, or of the whole file.
 
-        The answer may be another one than asked for: look at it.
+        A server may answer with another range, or all: the caller checks.
 
         Raises:
-            Passing: it may go better next time; also out of the answer's chunks.
+            TransientError: a retry may help; also while the chunks are read.
             ModelUnavailable: it will not.
         """
         headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
         try:
             with self._client.stream("GET", self._url, headers=headers) as response:
-                yield self._sorted(response)
+                yield self._answer(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             text = f"unreachable: {_text(error)}"
             if "CERTIFICATE_VERIFY_FAILED" in text:
                 raise ModelUnavailable(f"{self.name}: {text}") from None
-            raise Passing(text) from None
+            raise TransientError(text) from None
         except (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            raise Passing(_text(error)) from None
+            raise TransientError(_text(error)) from None
         except httpx.InvalidURL:  # its text may hold a password
             raise ModelUnavailable(f"{self.name}: not a valid URL") from None
         except httpx.HTTPError as error:
             raise ModelUnavailable(f"{self.name}: {_text(error)}") from None
 
-    def _sorted(self, response: httpx.Response) -> Answer:
+    def _answer(self, response: httpx.Response) -> Answer:
         status, headers = response.status_code, response.headers
         if status == 206:
             match = _RANGE.fullmatch(headers.get("content-range", ""))
@@ -115,15 +116,15 @@ class Remote:
         if status == 416:  # also what an empty file answers
             return Answer(False, 0, None, iter(()))
         problem = f"HTTP {status} {response.reason_phrase}".rstrip()
-        if status in _PASSING or response.is_server_error:
-            raise Passing(problem, _retry_after(headers.get("retry-after")))
+        if status in _TRANSIENT_STATUSES or response.is_server_error:
+            raise TransientError(problem, _retry_after(headers.get("retry-after")))
         meaning = f": {_MEANING[status]}" if status in _MEANING else ""
         raise ModelUnavailable(f"{self.name}: {problem}{meaning}")
 
 
-def _identity(headers: httpx.Headers, size: int) -> Identity:
+def _identity(headers: httpx.Headers, size: int) -> FileIdentity:
     etag = headers.get("etag")
-    return Identity(
+    return FileIdentity(
         size,
         None if etag is None or etag.startswith("W/") else etag,
         headers.get("last-modified"),

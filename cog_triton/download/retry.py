@@ -1,4 +1,4 @@
-"""Trouble that may pass, and for how long it is put up with."""
+"""Retry policy for transient errors: exponential backoff, bounded by failures without progress."""
 
 from __future__ import annotations
 
@@ -8,79 +8,81 @@ from dataclasses import dataclass
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
 
-_MOST_ASKED_S = 120.0
+_MAX_RETRY_AFTER_S = 120.0
 
 
-class Passing(Exception):
-    """Trouble that may pass; `after_s` is when the other side wants to be asked again."""
+class TransientError(Exception):
+    """An error that a retry may cure; `retry_after_s` is the pause that the server asks for."""
 
-    def __init__(self, text: str, after_s: float | None = None) -> None:
+    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(text)
-        self.after_s = after_s
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
-class Retry:
-    """The pauses between attempts: doubling from `first_s` to `most_s`, without chance.
+class RetryPolicy:
+    """Limits and delays of retries; delays double from `initial_s` to `max_s`, without jitter.
 
     Args:
-        limit: so many failures in a row, not one byte between them, are the end.
-        limit_at_first: as long as nothing has come at all, so many are: who waits for a server
-            to start wants to know soon that its address is wrong.
+        max_failures: give up after so many in a row without a byte between them.
+        max_failures_at_start: the same as long as no byte has come at all: who waits for a
+            server to start wants to know soon that its address is wrong.
     """
 
-    limit: int = 8
-    limit_at_first: int = 5
-    first_s: float = 0.5
-    most_s: float = 30.0
+    max_failures: int = 8
+    max_failures_at_start: int = 5
+    initial_s: float = 0.5
+    max_s: float = 30.0
 
-    def pause_s(self, failures: int, asked_s: float | None = None) -> float:
-        """How long to wait after `failures`; what the other side asks for counts, to 2 minutes."""
-        pause = min(self.first_s * 2.0 ** (failures - 1), self.most_s)
-        return pause if asked_s is None else max(pause, min(asked_s, _MOST_ASKED_S))
+    def delay_s(self, failures: int, retry_after_s: float | None = None) -> float:
+        """Seconds to wait after `failures`; at least the server's Retry-After, up to 2 minutes."""
+        delay = min(self.initial_s * 2.0 ** (failures - 1), self.max_s)
+        if retry_after_s is None:
+            return delay
+        return max(delay, min(retry_after_s, _MAX_RETRY_AFTER_S))
 
 
-class Patience:
-    """Counts failures in a row, and waits after each.
+class Backoff:
+    """Failures in a row of one transfer, with a wait after each.
 
     Args:
-        name: what is fetched, as it may be shown.
-        reached: how many bytes have come so far; a failure after more of them is the first again.
-        wait: waits so many seconds; may raise to end it.
+        name: what is fetched, redacted.
+        received: bytes received so far; more of them than at the last failure reset the count.
+        wait: waits so many seconds; may raise to cancel.
     """
 
     def __init__(
         self,
-        retry: Retry,
+        policy: RetryPolicy,
         name: str,
         echo: Echo,
-        reached: Callable[[], int],
+        received: Callable[[], int],
         wait: Callable[[float], None],
     ) -> None:
-        self._retry = retry
+        self._policy = policy
         self._name = name
         self._echo = echo
-        self._reached = reached
+        self._received = received
         self._wait = wait
         self._failures = 0
-        self._mark = reached()
+        self._received_before = received()
 
-    def failed(self, trouble: Passing) -> None:
-        """Wait until it may be tried again.
+    def wait_after(self, error: TransientError) -> None:
+        """Count a failure, and wait until the next attempt is due.
 
         Raises:
-            ModelUnavailable: it has failed too often; names what, and the last trouble.
+            ModelUnavailable: too many failures without progress; names the last one.
         """
-        reached = self._reached()
-        if reached > self._mark:
-            self._failures, self._mark = 0, reached
+        received = self._received()
+        if received > self._received_before:
+            self._failures, self._received_before = 0, received
         self._failures += 1
-        if self._failures >= self._retry.limit or (
-            reached == 0 and self._failures >= self._retry.limit_at_first
+        if self._failures >= self._policy.max_failures or (
+            received == 0 and self._failures >= self._policy.max_failures_at_start
         ):
             raise ModelUnavailable(
-                f"{self._name}: {trouble} ({self._failures} attempts without progress)"
+                f"{self._name}: {error} ({self._failures} attempts without progress)"
             ) from None
-        pause = self._retry.pause_s(self._failures, trouble.after_s)
-        self._echo(f"[download] {self._name}: {trouble}; again in {pause:g} s")
-        self._wait(pause)
+        delay = self._policy.delay_s(self._failures, error.retry_after_s)
+        self._echo(f"[download] {self._name}: {error}; again in {delay:g} s")
+        self._wait(delay)

@@ -1,4 +1,4 @@
-"""How far a transfer is: a bar in a terminal, a line now and then in a log."""
+"""Progress of downloads: a bar in a terminal, periodic lines in a log."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rich.progress import Progress as Bar
 from typing_extensions import Self
 
 Echo = Callable[[str], None]
-_EVERY_S = 10.0
-_SHARE = 0.1
-_AT_LEAST_S = 1.0
+_INTERVAL_S = 10.0
+_STEP = 0.1
+_MIN_INTERVAL_S = 1.0
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class Progress:
-    """Counts the bytes of one thing that is fetched, from any thread.
+    """Byte counter of one download, for any thread.
 
     Within ``with``: a bar on stderr if that is a terminal; else `echo` gets a line each 10 s or
     10 %, at most one a second, and one at the end if all went well.
 
     Args:
-        name: what is fetched, as it may be shown.
-        total: its bytes, None while unknown.
+        name: what is fetched, redacted.
+        total: bytes to fetch, None while unknown.
         console: the terminal to draw in; default stderr, if it is one.
     """
 
@@ -54,32 +54,32 @@ class Progress:
         self._echo = echo
         self._clock = clock
         self._lock = threading.Lock()
-        self._start = self._told_at = clock()
-        self._told = 0
+        self._start = self._echoed_at = clock()
+        self._echoed = 0
         if console is None and sys.stderr.isatty():
             console = Console(stderr=True)
         self._bar = _bar(console) if console is not None else None
         self._task = self._bar.add_task(name, total=total) if self._bar else None
 
     def expect(self, total: int) -> None:
-        """There are `total` bytes, or more."""
+        """Raise the total to `total` bytes."""
         self.total = max(self.total or 0, total)
 
     def skip(self, count: int) -> None:
-        """`count` bytes more are here that were not fetched now; fewer if it is negative."""
+        """Count `count` bytes as done that were not fetched now; a negative number takes back."""
         with self._lock:
             self.done += count
-            self._told = min(self._told, self.done) if count < 0 else self.done
+            self._echoed = min(self._echoed, self.done) if count < 0 else self.done
 
     def advance(self, count: int) -> None:
-        """`count` bytes more have come in."""
+        """Count `count` fetched bytes."""
         with self._lock:
             self.done += count
             self._fetched += count
             if self._bar is not None and self._task is not None:
                 self._bar.update(self._task, completed=self.done, total=self.total)
             elif self._due():
-                self._told_at, self._told = self._clock(), self.done
+                self._echoed_at, self._echoed = self._clock(), self.done
                 self._echo(self._line())
 
     def __enter__(self) -> Self:
@@ -100,11 +100,11 @@ class Progress:
             )
 
     def _due(self) -> bool:
-        waited = self._clock() - self._told_at
-        if waited >= _EVERY_S:
+        waited = self._clock() - self._echoed_at
+        if waited >= _INTERVAL_S:
             return True
-        step = self.done - self._told
-        return bool(waited >= _AT_LEAST_S and self.total and step >= _SHARE * self.total)
+        step = self.done - self._echoed
+        return bool(waited >= _MIN_INTERVAL_S and self.total and step >= _STEP * self.total)
 
     def _line(self) -> str:
         if self.total is None:
@@ -121,7 +121,7 @@ class Progress:
 
 
 def size_text(count: float) -> str:
-    """`count` bytes for people: ``13.0 GB``, ``310 MB``."""
+    """Human-readable size: ``13.0 GB``, ``310 MB``."""
     unit, factor = _unit(count)
     return f"{count / factor:.{1 if factor >= 1e9 else 0}f} {unit}"
 

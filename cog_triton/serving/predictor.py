@@ -24,7 +24,7 @@ from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import gc_tuning
-from cog_triton.system.parent_death import end_parent, exit_with_parent
+from cog_triton.system.parent_death import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.sampling import SamplingParams
@@ -45,11 +45,11 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         self._telemetry = CompositeObserver(settings)
         listeners = HTTPListeners(settings, self._telemetry)
         self._runtime = await Runtime.start(
-            settings, weights, on_failed=end_parent, observer=self._telemetry
+            settings, weights, on_failed=stop_parent, observer=self._telemetry
         )
         listeners.serve_runtime(self._runtime)
         drain_watch.start(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
-        gc_tuning.settle()
+        gc_tuning.tune_for_serving()
 
     def _load_settings(self) -> Settings:
         return load_settings()

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from cog_triton.artifact import engine_manifest, engine_tar
-from cog_triton.download.fetch import fetch, shown_name
-from cog_triton.download.retry import Retry
+from cog_triton.download.fetch import fetch, redacted_name
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.settings import Settings
 
@@ -19,7 +19,7 @@ from cog_triton.settings import Settings
 async def engine_directory(
     settings: Settings,
     weights: str | None,
-    retry: Retry = Retry(),  # noqa: B008
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008
 ) -> Path:
     """The engine directory to serve: ENGINE_DIR, or the unpacked `weights` if given.
 
@@ -36,7 +36,7 @@ async def engine_directory(
         url = _parse_url(weights)
         if url.scheme != "file":
             tar = await _download(
-                weights, shown_name(weights), settings.work_dir / "downloads", retry
+                weights, redacted_name(weights), settings.work_dir / "downloads", retry
             )
             try:
                 return await asyncio.to_thread(_unpack, tar, engines)
@@ -83,7 +83,7 @@ def _unpack(tar: Path, engines: Path) -> Path:
     return target
 
 
-async def _download(url: str, name: str, downloads: Path, retry: Retry) -> Path:
+async def _download(url: str, name: str, downloads: Path, retry: RetryPolicy) -> Path:
     """Download `url` to a file named after its hash; a complete one is not downloaded again."""
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
     if not target.is_file():

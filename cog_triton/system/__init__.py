@@ -1,1 +1,1 @@
-"""The operating system: processes, ports, GPUs, files, terminal, interpreter tuning."""
+"""Operating system: processes, ports, GPUs, files, terminal, interpreter tuning."""

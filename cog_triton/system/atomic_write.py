@@ -1,4 +1,4 @@
-"""Room for what is written, and files that are there complete or not at all."""
+"""Atomic writes, with a full disk as a coded error."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
-    """A file that gets the name `path` when it is complete and on the disk; an old one keeps it
-    until then. It will have `size` bytes, or `at_most` these.
+    """A temporary file that replaces `path` once it is complete and synced to the disk.
+
+    It will have `size` bytes, or, with `at_most`, no more than these.
 
     Raises:
-        DiskFull: as `room`.
+        DiskFull: as `disk_full_errors`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    what = f"{path}: needs {'up to ' if at_most else ''}{mb(size)}"
-    with room(path.parent, what, 0 if at_most else size):
+    what = f"{path}: needs {'up to ' if at_most else ''}{megabytes(size)}"
+    with disk_full_errors(path.parent, what, 0 if at_most else size):
         _remove_abandoned(path)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -47,7 +48,7 @@ def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """What was written for `path` by a process that was killed; a living one holds its lock."""
+    """Remove temporary files of `path` that killed processes left; a running one locks its own."""
     for file in path.parent.glob(f".{glob.escape(path.name)}.????????"):
         with suppress(OSError), file.open("rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,14 +56,18 @@ def _remove_abandoned(path: Path) -> None:
 
 
 @contextmanager
-def room(directory: Path, what: str, least: int) -> Iterator[None]:
-    """While something is written to `directory`; `what` says it, and its size.
+def disk_full_errors(directory: Path, what: str, least: int) -> Iterator[None]:
+    """Context for writes to `directory`, in which a full disk is a coded error.
+
+    Args:
+        what: names the file and its size in the error.
+        least: bytes that must be free at the start.
 
     Raises:
-        DiskFull: `least` bytes are not free, or no space is left; says what was, and was free.
+        DiskFull: `least` bytes are not free, or no space is left; names what was free.
     """
     free = shutil.disk_usage(directory).free
-    text = f"{what}, {mb(free)} free in {directory}"
+    text = f"{what}, {megabytes(free)} free in {directory}"
     if least > free:
         raise DiskFull(text)
     try:
@@ -73,13 +78,13 @@ def room(directory: Path, what: str, least: int) -> Iterator[None]:
         raise DiskFull(f"{text}: {error.strerror}") from error
 
 
-def mb(size: int) -> str:
-    """A size in bytes, to be read."""
+def megabytes(size: int) -> str:
+    """Human-readable size of so many bytes, as ``12.3 MB``."""
     return f"{size / 1e6:.1f} MB"
 
 
 def _sync(directory: Path) -> None:
-    """So that the new name outlives a loss of power."""
+    """Make the new name survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""CPython's own upkeep, in processes that serve many streams at once."""
+"""GIL switch interval and GC tuning for processes that serve many streams."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _SWITCH_INTERVAL_S = 0.05
 _YOUNG_OBJECTS = 10_000
 
 
-def settle() -> None:
-    """Tune this process for serving; call it once all that it keeps is loaded.
+def tune_for_serving() -> None:
+    """Set the GIL switch interval and freeze loaded objects; call it once all is loaded.
 
-    Whoever waits for the GIL wakes up at each switch interval to ask for it. At the default of
-    5 ms, 256 threads that each wait to read their prompt do so 51 200 times a second. Here no
-    thread computes for long between two calls that let go of the GIL anyway.
+    A thread that waits for the GIL wakes up at each switch interval to request it. At the default
+    of 5 ms, 256 threads that each wait to read their prompt do so 51 200 times a second. Here no
+    thread computes for long between two calls that release the GIL anyway.
 
-    What is loaded by now stays, and is no garbage to be looked through again and again.
+    Objects that exist now live as long as the process, so the collector need not scan them again.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()

@@ -1,4 +1,4 @@
-"""GPUs of this machine, asked of NVIDIA's driver: compute capability and name of each."""
+"""GPUs of this machine by NVIDIA's driver: compute capability (SM) and name of each."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MAX_NAME = 256
 
 
 def visible_gpus() -> list[int]:
-    """SM of each GPU in CUDA's order, by the driver's own library; empty if there is none.
+    """SM of each GPU in CUDA's order, as 90 for 9.0; empty without GPU or driver.
 
     Raises:
-        EngineIncompatible: there is a driver, and it does not work; carries CUDA's error number.
+        EngineIncompatible: the driver fails; carries CUDA's error number.
     """
     return [_capability(cuda, index) for cuda, index in _devices()]
 
 
 def gpu_names() -> list[str]:
-    """What the driver calls each GPU of `visible_gpus`, as ``NVIDIA H200``; raises as that does."""
+    """Name of each GPU of `visible_gpus`, as ``NVIDIA H200``; raises as that does."""
     return [_name(cuda, index) for cuda, index in _devices()]
 
 
@@ -42,7 +42,7 @@ def _devices() -> list[tuple[ctypes.CDLL, int]]:
 
 
 class _NoDevice(Exception):
-    """The driver is there and has no GPU to show."""
+    """The driver works and has no GPU."""
 
 
 def _capability(cuda: ctypes.CDLL, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Children that run in a Python of their own see this package and nothing else of ours.
+"""Isolated Python environments: child processes see this package and nothing else of ours.
 
 NVIDIA's container has TensorRT-LLM in an environment that pins numpy, transformers and fastapi.
 Cog's wheels are in another, and must not be found from there.
@@ -14,7 +14,7 @@ import cog_triton
 
 
 def environment(link_dir: Path) -> dict[str, str]:
-    """Our environment without our Python's directories; `link_dir` shows this package alone."""
+    """Environment without our Python's directories; `link_dir` is filled with this package."""
     package = Path(cog_triton.__file__).resolve().parent
     link_dir.mkdir(parents=True, exist_ok=True)
     link = link_dir / "cog_triton"

@@ -1,4 +1,4 @@
-"""What this machine has for an engine: GPUs, the tritonserver's backends, NVIDIA's libraries."""
+"""Inventory of this machine for an engine: GPUs, Triton backends, NVIDIA's libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTAINER_PACKAGES = "usr/local/lib/python3*/dist-packages"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`sm` of each GPU; `versions` has only the libraries whose version is known."""
+    """Inventory: `sm` of each GPU, `backends` of `tritonserver`, known library `versions`."""
 
     sm: Sequence[int]
     tritonserver: Path
@@ -29,7 +29,7 @@ def backends_in(directory: Path) -> list[str]:
 
 
 def library_versions(root: Path = Path("/")) -> dict[str, str]:
-    """Versions of TensorRT-LLM and TensorRT, whichever is known.
+    """Versions of TensorRT-LLM and TensorRT, where known.
 
     TensorRT's is in TRT_VERSION in NVIDIA's containers; a package of this Python or of the
     container's tells it elsewhere, and TensorRT-LLM's.

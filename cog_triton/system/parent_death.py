@@ -1,4 +1,4 @@
-"""The worker process of Cog dies with its server, and takes it down when it cannot serve."""
+"""Shared fate of Cog's worker and server: the worker exits with it, and can stop it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 import threading
 import time
 
-_LAST_WORDS_S = 2.0
+_FLUSH_S = 2.0
 
 
 def exit_with_parent() -> None:
-    """End this process as soon as its parent has died.
+    """Exit this process as soon as its parent has died.
 
     PR_SET_PDEATHSIG would follow the parent's thread that spawned us, not the parent.
     """
@@ -30,14 +30,13 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def end_parent() -> None:
-    """End the parent, so that the whole server exits non-zero and its platform starts it anew.
+def stop_parent() -> None:
+    """Stop the parent, so that the server exits non-zero and its platform restarts it.
 
-    Requests that have just been ended get their answers before. A parent that is PID 1 of its
-    container can only be asked to stop, and exits with 0: signals that end a process without
-    asking it do not reach it.
+    Waits first, for requests that just failed to get their responses. A parent that is PID 1 of its
+    container gets SIGTERM and exits with 0: SIGKILL does not reach it.
     """
     parent = os.getppid()
-    time.sleep(_LAST_WORDS_S)
+    time.sleep(_FLUSH_S)
     if os.getppid() == parent:
         os.kill(parent, signal.SIGTERM if parent == 1 else signal.SIGKILL)

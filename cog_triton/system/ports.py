@@ -1,4 +1,4 @@
-"""Whether ports can be listened on, before anything is started that would."""
+"""TCP ports: checks before servers start, and free ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from cog_triton.errors import InvalidArgument
 
-# Below the ports of outgoing connections, which would else take one before it is listened on.
+# Below the ephemeral range, from which an outgoing connection could take a port first.
 _UNRESERVED = range(12000, 32000)
 _numbers = itertools.count(random.randrange(len(_UNRESERVED)))
 
@@ -19,7 +19,7 @@ OPENAI_PORT = 8080
 
 
 def require_free(ports: Mapping[str, tuple[str, int]]) -> None:
-    """Raise E1005 unless every (address, port), by its setting's name, is free and no two equal."""
+    """Raise E1005 unless every (address, port) is free and no two are equal; keys are settings."""
     taken: dict[int, str] = {}
     for name, (host, port) in ports.items():
         if port in taken:
@@ -34,7 +34,7 @@ def require_free(ports: Mapping[str, tuple[str, int]]) -> None:
 
 
 def refusal(host: str, port: int) -> str | None:
-    """Why the system lets nobody listen there, None if it would."""
+    """Why `port` cannot be listened on, None if it can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -46,10 +46,10 @@ def refusal(host: str, port: int) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` distinct TCP ports of 127.0.0.1 that were free just now.
+    """`count` distinct TCP ports of 127.0.0.1 that were free at the time of the call.
 
-    None is given twice by one process, and processes begin at random: those that start servers
-    side by side do not take each other's.
+    A process returns no port twice, and processes begin at random ones, so that servers started
+    side by side do not collide.
     """
     found: list[int] = []
     for number in _numbers:

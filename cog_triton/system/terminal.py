@@ -1,4 +1,4 @@
-"""What every command of ``cog-triton`` has to say, and how it refuses."""
+"""Terminal output of ``cog-triton``'s commands, and their exit on coded errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @contextmanager
 def coded_errors() -> Iterator[None]:
-    """End with exit code 1 and the coded line alone: a user's mistake needs no traceback."""
+    """Context that turns a coded error into one line and exit code 1, without a traceback."""
     try:
         yield
     except CogTritonError as error:

@@ -1,4 +1,4 @@
-"""A gigabyte over bad lines, with a kill on the way."""
+"""Download of a gigabyte over faulty connections, interrupted by SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from cog_triton.download.fetch import fetch
-from cog_triton.download.retry import Retry
-fetch(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], retry=Retry(first_s=0.01))
+from cog_triton.download.retry import RetryPolicy
+fetch(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], retry=RetryPolicy(initial_s=0.01))
 (peak,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
 print(peak.split()[1])  # getrusage would tell the parent's, if that is larger
 """

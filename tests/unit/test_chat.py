@@ -1,4 +1,4 @@
-"""Chat messages: what is taken, what is refused and how, and the prompts they become."""
+"""Chat messages: validation, and rendering by chat templates."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_messages_are_role_and_text() -> None:
         ([{"role": "user", "content": "\ud83e"}], ["messages[0].content:", "surrogates"]),
     ],
 )
-def test_bad_messages_are_told_by_place_and_rule(value: Any, words: list[str]) -> None:
+def test_bad_messages_are_refused_with_place_and_rule(value: Any, words: list[str]) -> None:
     with pytest.raises(BadMessages) as caught:
         parse_messages(value)
     for word in ["E1006", *words]:
@@ -90,7 +90,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_comes_is_taken_or_refused_with_the_code(value: Any) -> None:
+def test_any_json_is_accepted_or_refused_with_e1006(value: Any) -> None:
     try:
         messages = parse_messages(value)
     except BadMessages:
@@ -135,7 +135,7 @@ CHAT = [
         ),
     ],
 )
-def test_templates_of_known_models(template: str, expected: str) -> None:
+def test_templates_of_known_models_render_as_documented(template: str, expected: str) -> None:
     known = tokenizer(template, "<|im_start|>", "<|im_end|>")
     rendered = render_messages(CHAT, "not used: the chat brings its own", known)
     assert rendered.text == expected
@@ -150,7 +150,7 @@ def test_the_servers_system_prompt_comes_first_where_the_chat_has_none() -> None
     assert "You are a helpful assistant" in render_messages([USER], None, chatml).text
 
 
-def test_roles_out_of_turn_are_refused_in_the_templates_words() -> None:
+def test_a_refusal_of_the_template_is_quoted() -> None:
     with pytest.raises(BadMessages, match="must alternate"):
         render_messages([USER, USER], None, tokenizer(MISTRAL, "<s>", "</s>"))
 
@@ -174,13 +174,13 @@ def test_a_template_cannot_leave_its_sandbox(attack: str) -> None:
         render_messages([USER], None, tokenizer(attack))
 
 
-def test_what_a_user_writes_is_no_template() -> None:
+def test_message_text_is_not_a_template() -> None:
     text = render_messages(
         [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}], None, tokenizer(QWEN)
     ).text
     assert "{{ 7 * 7 }}{% raw %}" in text
 
 
-def test_messages_survive_json() -> None:
+def test_messages_round_trip_through_json() -> None:
     value = json.loads(json.dumps([{"role": "user", "content": "größer 🦙"}]))
     assert parse_messages(value)[0]["content"] == "größer 🦙"

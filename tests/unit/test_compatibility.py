@@ -1,4 +1,4 @@
-"""An image for one GPU architecture refuses every other in one line, before it loads anything."""
+"""Pre-flight check: a wrong GPU, engine or library is refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cog_triton.system.machine import Machine
 
 
 @pytest.mark.parametrize("image_sm", [None, "", "cpu"])
-def test_an_image_for_any_machine_asks_nothing(image_sm: str | None) -> None:
+def test_an_image_without_an_sm_is_not_checked(image_sm: str | None) -> None:
     def read() -> list[int]:
         raise AssertionError("asked")
 
@@ -25,12 +25,12 @@ def test_an_image_for_any_machine_asks_nothing(image_sm: str | None) -> None:
 
 
 @pytest.mark.parametrize("found", [[86], [86, 86]])
-def test_the_right_gpu(found: list[int]) -> None:
+def test_a_matching_gpu_is_accepted(found: list[int]) -> None:
     compatibility.require_gpu("86", lambda: found)
 
 
 @pytest.mark.parametrize(("found", "others"), [([90], "sm_90"), ([86, 89], "sm_89")])
-def test_another_gpu(found: list[int], others: str) -> None:
+def test_a_gpu_of_another_sm_is_refused(found: list[int], others: str) -> None:
     with pytest.raises(EngineIncompatible) as caught:
         compatibility.require_gpu("86", lambda: found)
     assert "\n" not in str(caught.value)
@@ -40,7 +40,7 @@ def test_another_gpu(found: list[int], others: str) -> None:
     assert others.replace("sm_", "cog-triton-runner-") in str(caught.value)
 
 
-def test_no_gpu() -> None:
+def test_a_machine_without_gpu_is_refused() -> None:
     with pytest.raises(EngineIncompatible, match="no GPU here: start it with `docker run --gpus"):
         compatibility.require_gpu("90", list)
 
@@ -53,7 +53,7 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch)
     assert gpus.visible_gpus() == gpus.gpu_names() == []
 
 
-def test_serve_says_it_in_one_line(tmp_path: Path) -> None:
+def test_serve_refuses_a_wrong_gpu_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cog_triton", "serve", str(tmp_path)],
         # sm_1 is no GPU's, so the image is the wrong one on every machine.
@@ -81,7 +81,7 @@ def needs(**changes: object) -> compatibility.Needs:
     return compatibility.Needs(engine=Path("/engine"), **{**given, **changes})  # type: ignore[arg-type]
 
 
-def test_an_engine_that_fits() -> None:
+def test_a_compatible_engine_is_accepted() -> None:
     assert compatibility.require_engine(needs(), H200) == []
 
 
@@ -101,14 +101,14 @@ def test_an_engine_that_fits() -> None:
         ),
     ],
 )
-def test_an_engine_that_does_not_fit(changes: dict[str, object], said: str) -> None:
+def test_an_incompatible_engine_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(EngineIncompatible) as caught:
         compatibility.require_engine(needs(**changes), H200)
     assert said in caught.value.detail
     assert "\n" not in str(caught.value)
 
 
-def test_everything_that_does_not_fit_is_told_at_once() -> None:
+def test_all_incompatibilities_are_named_at_once() -> None:
     here = Machine((), Path("/wheel/tritonserver"), ("python",), {"tensorrt_llm": "1.0.0"})
     with pytest.raises(EngineIncompatible) as caught:
         compatibility.require_engine(needs(), here)
@@ -117,11 +117,11 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
     assert "TensorRT-LLM 1.2.1, here is TensorRT-LLM 1.0.0" in caught.value.detail
 
 
-def test_ranks_on_several_machines() -> None:
+def test_ranks_are_divided_among_nodes() -> None:
     assert compatibility.require_engine(needs(world_size=4, nodes=2), H200) == []
 
 
-def test_what_is_not_known_is_said_and_not_refused() -> None:
+def test_unknown_versions_give_a_remark() -> None:
     here = Machine((90, 90), H200.tritonserver, H200.backends, {"tensorrt": "10.13.3.9"})
     told = compatibility.require_engine(needs(sm=(), versions={"tensorrt_llm": "1.2.1"}), here)
     assert told == [
@@ -131,7 +131,7 @@ def test_what_is_not_known_is_said_and_not_refused() -> None:
     ]
 
 
-def test_an_engine_for_the_cpu_needs_its_backend_alone() -> None:
+def test_a_cpu_engine_needs_only_its_backend() -> None:
     cpu = needs(backend="python", world_size=0, sm=(), versions={})
     assert compatibility.require_engine(cpu, Machine((), Path("/t"), ("python",), {})) == []
 
@@ -154,7 +154,7 @@ def test_versions_are_compared_by_the_numbers_that_both_have(
     assert compatibility._differ(other, one) is differ
 
 
-def test_a_manifest_goes_before_what_the_engine_tells(tmp_path: Path) -> None:
+def test_the_manifest_overrides_the_engines_own_versions(tmp_path: Path) -> None:
     path = with_manifest(
         tensorrt_llm_engines.make(tmp_path / "engine"), sm=[86], versions={"tensorrt": "10.13"}
     )
@@ -170,7 +170,9 @@ def test_sizes_are_compared_before_anything_is_loaded(tmp_path: Path) -> None:
         compatibility.needs_of(path, "tensorrtllm", 1, {})
 
 
-def test_versions_of_nvidias_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_versions_are_read_in_nvidias_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packages = tmp_path / "usr/local/lib/python3.12/dist-packages"
     for name, version in (("tensorrt_llm", "1.2.1"), ("tensorrt", "10.1")):
         info = packages / f"{name}-{version}.dist-info"
@@ -183,7 +185,7 @@ def test_versions_of_nvidias_container(tmp_path: Path, monkeypatch: pytest.Monke
     assert "tensorrt_llm" not in machine.library_versions(tmp_path / "none")
 
 
-def test_backends_of_a_triton(tmp_path: Path) -> None:
+def test_backends_are_the_directorys_entries(tmp_path: Path) -> None:
     for name in ("tensorrtllm", "python"):
         (tmp_path / name).mkdir()
     assert machine.backends_in(tmp_path) == ["python", "tensorrtllm"]

@@ -44,7 +44,7 @@ def test_chunks_add_up_to_the_whole(case: tuple[Tokenizer, list[int], list[int]]
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=6)), st.sampled_from([BYTE_LEVEL, BYTE_FALLBACK]))
-def test_any_bytes_decode_as_they_do_at_once(parts: list[bytes], tokenizer: Tokenizer) -> None:
+def test_any_bytes_decode_as_in_one_call(parts: list[bytes], tokenizer: Tokenizer) -> None:
     spelling = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
     if tokenizer is BYTE_LEVEL:
         # The alphabet lists the printable bytes first: learn the spelling from the encoder.
@@ -63,7 +63,7 @@ def test_no_chunk_has_a_broken_character(tokenizer: Tokenizer, text: str) -> Non
     assert sum(chunk.count("\ufffd") for chunk in chunks) == text.count("\ufffd")
 
 
-def test_a_meant_replacement_character_comes_out_at_once() -> None:
+def test_a_genuine_replacement_character_is_released_at_once() -> None:
     ids = BYTE_LEVEL.encode("\ufffd").ids
     assert stream(BYTE_LEVEL, ids)[-2:] == ["\ufffd", ""]
     ids = [BYTE_FALLBACK.token_to_id("\ufffd")]
@@ -87,13 +87,13 @@ def test_special_tokens_are_left_out_and_added_ones_kept() -> None:
     assert "".join(stream(BYTE_LEVEL, ids)) == "a<tool> ü"
 
 
-def test_only_the_first_space_of_all_is_the_tokenizers_own() -> None:
+def test_only_the_first_space_of_the_text_is_stripped() -> None:
     ids = [BYTE_FALLBACK.token_to_id(piece) for piece in ["▁", "▁he", "▁", "▁w"]]
     assert stream(BYTE_FALLBACK, ids) == ["", " he", " ", " w", ""]
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK])
-def test_nothing_fed_nothing_said(tokenizer: Tokenizer) -> None:
+def test_no_ids_give_no_text(tokenizer: Tokenizer) -> None:
     assert stream(tokenizer, []) == [""]
     assert Detokenizer(tokenizer).feed([]) == ""
 

@@ -1,4 +1,4 @@
-"""cog-triton.json: written, read back, and held against the files."""
+"""Engine manifest (cog-triton.json): written, read and verified against the files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine(directory: Path) -> Manifest:
     )
 
 
-def test_manifest_has_the_shape_of_the_design(tmp_path: Path) -> None:
+def test_manifest_has_the_documented_shape(tmp_path: Path) -> None:
     written = engine(tmp_path)
     value = json.loads((tmp_path / MANIFEST_NAME).read_text())
     assert list(value) == [
@@ -56,7 +56,7 @@ def test_manifest_has_the_shape_of_the_design(tmp_path: Path) -> None:
     verify(tmp_path, written, checksums=True)
 
 
-def test_no_manifest_is_none(tmp_path: Path) -> None:
+def test_a_directory_without_manifest_loads_none(tmp_path: Path) -> None:
     assert load(tmp_path) is None
 
 
@@ -86,7 +86,7 @@ def test_a_changed_file_is_named_with_both_sizes(tmp_path: Path) -> None:
         verify(tmp_path, manifest, checksums=False)
 
 
-def test_checksums_find_what_sizes_do_not(tmp_path: Path) -> None:
+def test_checksums_find_a_change_of_equal_size(tmp_path: Path) -> None:
     manifest = engine(tmp_path)
     (tmp_path / "sub" / "weights.bin").write_bytes(b"WEIGHTS")
     verify(tmp_path, manifest, checksums=False)

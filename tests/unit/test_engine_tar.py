@@ -1,4 +1,4 @@
-"""engine.tar: the same bytes every time, and no tar can do harm."""
+"""engine.tar: reproducible packing, and refusal of unsafe tars."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def leftovers(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_packed_comes_out_equal(name: str, tmp_path: Path) -> None:
+def test_packing_and_unpacking_preserve_files(name: str, tmp_path: Path) -> None:
     tar = packed(tmp_path, name)
     result = unpack(tar, tmp_path / "out")
     assert result.warnings == ()
@@ -96,7 +96,7 @@ def test_texts_and_files_of_any_place_are_members(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["engine", "engine.zip", "engine.tar.xz", "tar", "engine.TAR"])
-def test_another_suffix_is_refused_before_anything_is_read(name: str, tmp_path: Path) -> None:
+def test_an_unknown_suffix_is_refused_before_anything_is_read(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=rf"{name}': its name must end in one of \.tar, "):
         engine_tar.pack({"gone": tmp_path / "gone"}, tmp_path / name, described)
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +121,7 @@ def test_a_tar_without_manifest_is_accepted_with_a_warning(tmp_path: Path) -> No
     assert (tmp_path / "out" / "config.json").read_text() == "{}"
 
 
-def test_an_old_directory_is_replaced_whole(tmp_path: Path) -> None:
+def test_an_existing_directory_is_replaced_atomically(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "stale").write_text("")
     unpack(packed(tmp_path), tmp_path / "out")
@@ -201,7 +201,7 @@ def test_a_tar_that_ends_between_members_is_refused_without_a_manifest(
         b"\x50\x2a\x4d\x18",
     ],
 )
-def test_what_is_no_tar_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_tar_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(content)
     with pytest.raises(EngineCorrupt, match=r"x\.tar"):
         unpack(tmp_path / "x.tar", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What packing and unpacking take: bounded memory, no disk that is not there, no name too early."""
+"""Packing and unpacking: bounded memory, full disks, atomic writes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_memory_stays_under_200_mb_for_the_widest_zstd(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_pack_that_is_stopped_leaves_the_name_as_it_was(
+def test_a_stopped_pack_leaves_the_existing_tar(
     number: signal.Signals, name: str, tmp_path: Path
 ) -> None:
     made = engine(tmp_path / "e", 4)
@@ -144,7 +144,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
         ("engine.tar.zst", r"needs up to 21.0 MB, 8.4 MB free in {place}: No space left on device"),
     ],
 )
-def test_a_full_disk_ends_packing(
+def test_packing_on_a_full_disk_is_disk_full(
     name: str, said: str, small_disk: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     place, words = small_disk
@@ -153,7 +153,7 @@ def test_a_full_disk_ends_packing(
     assert lines[2:] == []  # nothing is left there
 
 
-def test_a_disk_that_is_a_little_too_small_ends_packing(
+def test_packing_on_a_slightly_too_small_disk_is_disk_full(
     small_disk: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     place, words = small_disk
@@ -163,7 +163,7 @@ def test_a_disk_that_is_a_little_too_small_ends_packing(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_full_disk_ends_unpacking(
+def test_unpacking_on_a_full_disk_is_disk_full(
     name: str, small_disk: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     place, words = small_disk

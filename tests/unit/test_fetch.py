@@ -1,4 +1,4 @@
-"""Downloads from a real server that resets, fails, lies and changes its mind."""
+"""Downloads from a real HTTP server with planned faults."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from range_server import Content, Fault, FileServer, Span, answering, serving_fi
 
 from cog_triton.download import disk_space, partial_file
 from cog_triton.download.fetch import fetch, size
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
 from cog_triton.system.ports import free_ports
 
 PIECE = 64 << 10
 CONTENT = Content(20 * PIECE + 123)
-FAST = Retry(limit=5, first_s=0.001, most_s=0.01)
+FAST = RetryPolicy(max_failures=5, initial_s=0.001, max_s=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def parts(server: FileServer) -> list[Span]:
     return [span for span in server.requests if span is not None and span != (0, 1)]
 
 
-def test_pieces_side_by_side(server: FileServer, target: Path) -> None:
+def test_pieces_are_fetched_in_parallel(server: FileServer, target: Path) -> None:
     lines = get(server, target, sha256=CONTENT.sha256().upper())
     starts = range(0, CONTENT.size, PIECE)
     assert sorted(parts(server)) == [(at, min(at + PIECE, CONTENT.size)) for at in starts]
@@ -87,7 +87,7 @@ def test_pieces_side_by_side(server: FileServer, target: Path) -> None:
     assert any("model.tar 1 MB in" in line for line in lines)
 
 
-def test_a_file_that_is_there_is_not_fetched(server: FileServer, target: Path) -> None:
+def test_an_existing_target_is_not_fetched_again(server: FileServer, target: Path) -> None:
     get(server, target)
     before = len(server.requests)
     get(server, target)
@@ -125,19 +125,19 @@ def every(*faults: Fault | None) -> Callable[[int, Span | None], Fault | None]:
         Fault(headers={"Content-Length": "70000"}, close_after=65_000),
     ],
 )
-def test_faults_pass(server: FileServer, target: Path, fault: Fault) -> None:
+def test_transient_faults_are_retried(server: FileServer, target: Path, fault: Fault) -> None:
     server.plan = every(fault, None)
     get(server, target, connections=2)
     assert len(server.requests) > 21
 
 
-def test_a_cut_piece_goes_on_where_it_was(server: FileServer, target: Path) -> None:
+def test_a_cut_piece_is_resumed_where_it_ended(server: FileServer, target: Path) -> None:
     server.plan = lambda number, _: Fault(reset_after=1000) if number == 1 else None
     get(server, target, connections=1)
     assert sum(stop - start for start, stop in parts(server)) == CONTENT.size + PIECE - 1000
 
 
-def test_more_than_was_asked_for_is_not_written(target: Path) -> None:
+def test_bytes_beyond_the_requested_range_are_not_written(target: Path) -> None:
     def answer(request: Any) -> None:
         start, stop = (int(n) for n in request.headers["Range"][6:].split("-"))
         request.send_response(206)
@@ -155,7 +155,9 @@ def test_more_than_was_asked_for_is_not_written(target: Path) -> None:
 
 
 @pytest.mark.parametrize("with_length", [True, False])
-def test_a_server_without_ranges(server: FileServer, target: Path, with_length: bool) -> None:
+def test_a_server_without_ranges_is_read_in_one_stream(
+    server: FileServer, target: Path, with_length: bool
+) -> None:
     server.ranges, server.with_length = False, with_length
     if with_length:  # else a cut cannot be seen
         server.plan = lambda number, _: Fault(reset_after=PIECE * number) if number < 3 else None
@@ -163,9 +165,7 @@ def test_a_server_without_ranges(server: FileServer, target: Path, with_length: 
     assert len(server.requests) == (4 if with_length else 1)
 
 
-def test_without_a_validator_pieces_may_not_be_put_together(
-    server: FileServer, target: Path
-) -> None:
+def test_without_a_validator_the_file_comes_in_one_stream(server: FileServer, target: Path) -> None:
     server.etag = 'W/"weak"'
     get(server, target)
     assert server.requests == [(0, 1), None]
@@ -174,13 +174,13 @@ def test_without_a_validator_pieces_may_not_be_put_together(
     assert len(parts(server)) == 21
 
 
-def test_a_modification_time_is_a_validator(server: FileServer, target: Path) -> None:
+def test_last_modified_is_a_validator(server: FileServer, target: Path) -> None:
     server.etag, server.modified = None, "Wed, 21 Oct 2015 07:28:00 GMT"
     get(server, target)
     assert len(parts(server)) == 21
 
 
-def test_an_empty_file(target: Path) -> None:
+def test_an_empty_file_is_fetched(target: Path) -> None:
     with serving_file(Content(0)) as server:
         assert fetch(f"{server.url}/m", target, echo=lambda _: None, retry=FAST).read_bytes() == b""
 
@@ -199,7 +199,7 @@ def test_a_file_that_changes_is_started_over(server: FileServer, target: Path) -
     assert parts(server)[-21:] == sorted(parts(server)[-21:])
 
 
-def test_mirrors_that_differ_end_in_one_stream(server: FileServer, target: Path) -> None:
+def test_differing_mirrors_end_in_one_stream(server: FileServer, target: Path) -> None:
     server.plan = lambda number, _: Fault(headers={"ETag": f'"{number}"'})
     get(server, target)
     assert server.requests[-1] is None
@@ -209,7 +209,7 @@ def test_mirrors_that_differ_end_in_one_stream(server: FileServer, target: Path)
     ("status", "says"),
     [(401, "not authorised"), (403, "may have expired"), (404, "no such file"), (410, "for good")],
 )
-def test_a_refusal_is_told_at_once(
+def test_permanent_http_errors_fail_at_once(
     server: FileServer, target: Path, status: int, says: str
 ) -> None:
     server.plan = lambda *_: Fault(status=status)
@@ -219,19 +219,19 @@ def test_a_refusal_is_told_at_once(
     assert len(server.requests) == 1
 
 
-def test_patience_ends_without_progress(server: FileServer, target: Path) -> None:
+def test_retries_end_without_progress(server: FileServer, target: Path) -> None:
     server.plan = lambda *_: Fault(status=503)
     assert "HTTP 503 Service Unavailable (5 attempts without progress)" in refused(server, target)
     assert len(server.requests) == 5
 
 
-def test_patience_lasts_while_there_is_progress(server: FileServer, target: Path) -> None:
+def test_retries_go_on_while_there_is_progress(server: FileServer, target: Path) -> None:
     server.plan = every(Fault(reset_after=PIECE // 8))
     get(server, target, connections=1)
     assert len(server.requests) > 100
 
 
-def test_what_was_done_stays_when_patience_ends(server: FileServer, target: Path) -> None:
+def test_finished_pieces_stay_when_retries_end(server: FileServer, target: Path) -> None:
     server.plan = lambda number, _: Fault(status=500) if number > 10 else None
     refused(server, target, connections=1)
     server.plan = lambda *_: None
@@ -251,7 +251,7 @@ def test_pieces_of_another_file_are_dropped(server: FileServer, target: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["", "junk\n", '{"size": 1}\n', "cut"])
-def test_a_damaged_journal_is_not_believed(server: FileServer, target: Path, damage: str) -> None:
+def test_a_damaged_journal_is_ignored(server: FileServer, target: Path, damage: str) -> None:
     server.plan = lambda number, _: Fault(status=500) if number > 10 else None
     refused(server, target, connections=1)
     journal = target.with_name("model.tar.partial.journal")
@@ -263,30 +263,30 @@ def test_a_damaged_journal_is_not_believed(server: FileServer, target: Path, dam
     assert len(parts(server)) == (12 if damage == "cut" else 21)
 
 
-def test_nobody_listens(target: Path) -> None:
+def test_a_refused_connection_fails_after_retries(target: Path) -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}/m.tar"
     with pytest.raises(ModelUnavailable, match=r"m\.tar: unreachable: .*refused.*5 attempts"):
         fetch(url, target, echo=lambda _: None, retry=FAST)
 
 
-def test_a_host_that_does_not_exist(target: Path) -> None:
+def test_an_unknown_host_fails_after_retries(target: Path) -> None:
     with pytest.raises(ModelUnavailable, match="unreachable"):
         fetch("http://no-such-host.invalid/m", target, echo=lambda _: None, retry=FAST)
 
 
 @pytest.mark.parametrize("url", ["ftp://h/m", "http://[::1/", "file://other/m", "http:///m"])
-def test_what_is_no_url(url: str, target: Path) -> None:
+def test_an_invalid_url_is_refused(url: str, target: Path) -> None:
     with pytest.raises(ModelUnavailable):
         fetch(url, target, echo=lambda _: None, retry=FAST)
 
 
-def test_a_password_is_not_told_with_a_bad_url(target: Path) -> None:
+def test_errors_for_an_invalid_url_hide_its_password(target: Path) -> None:
     with pytest.raises(ModelUnavailable) as caught:
         fetch("http://user:hun#ter2@host/m", target, echo=lambda _: None, retry=FAST)
     assert "hun" not in str(caught.value)
 
 
-def test_credentials_stay_with_their_host(server: FileServer, target: Path) -> None:
+def test_credentials_are_not_sent_to_another_host(server: FileServer, target: Path) -> None:
     seen: list[str | None] = []
 
     def redirect(request: Any) -> None:
@@ -308,7 +308,7 @@ def test_credentials_stay_with_their_host(server: FileServer, target: Path) -> N
     assert {request.headers["Authorization"] for request in server.seen} == {None}
 
 
-def test_another_sum_is_refused_and_nothing_stays(server: FileServer, target: Path) -> None:
+def test_a_wrong_checksum_is_refused_and_leaves_nothing(server: FileServer, target: Path) -> None:
     said = refused(server, target, sha256="0" * 64)
     assert CONTENT.sha256() in said
     assert "0" * 64 in said
@@ -329,7 +329,7 @@ def test_local_files_are_not_copied(tmp_path: Path, target: Path) -> None:
     assert not target.exists()
 
 
-def test_the_size_is_asked_for_and_never_fails(server: FileServer) -> None:
+def test_size_never_raises(server: FileServer) -> None:
     assert size(f"{server.url}/m") == CONTENT.size
     server.ranges = False
     assert size(f"{server.url}/m") == CONTENT.size
@@ -339,7 +339,7 @@ def test_the_size_is_asked_for_and_never_fails(server: FileServer) -> None:
         assert size(url) is None
 
 
-def test_it_can_be_stopped_and_goes_on(server: FileServer, target: Path) -> None:
+def test_a_stopped_download_is_resumed(server: FileServer, target: Path) -> None:
     stop = threading.Event()
 
     def plan(number: int, _span: Span | None) -> None:
@@ -360,7 +360,7 @@ import sys
 from pathlib import Path
 from cog_triton.download import fetch, partial_file, retry
 partial_file.PIECE = int(sys.argv[3])
-fast = retry.Retry(first_s=0.001)
+fast = retry.RetryPolicy(initial_s=0.001)
 def echo(line):
     print(line, flush=True)
 fetch.fetch(sys.argv[1], Path(sys.argv[2]), retry=fast, connections=1, echo=echo)
@@ -378,9 +378,7 @@ def child(url: str, target: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_after_sigkill_finished_pieces_are_not_fetched_again(
-    server: FileServer, target: Path
-) -> None:
+def test_finished_pieces_survive_sigkill(server: FileServer, target: Path) -> None:
     reached, hold = threading.Event(), threading.Event()
 
     def plan(number: int, _span: Span | None) -> None:
@@ -406,7 +404,7 @@ def test_after_sigkill_finished_pieces_are_not_fetched_again(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_does_not_wait_for_the_server(
+def test_an_interrupt_does_not_wait_for_a_silent_server(
     server: FileServer, target: Path, number: int
 ) -> None:
     reached, hold = threading.Event(), threading.Event()
@@ -451,7 +449,7 @@ def test_a_second_process_waits_for_the_first(server: FileServer, target: Path) 
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_disk_that_is_too_small_is_told_before(small_disk: Path, ranges: bool) -> None:
+def test_a_too_small_disk_is_refused_before_the_download(small_disk: Path, ranges: bool) -> None:
     with serving_file(Content(20_000_000)) as server:
         server.ranges = ranges
         with pytest.raises(DiskFull, match=r"needs 20 MB more .* has 8 MB free"):
@@ -461,13 +459,13 @@ def test_a_disk_that_is_too_small_is_told_before(small_disk: Path, ranges: bool)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_disk_that_fills_up_on_the_way(
+def test_a_disk_that_fills_up_is_disk_full(
     small_disk: Path, ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving_file(Content(20_000_000)) as server:
         server.ranges, server.with_length = ranges, ranges
         if ranges:  # as when others fill the disk after the check
-            monkeypatch.setattr(disk_space, "check", lambda *_: None)
+            monkeypatch.setattr(disk_space, "require", lambda *_: None)
         with pytest.raises(DiskFull, match=f"{small_disk} is full"):
             fetch(f"{server.url}/m", small_disk / "m", echo=lambda _: None)
     assert not (small_disk / "m").exists()
@@ -475,7 +473,7 @@ def test_a_disk_that_fills_up_on_the_way(
         assert names(small_disk) == []
 
 
-def test_a_place_that_cannot_be_written(server: FileServer, tmp_path: Path) -> None:
+def test_an_unwritable_target_is_refused(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelUnavailable, match="cannot be written"):
         fetch(f"{server.url}/m", tmp_path / "file" / "m", echo=lambda _: None)

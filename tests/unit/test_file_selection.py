@@ -1,4 +1,4 @@
-"""Which files of a repository are fetched."""
+"""Selection of the files of a hub repository."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BESIDE = ["LICENSE.txt", "config.json"]
 TOKENIZER = ["tokenizer.json", "tokenizer.model"]
 
 
-def test_weights_come_in_one_format() -> None:
+def test_weights_are_selected_in_one_format() -> None:
     assert choose(SHARDED, None, None, "x") == [
         *BESIDE,
         "model-00001-of-00002.safetensors",
@@ -46,13 +46,13 @@ def test_weights_come_in_one_format() -> None:
     ]
 
 
-def test_the_first_format_that_there_is() -> None:
+def test_the_first_available_format_is_the_default() -> None:
     assert choose(["config.json", "a.bin", "a.pt"], None, None, "x") == ["a.bin", "config.json"]
     assert choose(["a.pth", "b.pt"], None, None, "x") == ["a.pth", "b.pt"]
     assert choose(["consolidated.safetensors"], None, None, "x") == ["consolidated.safetensors"]
 
 
-def test_patterns_decide_alone() -> None:
+def test_patterns_override_the_selection() -> None:
     assert choose(SHARDED, ("*.py", "onnx/*"), None, "x") == ["onnx/config.json", "tokenization.py"]
 
 
@@ -65,7 +65,7 @@ def test_patterns_decide_alone() -> None:
         ([], None, None, "there is nothing"),
     ],
 )
-def test_nothing_to_fetch(
+def test_a_selection_of_nothing_is_refused(
     names: list[str], files: tuple[str, ...] | None, weight_format: str | None, says: str
 ) -> None:
     with pytest.raises(ModelUnavailable, match=says):

@@ -1,4 +1,4 @@
-"""Models from a look-alike of the hub, through the real huggingface_hub."""
+"""Models from a stand-in of the hub, through the real huggingface_hub."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from range_server import Content, Fault, FileServer
 
 from cog_triton.download import disk_space, model_source, partial_file
 from cog_triton.download.model_source import FetchedModel, ModelRequest
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import DiskFull, ModelUnavailable
 from cog_triton.system.ports import free_ports
 
-FAST = Retry(limit=4, first_s=0.001, most_s=0.01)
+FAST = RetryPolicy(max_failures=4, initial_s=0.001, max_s=0.01)
 TOKEN = "hf_hunter2hunter2"
 WEIGHTS = random.Random(0).randbytes(300_000)
 FILES = {
@@ -90,7 +90,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
 
 
-def test_what_a_build_needs(hub: Hub, home: Path) -> None:
+def test_weights_and_config_files_are_fetched(hub: Hub, home: Path) -> None:
     model, lines = get(home, ModelRequest(ID))
     assert model.revision == MAIN
     assert contents(model) == {name: FILES[name] for name in NEEDED}
@@ -108,19 +108,21 @@ def test_what_a_build_needs(hub: Hub, home: Path) -> None:
         ({"files": ("original/*",)}, ["original/consolidated.00.pth"]),
     ],
 )
-def test_other_files(home: Path, choice: dict[str, Any], names: list[str]) -> None:
+def test_file_patterns_and_weight_format_select_files(
+    home: Path, choice: dict[str, Any], names: list[str]
+) -> None:
     get(home, ModelRequest(ID))  # what else is in the cache must not show
     assert list(contents(get(home, ModelRequest(ID, **choice))[0])) == names
 
 
-def test_a_revision_is_a_commit_in_the_end(home: Path) -> None:
+def test_a_branch_resolves_to_a_commit(home: Path) -> None:
     old, _ = get(home, ModelRequest(ID, revision="v1"))
     assert old.revision == OLD
     assert "old.txt" in contents(old)
     assert get(home, ModelRequest(ID, revision=OLD))[0].path == old.path
 
 
-def test_a_commit_that_is_here_needs_no_network(
+def test_a_cached_commit_needs_no_network(
     hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = get(home, ModelRequest(ID, revision=MAIN))
@@ -132,7 +134,7 @@ def test_a_commit_that_is_here_needs_no_network(
     assert len(hub.requests) == asked
 
 
-def test_a_branch_that_cannot_be_asked_for_is_taken_as_it_was(
+def test_an_unreachable_hub_falls_back_to_the_cached_branch(
     hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = get(home, ModelRequest(ID))
@@ -149,7 +151,7 @@ def test_a_branch_that_cannot_be_asked_for_is_taken_as_it_was(
     assert "HF_HUB_OFFLINE is set" in refused(home, ModelRequest(ID, revision="v1"))
 
 
-def test_a_branch_that_moved_is_fetched(hub: Hub, home: Path) -> None:
+def test_a_moved_branch_is_fetched(hub: Hub, home: Path) -> None:
     first, _ = get(home, ModelRequest(ID))
     hub.revisions["main"] = OLD
     second, _ = get(home, ModelRequest(ID))
@@ -158,20 +160,20 @@ def test_a_branch_that_moved_is_fetched(hub: Hub, home: Path) -> None:
     assert len(hub.cdn) == 1  # the weights are the same
 
 
-def test_a_cache_that_others_filled_will_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_filled_by_the_library_is_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get(home, ModelRequest(ID))
     unreachable(monkeypatch)
     model = model_source.fetch_model(ModelRequest(ID), home / "another", lambda _: None, retry=FAST)
     assert contents(model) == {name: FILES[name] for name in NEEDED}
 
 
-def test_large_files_survive_faults(hub: Hub, home: Path) -> None:
+def test_large_files_are_retried(hub: Hub, home: Path) -> None:
     faults = {1: Fault(reset_after=1000), 2: Fault(status=503), 4: Fault(close_after=10)}
     hub.plan = lambda number, _: faults.get(number)
     assert contents(get(home, ModelRequest(ID))[0])["model.safetensors"] == WEIGHTS
 
 
-def test_large_files_go_on_where_they_were(hub: Hub, home: Path) -> None:
+def test_large_files_are_resumed(hub: Hub, home: Path) -> None:
     hub.plan = lambda number, _: Fault(status=500) if number > 3 else None
     assert "HTTP 500" in refused(home, ModelRequest(ID))
     assert model_source.locate(ModelRequest(ID), home / "store") is None
@@ -181,7 +183,7 @@ def test_large_files_go_on_where_they_were(hub: Hub, home: Path) -> None:
     assert 0 < len(server.requests) < 6
 
 
-def test_a_large_file_that_is_not_the_one_is_refused(hub: Hub, home: Path) -> None:
+def test_a_large_file_with_a_wrong_checksum_is_refused(hub: Hub, home: Path) -> None:
     wrong = FileServer(Content.of(bytes(len(WEIGHTS))))
     wrong.url = hashlib.sha256(WEIGHTS).hexdigest()
     hub.cdn.append(wrong)
@@ -189,7 +191,7 @@ def test_a_large_file_that_is_not_the_one_is_refused(hub: Hub, home: Path) -> No
     assert wrong.requests
 
 
-def test_missing_models_and_revisions(hub: Hub, home: Path) -> None:
+def test_missing_models_and_revisions_are_refused_by_name(hub: Hub, home: Path) -> None:
     assert f"{hub.url} has no model org/none, or it is private" in refused(
         home, ModelRequest("org/none")
     )
@@ -197,13 +199,15 @@ def test_missing_models_and_revisions(hub: Hub, home: Path) -> None:
     assert "has no revision '../../x'" in refused(home, ModelRequest(ID, revision="../../x"))
 
 
-def test_nothing_matches(home: Path) -> None:
+def test_patterns_that_match_nothing_are_refused(home: Path) -> None:
     said = refused(home, ModelRequest(ID, files=("*.gguf",)))
     assert f"{ID}: no file matches *.gguf; there is README.md, chat_template.jinja" in said
     assert "no weights as weight_format pt" in refused(home, ModelRequest(ID, weight_format="pt"))
 
 
-def test_unreachable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_fails_after_retries(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unreachable(monkeypatch)
     said = refused(home, ModelRequest(ID))
     assert "is unreachable" in said
@@ -212,7 +216,7 @@ def test_unreachable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_source.locate(ModelRequest(ID), home / "store") is None
 
 
-def test_a_gated_model(hub: Hub, home: Path) -> None:
+def test_a_gated_model_is_refused_with_what_to_do(hub: Hub, home: Path) -> None:
     hub.token, hub.gated = TOKEN, True
     said = refused(home, ModelRequest(ID))
     assert f"{ID} is gated: accept its licence at {hub.url}/{ID} with your account, and" in said
@@ -222,7 +226,9 @@ def test_a_gated_model(hub: Hub, home: Path) -> None:
     assert contents(get(home, ModelRequest(ID, token=TOKEN))[0])["model.safetensors"] == WEIGHTS
 
 
-def test_a_private_model(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_model_needs_a_token(
+    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.token = TOKEN
     assert "or it is private: give hf_token" in refused(home, ModelRequest(ID))
     assert "the token may not read it" in refused(home, ModelRequest(ID, token="hf_hunter2"))
@@ -230,7 +236,7 @@ def test_a_private_model(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) 
     get(home, ModelRequest(ID))
 
 
-def test_the_token_is_nowhere(
+def test_tokens_are_redacted_everywhere(
     hub: Hub, home: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -247,7 +253,7 @@ def test_the_token_is_nowhere(
     assert set(hub.cdn_tokens) == {None}
 
 
-def test_room_is_checked_before_anything_is_fetched(
+def test_disk_space_is_checked_before_the_download(
     hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_space, "RESERVE", 1 << 60)
@@ -256,7 +262,7 @@ def test_room_is_checked_before_anything_is_fetched(
     assert not [request for request in hub.requests if "resolve" in request]
 
 
-def test_the_size_is_told_before(hub: Hub, home: Path) -> None:
+def test_size_counts_what_is_still_to_fetch(hub: Hub, home: Path) -> None:
     request, store = ModelRequest(ID), home / "store"
     total = sum(len(FILES[name]) for name in NEEDED)
     assert model_source.size(request, store) == total
@@ -266,7 +272,7 @@ def test_the_size_is_told_before(hub: Hub, home: Path) -> None:
     assert model_source.size(ModelRequest("org/none"), store) is None
 
 
-def test_an_endpoint_and_home_of_the_environment(hub: Hub, home: Path) -> None:
+def test_endpoint_and_cache_come_from_the_environment(hub: Hub, home: Path) -> None:
     """A fresh process, as a user would run it, with progress bars that must not show."""
     code = (
         "import sys; from pathlib import Path; from cog_triton.download.model_source import *\n"

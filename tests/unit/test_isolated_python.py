@@ -1,4 +1,4 @@
-"""Stubs and build steps with a Python of their own see this package, nothing else of ours."""
+"""Isolated Python: stubs and build steps see this package and nothing else of ours."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     assert said[:2] == [f"[build] {tmp_path / 'ngc'} ngc ngc", "[build] []"]
 
 
-def test_what_others_put_into_the_path_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_path_entries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/theirs/bin:/usr/bin")
     monkeypatch.setenv("PYTHONPATH", "/mounted")
     monkeypatch.setenv("PYTHONHOME", "/ours")

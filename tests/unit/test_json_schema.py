@@ -1,4 +1,4 @@
-"""Which schemas may reach an engine: none that its grammar compiler could choke on."""
+"""JSON Schema subset: schemas that a grammar compiler could fail on are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PERSON: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("schema", [PERSON, {}, {"type": "object"}, json.loads(OBJECT)])
-def test_what_structured_outputs_have(schema: dict[str, Any]) -> None:
+def test_schemas_of_structured_outputs_are_accepted(schema: dict[str, Any]) -> None:
     assert parse_schema(json.dumps(schema), "schema") == schema
 
 
@@ -84,14 +84,14 @@ def test_what_structured_outputs_have(schema: dict[str, Any]) -> None:
         (True, ["must be a JSON object"]),
     ],
 )
-def test_what_is_refused_by_place_and_rule(schema: Any, words: list[str]) -> None:
+def test_unsupported_schemas_are_refused_with_place_and_rule(schema: Any, words: list[str]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_schema(json.dumps(schema), "schema")
     for word in ["E1005", *words]:
         assert word in str(caught.value)
 
 
-def test_texts_that_are_no_schema() -> None:
+def test_texts_that_are_no_schema_are_refused() -> None:
     deep: Any = True
     for _ in range(40):
         deep = {"items": deep}
@@ -116,7 +116,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_comes_is_taken_or_refused_with_the_code(value: Any) -> None:
+def test_any_json_is_accepted_or_refused_with_e1005(value: Any) -> None:
     try:
         parse_schema(json.dumps(value), "schema")
     except InvalidArgument:

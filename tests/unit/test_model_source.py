@@ -1,4 +1,4 @@
-"""Models from tars, and which source a request means; the hub's are in test_hub."""
+"""Models from tars, and selection of a request's source; the hub's are in test_hub."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from range_server import Content, Fault, serving_file
 
 from cog_triton.download import disk_space
 from cog_triton.download.model_source import FetchedModel, ModelRequest, fetch_model, locate, size
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import CogTritonError, DiskFull, EngineCorrupt, ModelUnavailable
 
-FAST = Retry(limit=3, first_s=0.001)
+FAST = RetryPolicy(max_failures=3, initial_s=0.001)
 FILES = {"config.json": b"{}", "model.safetensors": bytes(5000), "sub/x.txt": b"x"}
 
 
@@ -46,7 +46,7 @@ def left(store: Path) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("top", ["", "./", "tiny/", "./models/tiny/"])
-def test_a_tar_becomes_a_directory(tmp_path: Path, mode: str, top: str) -> None:
+def test_a_tar_is_unpacked_to_a_directory(tmp_path: Path, mode: str, top: str) -> None:
     tar = make_tar(tmp_path / "m", FILES, mode, top)
     store = tmp_path / "store"
     total = hashlib.sha256(tar.read_bytes()).hexdigest()
@@ -72,7 +72,7 @@ def test_a_tar_becomes_a_directory(tmp_path: Path, mode: str, top: str) -> None:
         assert get(again, store) == model
 
 
-def test_a_local_tar_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_a_local_tar_is_not_copied(tmp_path: Path) -> None:
     tar = make_tar(tmp_path / "größe.tar", FILES)
     for url in (str(tar), tar.as_uri()):
         request = ModelRequest("x", model_tar_url=url)
@@ -84,7 +84,7 @@ def test_a_local_tar_is_read_where_it_lies(tmp_path: Path) -> None:
     assert tar.is_file()
 
 
-def test_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     request = ModelRequest("x", model_tar_url=str(make_tar(tmp_path / "m.tar", FILES)))
     model = get(request, tmp_path / "store")
     left_over = model.path.with_name(f".{model.path.name}.abc")
@@ -132,7 +132,7 @@ def test_unsafe_members_are_refused(tmp_path: Path, kind: str) -> None:
         (None, ModelUnavailable, "has no weights"),
     ],
 )
-def test_what_is_no_model(
+def test_a_tar_without_a_model_is_refused(
     tmp_path: Path, data: bytes | None, error: type[CogTritonError], says: str
 ) -> None:
     if data is None:
@@ -142,14 +142,14 @@ def test_what_is_no_model(
     assert left(tmp_path / "store") == []
 
 
-def test_a_tar_that_is_cut_short(tmp_path: Path) -> None:
+def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
     data = make_tar(tmp_path / "m.tar", FILES).read_bytes()
     with serving_file(Content.of(data[:3000])) as server, pytest.raises(EngineCorrupt):
         get(ModelRequest("x", model_tar_url=f"{server.url}/m.tar"), tmp_path / "store")
     assert left(tmp_path / "store") == []
 
 
-def test_a_wrong_sum_and_a_missing_file(tmp_path: Path) -> None:
+def test_a_wrong_checksum_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     data = make_tar(tmp_path / "m.tar", FILES).read_bytes()
     store = tmp_path / "store"
     with serving_file(Content.of(data)) as server:
@@ -164,7 +164,7 @@ def test_a_wrong_sum_and_a_missing_file(tmp_path: Path) -> None:
         assert size(ModelRequest("x", model_tar_url=url), store) is None
 
 
-def test_room_is_checked_for_what_is_unpacked(
+def test_disk_space_is_checked_for_the_unpacked_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tar = make_tar(tmp_path / "m.tar", FILES)
@@ -175,7 +175,7 @@ def test_room_is_checked_for_what_is_unpacked(
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_disk_that_is_full_half_way(
+def test_a_disk_that_fills_up_while_unpacking_is_disk_full(
     small_disk: Path, tmp_path: Path, checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed it is small: only the members tell what is needed."""
@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_half_way(
     if checked:
         monkeypatch.setattr(disk_space, "RESERVE", 1000)
     else:
-        monkeypatch.setattr(disk_space, "check", lambda *_: None)
+        monkeypatch.setattr(disk_space, "require", lambda *_: None)
     says = "member 'm.safetensors': needs 20 MB more" if checked else "is full"
     with pytest.raises(DiskFull, match=says):
         get(ModelRequest("x", model_tar_url=str(tar)), small_disk / "store")
@@ -231,7 +231,7 @@ def test_what_would_be_ignored_is_refused(
     assert "hunter" not in repr(ModelRequest("x", token="hunter", model_tar_url="http://h/?hunter"))
 
 
-def test_what_needs_no_download_loads_no_downloader() -> None:
+def test_local_models_import_no_downloader() -> None:
     """They cost a tenth of a second each; a build that finds everything done takes a half."""
     code = "import sys, cog_triton.builder.command, cog_triton.cli.app\n"
     code += "print({'httpx', 'huggingface_hub', 'tokenizers'} & set(sys.modules))"

@@ -90,17 +90,17 @@ def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
 TAKES_IT_DOWN = """
 import sys, threading
 from cog_triton.system import parent_death
-parent_death._LAST_WORDS_S = 0.1
+parent_death._FLUSH_S = 0.1
 parent_death.exit_with_parent()
 print("ready", flush=True)
-thread = threading.Thread(target=parent_death.end_parent)
+thread = threading.Thread(target=parent_death.stop_parent)
 thread.start()
 thread.join()
 threading.Event().wait()
 """
 
 
-def test_the_worker_takes_its_parent_down_and_ends_with_it() -> None:
+def test_stop_parent_ends_parent_and_worker() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, TAKES_IT_DOWN, "sleep"], stdout=subprocess.PIPE
     )

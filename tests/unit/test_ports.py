@@ -1,4 +1,4 @@
-"""Ports that tests and benchmarks take for the servers they start."""
+"""Free ports for servers that tests and benchmarks start."""
 
 import socket
 from pathlib import Path
@@ -14,12 +14,12 @@ def test_free_ports_are_distinct_and_free() -> None:
             sock.bind(("127.0.0.1", port))
 
 
-def test_outgoing_connections_take_none_of_them() -> None:
+def test_free_ports_are_below_the_ephemeral_range() -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(port < first for port in free_ports(3))
 
 
-def test_one_that_is_taken_is_passed_over() -> None:
+def test_a_taken_port_is_skipped() -> None:
     (before,) = free_ports(1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", before + 1))

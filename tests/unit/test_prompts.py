@@ -75,7 +75,7 @@ def test_both_fields_are_filled_in_and_doubled_braces_are_single() -> None:
 
 
 @given(st.text("{}ab!:0\n", min_size=1), st.text("{}ab!:0\n"))
-def test_what_the_user_writes_is_never_interpreted(prompt: str, system_prompt: str) -> None:
+def test_prompt_text_is_never_interpreted(prompt: str, system_prompt: str) -> None:
     text = rendered(f"p{prompt}", system_prompt, request="<{system_prompt}|{prompt}>").text
     assert text == f"<{system_prompt}|p{prompt}>"
     chat = rendered(f"p{prompt}%{{{{ 1 }}}}", system_prompt, tokenizer=CHAT).text
@@ -148,7 +148,7 @@ def test_the_system_prompt_is_a_message_when_there_is_one() -> None:
         (None, "{{ messages[-1].content }}", "chat template"),
     ],
 )
-def test_an_unused_system_prompt_is_told_but_not_quoted(
+def test_an_unused_system_prompt_gives_a_warning_without_its_text(
     request_template: str | None, template: str | None, culprit: str
 ) -> None:
     tokenizer = EngineTokenizer(byte_level(), chat_template=template)

@@ -1,4 +1,4 @@
-"""Every test starts real processes and looks at what the kernel says of them."""
+"""Reaper: process trees end with their parent; seen on real processes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def test_env_cwd_and_stdout_reach_the_command(started: list[Reaped], tmp_path: P
     assert started[0].wait(20) == 0
 
 
-def test_leftovers_go_when_the_command_ends(started: list[Reaped], tmp_path: Path) -> None:
+def test_descendants_are_stopped_when_the_command_ends(
+    started: list[Reaped], tmp_path: Path
+) -> None:
     script = TREE + "until [ -e end ]; do sleep 0.01; done; exit 5"
     started.append(spawn(["sh", "-c", script], cwd=tmp_path, grace=0.2))
     pids = tree_pids(tmp_path)
@@ -162,7 +164,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path, shm: tuple[str, list[P
     until(lambda: [path.exists() for path in files] == [False, False, True], "files unlinked")
 
 
-def test_a_killed_parents_command_gets_its_grace(tmp_path: Path) -> None:
+def test_the_command_of_a_killed_parent_gets_the_grace_period(tmp_path: Path) -> None:
     script = "trap 'sleep 0.3; echo bye > bye; exit' TERM; echo up > up; sleep 600 & wait"
     with holder(f"spawn(['sh', '-c', {script!r}], grace=30)", tmp_path) as parent:
         written(tmp_path / "up")
@@ -257,7 +259,7 @@ def test_the_command_dies_with_a_killed_reaper(started: list[Reaped], tmp_path: 
 
 
 @pytest.mark.parametrize("reaper_is", ["well", "stopped", "dead"])
-def test_kill_works_whatever_became_of_the_reaper(
+def test_kill_works_on_a_stopped_killed_or_ended_reaper(
     reaper_is: str, started: list[Reaped], tmp_path: Path, shm: tuple[str, list[Path]]
 ) -> None:
     prefix, files = shm
@@ -278,7 +280,7 @@ def test_kill_works_whatever_became_of_the_reaper(
 
 
 @pytest.mark.parametrize("how", ["killed", "asked twice"])
-def test_what_a_reaper_within_would_have_removed_is_removed(
+def test_shared_memory_of_a_killed_nested_reaper_is_removed(
     how: str, started: list[Reaped], tmp_path: Path, shm: tuple[str, list[Path]]
 ) -> None:
     prefix, files = shm
@@ -297,7 +299,9 @@ def test_what_a_reaper_within_would_have_removed_is_removed(
     assert [path.exists() for path in files] == [False, False, True]
 
 
-def test_kill_finds_what_cleared_its_environment(started: list[Reaped], tmp_path: Path) -> None:
+def test_kill_finds_descendants_that_cleared_their_environment(
+    started: list[Reaped], tmp_path: Path
+) -> None:
     script = "(env -i setsid sh -c 'echo $$ > pid; exec sleep 600' &); exec sleep 600"
     started.append(spawn(["sh", "-c", script], cwd=tmp_path, grace=600))
     pid = int(written(tmp_path / "pid"))

@@ -1,4 +1,4 @@
-"""Sampling values are all checked, and an error names the value and the rule."""
+"""Sampling parameters: validation, with errors that name the value and the rule."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_defaults_are_neutral() -> None:
         ("seed", MAX_SEED + 1, "from 0 to 2"),
     ],
 )
-def test_values_out_of_range(name: str, value: float, rule: str) -> None:
+def test_values_out_of_range_are_refused_by_name(name: str, value: float, rule: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         SamplingParams(**{"max_tokens": 10, name: value})
     assert f"{name}={value}" in caught.value.detail
@@ -54,19 +54,19 @@ def test_values_out_of_range(name: str, value: float, rule: str) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", FLOATS)
-def test_values_that_are_not_finite(name: str, value: float) -> None:
+def test_values_that_are_not_finite_are_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}={value}"):
         SamplingParams(**{"max_tokens": 10, name: value})
 
 
 @pytest.mark.parametrize("name", ["seed", "min_tokens"])
-def test_integers_beyond_every_float(name: str) -> None:
+def test_integers_beyond_every_float_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match=name):
         SamplingParams(**{"max_tokens": 10, name: 10**400})
 
 
 @pytest.mark.parametrize("seed", [0, MAX_SEED])
-def test_both_ends_of_the_seeds(seed: int) -> None:
+def test_the_smallest_and_largest_seed_are_accepted(seed: int) -> None:
     assert SamplingParams(max_tokens=1, seed=seed).seed == seed
 
 
@@ -104,10 +104,10 @@ def test_either_a_valid_set_or_e1005_naming_one_of_the_values(values: dict[str, 
         ({"top_k": 50, "top_p": 0.0}, False),
     ],
 )
-def test_what_greedy_means(values: dict[str, Any], greedy: bool) -> None:
+def test_greedy_is_temperature_0_or_top_k_1(values: dict[str, Any], greedy: bool) -> None:
     assert SamplingParams(max_tokens=1, **values).greedy is greedy
 
 
-def test_a_set_cannot_be_changed() -> None:
+def test_parameters_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams(max_tokens=1).max_tokens = 2  # type: ignore[misc]

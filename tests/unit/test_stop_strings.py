@@ -29,7 +29,7 @@ def naive(stops: list[str], text: str) -> tuple[str, str | None]:
     st.text("abc", max_size=40),
     st.data(),
 )
-def test_it_agrees_with_searching_the_whole_text(
+def test_matches_agree_with_searching_the_whole_text(
     stops: list[str], text: str, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=10)))
@@ -51,7 +51,7 @@ def test_only_what_can_still_match_is_held_back(stops: list[str], text: str) -> 
         assert complete or held == "" or any(stop.startswith(held) for stop in stops)
 
 
-def test_text_before_comes_out_the_match_and_what_follows_do_not() -> None:
+def test_only_the_text_before_the_match_is_released() -> None:
     matcher = StopMatcher(["<end>"])
     assert [matcher.feed(part) for part in ["say <e", "nd", "> no", "more"]] == ["say ", "", "", ""]
     assert matcher.matched == "<end>"
@@ -71,7 +71,7 @@ def test_a_match_waits_for_one_that_may_start_earlier() -> None:
     assert run(["abcd", "bc"], "xabc", [4]) == (["x", "", "a"], "bc")
 
 
-def test_no_stops_hold_nothing_back() -> None:
+def test_without_stops_all_text_is_released() -> None:
     matcher = StopMatcher([])
     assert matcher.feed("abc") == "abc"
     assert matcher.flush() == ""
@@ -92,5 +92,5 @@ def test_an_empty_stop_is_refused() -> None:
         ("\n, x", ["\n", " x"]),
     ],
 )
-def test_the_comma_separated_form(text: str | None, stops: list[str]) -> None:
+def test_stop_sequences_are_split_at_commas(text: str | None, stops: list[str]) -> None:
     assert parse_stop_sequences(text) == stops

@@ -1,4 +1,4 @@
-"""Compressed tars: the same bytes on any machine, read to their very end, in bounded memory."""
+"""Compressed tars: reproducible, verified to the end, in bounded memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ WHOLE = {"gzip": compressed("gzip"), "zstd": compressed("zstd")}
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 64])
-def test_zstd_is_the_same_on_any_number_of_cores(
+def test_zstd_output_does_not_depend_on_the_number_of_cores(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -83,7 +83,7 @@ def test_zstd_is_the_same_on_any_number_of_cores(
     assert hashlib.sha256(compressed("zstd", content)).hexdigest() == SHA256_OF_ZSTD
 
 
-def test_gzip_has_no_time_and_no_name(tmp_path: Path) -> None:
+def test_gzip_contains_neither_time_nor_name(tmp_path: Path) -> None:
     with (
         (tmp_path / "named.tar.gz").open("wb") as file,
         tar_compression.compressing(file, "gzip") as to,
@@ -106,14 +106,14 @@ def test_gzip_has_no_time_and_no_name(tmp_path: Path) -> None:
     ],
     ids=["gzip", "zstd", "two of gzip", "sized", "frames", "skippable", "wide"],
 )
-def test_every_kind_of_stream_is_read(content: bytes, tmp_path: Path) -> None:
+def test_every_form_of_compression_is_read(content: bytes, tmp_path: Path) -> None:
     assert read(tmp_path / "x", content) == {"a": CONTENT, "b": CONTENT}
 
 
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 @settings(max_examples=60, deadline=None)
 @given(part=st.one_of(st.floats(0, 0.9999), st.integers(-40, -1)))
-def test_a_stream_that_ends_early_is_refused_wherever_it_does(
+def test_a_truncated_stream_is_refused_wherever_it_ends(
     form: str, tmp_path_factory: pytest.TempPathFactory, part: float
 ) -> None:
     content = WHOLE[form]
@@ -137,7 +137,7 @@ def drain(content: bytes) -> None:
         pass
 
 
-def test_a_stream_without_checksum_that_ends_early_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_stream_without_checksum_is_refused(tmp_path: Path) -> None:
     content = zstd.compress(PLAIN)
     for missing in (1, 2, 3, 4, 30):
         with pytest.raises(EngineCorrupt, match="/cut: not a whole"):
@@ -146,20 +146,20 @@ def test_a_stream_without_checksum_that_ends_early_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("form", ["gzip", "zstd"])
 @pytest.mark.parametrize("behind", [b"garbage", b"\x28\xb5", b"PK\x03\x04" * 400])
-def test_what_follows_the_stream_is_refused(form: str, behind: bytes, tmp_path: Path) -> None:
+def test_trailing_bytes_are_refused(form: str, behind: bytes, tmp_path: Path) -> None:
     with pytest.raises(EngineCorrupt, match="/x: not a whole, readable tar: "):
         read(tmp_path / "x", WHOLE[form] + behind)
 
 
 @pytest.mark.parametrize(("form", "back"), [("gzip", 8), ("gzip", 2), ("zstd", 1), ("zstd", 4)])
-def test_the_streams_own_checksum_counts(form: str, back: int, tmp_path: Path) -> None:
+def test_the_checksum_of_the_stream_is_verified(form: str, back: int, tmp_path: Path) -> None:
     content = bytearray(WHOLE[form])
     content[-back] ^= 1
     with pytest.raises(EngineCorrupt, match=r"/x: .*(CRC|[Cc]hecksum|length)"):
         read(tmp_path / "x", bytes(content))
 
 
-def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> None:
+def test_a_too_large_zstd_window_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         EngineCorrupt, match=f"a zstd window of {1 << 28} bytes, over {tar_compression.MAX_WINDOW}"
     ):
@@ -173,11 +173,11 @@ def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> No
     ("name", "form"),
     [("a.tar", "tar"), ("a.tar.gz", "gzip"), ("a.b.tgz", "gzip"), ("/x.y/a.tar.zst", "zstd")],
 )
-def test_forms_by_name(name: str, form: str) -> None:
+def test_the_suffix_selects_the_form(name: str, form: str) -> None:
     assert tar_compression.by_name(Path(name)) == form
 
 
-def test_a_name_that_says_no_form_is_refused_with_those_that_do() -> None:
+def test_an_unknown_suffix_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidArgument) as caught:
         tar_compression.by_name(Path("out/engine.zst"))
     assert str(caught.value) == (

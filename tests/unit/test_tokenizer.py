@@ -8,7 +8,7 @@ from cog_triton.errors import TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
 
 
-def test_loads_what_the_two_files_say(tmp_path: Path) -> None:
+def test_settings_are_read_from_both_files(tmp_path: Path) -> None:
     directory = save(
         tmp_path,
         byte_level(),
@@ -26,7 +26,7 @@ def test_loads_what_the_two_files_say(tmp_path: Path) -> None:
     assert loaded.tokenizer.decode(loaded.encode("größer")) == "größer"
 
 
-def test_nothing_optional_is_needed(tmp_path: Path) -> None:
+def test_optional_settings_may_be_missing(tmp_path: Path) -> None:
     loaded = EngineTokenizer.load(save(tmp_path, byte_level(), bos_token=None))
     assert (loaded.bos_token, loaded.eos_token, loaded.chat_template) == (None, None, None)
     assert len(loaded.encode("a")) == 1
@@ -58,7 +58,7 @@ def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
         (True, True, "", 1),
     ],
 )
-def test_there_is_one_bos_or_none(
+def test_prompts_have_at_most_one_bos(
     tmp_path: Path, bos_in_json: bool, flag: bool | None, text: str, bos_count: int
 ) -> None:
     save(tmp_path, byte_fallback(bos=bos_in_json), bos_token="<s>", add_bos_token=flag)
@@ -92,7 +92,7 @@ NAMED = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": 
         ({"chat_template": "C"}, {"chat_template.jinja": "own"}, "own"),
     ],
 )
-def test_the_chat_template_is_found_wherever_it_is(
+def test_the_chat_template_is_read_from_any_of_its_places(
     tmp_path: Path, config: dict[str, object], files: dict[str, str], expected: str
 ) -> None:
     save(tmp_path, byte_level(), **config)

@@ -1,4 +1,4 @@
-"""What is told of a transfer."""
+"""Progress of a download in a log and in a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def test_lines_in_a_log() -> None:
+def test_a_log_gets_a_line_for_every_tenth() -> None:
     lines: list[str] = []
     clock = Clock()
     with Progress("a.tar", lines.append, 13_000_000_000, clock=clock) as progress:
@@ -38,7 +38,7 @@ def test_lines_in_a_log() -> None:
     ]
 
 
-def test_a_slow_one_is_told_of_every_ten_seconds() -> None:
+def test_a_slow_download_gets_a_line_every_ten_seconds() -> None:
     lines: list[str] = []
     clock = Clock()
     with Progress("a", lines.append, clock=clock) as progress:
@@ -48,7 +48,7 @@ def test_a_slow_one_is_told_of_every_ten_seconds() -> None:
     assert lines == ["[download] a 11 kB, 1 kB/s", "[download] a 21 kB, 1 kB/s", lines[-1]]
 
 
-def test_nothing_is_told_of_nothing_or_of_a_failure() -> None:
+def test_no_summary_for_nothing_or_a_failure() -> None:
     lines: list[str] = []
     with Progress("a", lines.append, 10) as progress:
         progress.skip(10)
@@ -58,7 +58,7 @@ def test_nothing_is_told_of_nothing_or_of_a_failure() -> None:
     assert lines == []
 
 
-def test_a_bar_in_a_terminal() -> None:
+def test_a_terminal_gets_a_bar() -> None:
     lines: list[str] = []
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
@@ -73,5 +73,5 @@ def test_a_bar_in_a_terminal() -> None:
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (310e6, "310 MB"), (13e9, "13.0 GB"), (2.5e12, "2.5 TB")],
 )
-def test_sizes(count: float, text: str) -> None:
+def test_sizes_are_human_readable(count: float, text: str) -> None:
     assert size_text(count) == text

@@ -14,12 +14,12 @@ from scripted_server import RESET, Part, Request, serving, whole
 from test_engine_manifest import engine
 
 from cog_triton.artifact import engine_manifest
-from cog_triton.download.retry import Retry
+from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings, load_settings
 
-FAST = Retry(limit=3, first_s=0.001)
+FAST = RetryPolicy(max_failures=3, initial_s=0.001)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ async def one(
 
 
 async def until(condition: object, seconds: float) -> float:
-    """Wait until `condition`, a coroutine function, holds; returns seconds, fails after `seconds`."""
+    """Wait until `condition`, a coroutine function, holds; returns the seconds it took."""
     began = time.monotonic()
     while not await condition():  # type: ignore[operator]
         if time.monotonic() - began > seconds:

@@ -46,6 +46,13 @@ def _engine_by_name(value: object) -> object:
     )
 
 
+def _level(value: object) -> object:
+    """Levels in any case, with the short name that other programs have for one."""
+    text = str(value or "info").lower()
+    return "warning" if text == "warn" else text
+
+
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)]
 EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]
 _MOCK = "mock_"
 
@@ -191,6 +198,10 @@ class Settings(BaseSettings):
         "json",
         description="Format of the log, Cog's included: `json` or `console`, which `cog-triton"
         " serve` sets.",
+    )
+    log_level: LogLevel = Field(
+        "info",
+        description="Lowest level of our own log lines: `debug`, `info`, `warning` or `error`.",
     )
     log_requests: bool = Field(True, description="Write a log line for each request.")
     metrics_port: OptionalPort = Field(

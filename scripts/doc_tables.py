@@ -26,7 +26,7 @@ SECTIONS = {
         *("system_prompt", "prompt_template", "stop_sequences", "openai_api_key"),
         *("max_request_bytes", "cog_max_concurrency", "max_concurrency", "max_queue"),
     ),
-    "Logs": ("log_format", "log_requests", "log_performance_metrics"),
+    "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),
     "Supervision and shutdown": (
         *("triton_timeout", "triton_start_timeout", "triton_probe_period", "triton_probe_timeout"),
         *("triton_max_restarts", "drain_timeout", "cog_triton_drain_file"),

@@ -6,6 +6,7 @@ disconnected clients, because Triton does not pass their cancellation on to the 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend import python_backend
+from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.bls_responses import TextResponses
 from cog_triton.backend.text_inputs import (
     ENGINE_NAMES,
@@ -32,6 +33,8 @@ from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.engines.tensorrt_llm import backend_errors
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError, from_text
 from cog_triton.text.tokenizer import EngineTokenizer
+
+_log = logging.getLogger(__name__)
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -78,6 +81,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
+        triton_log.install()
         parameters = python_backend.Parameters(args)
         self._options = _Options(
             parameters.tokenizer(),
@@ -258,7 +262,7 @@ class _TextRequest:
             for _ in self._call_engine(stop, list(_ENGINE_OUTPUTS)):
                 pass
         except pb_utils.TritonModelException as error:
-            pb_utils.Logger.log_warn(f"could not stop request {self._engine_id}: {error}")
+            _log.warning("could not stop request %s: %s", self._engine_id, error)
 
     def _call_engine(self, inputs: Tensors, outputs: list[str]) -> Iterator[Any]:
         request = pb_utils.InferenceRequest(

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from cog_triton.backend import triton_log
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.base import StepEngine
 from cog_triton.engines.request import TokenEvent
@@ -137,6 +138,7 @@ def main() -> None:
     An engine that is no `StepEngine` has ``serve(connection)`` in place of `run_engine`.
     """
     name, parameters, descriptor, owner = sys.argv[1:]
+    triton_log.install()
     connection = Connection(int(descriptor))
     os.set_inheritable(int(descriptor), False)
     module, _, attribute = name.partition(":")

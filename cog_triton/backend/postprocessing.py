@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cog_triton.backend import python_backend
+from cog_triton.backend import python_backend, triton_log
 
 
 class TritonPythonModel:
@@ -15,6 +15,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
+        triton_log.install()
         parameters = python_backend.Parameters(args)
         self._tokenizer = parameters.tokenizer().tokenizer
         self._skip_special_tokens = parameters.flag("skip_special_tokens")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.backend import python_backend
+from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.text_inputs import (
     KNOWN_INPUTS,
     decode_strings,
@@ -37,6 +37,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
+        triton_log.install()
         parameters = python_backend.Parameters(args)
         self._tokenizer = parameters.tokenizer()
         self._add_special_tokens = parameters.flag("add_special_tokens")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend import python_backend
+from cog_triton.backend import python_backend, triton_log
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats, TokenEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
@@ -103,6 +103,7 @@ class TokenModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the engine; an exception ends tritonserver, with its text in the log."""
+        triton_log.install()
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         self._input_names = [item["name"] for item in config["input"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,8 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.engines.vllm.host_messages import GAUGES, MetricsEvent, MetricsRequest
 from cog_triton.errors import TritonUnavailable
+
+_log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
 _TTFT_BUCKETS = [
@@ -80,7 +83,7 @@ def start_publisher(
     except pb_utils.TritonModelException as error:
         if "metrics not supported" not in str(error):
             raise
-        pb_utils.Logger.log_info("vllm_model: Triton reports no metrics, so vLLM's are not either")
+        _log.info("vllm_model: Triton reports no metrics, so vLLM's are not either")
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend import python_backend
+from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.vllm_host_client import VLLMHostClient
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
@@ -28,6 +28,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Start to connect to the engine; raises E1202, which ends tritonserver."""
+        triton_log.install()
         parameters = python_backend.Parameters(args)
         self._name = args["model_name"]
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000

@@ -15,6 +15,7 @@ from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.prune import prune
 from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
+from cog_triton.system import log_format
 from cog_triton.system.terminal import out
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ def main(
     ] = False,
 ) -> None:
     """From a YAML file to a served LLM."""
+    log_format.configure_from_environment("console")
 
 
 app.command()(build)

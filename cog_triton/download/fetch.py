@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import ModelUnavailable
 
+_log = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 
 
@@ -28,7 +30,7 @@ def fetch(
     *,
     sha256: str | None = None,
     headers: Mapping[str, str] | None = None,
-    echo: Echo = print,
+    echo: Echo = _log.info,
     progress: Progress | None = None,
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     connections: int = CONNECTIONS,

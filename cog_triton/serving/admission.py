@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import threading
 import time
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 
 from cog_triton.errors import CogTritonError, Overloaded, TritonUnavailable
 from cog_triton.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_QUEUE = 64
 
@@ -169,8 +172,12 @@ def admission_for(settings: Settings, max_batch_size: int) -> Admission:
         queue = min(DEFAULT_MAX_QUEUE, max(0, cog_limit * 3 // 4 - slots))
     needed = math.ceil((slots + queue) * 4 / 3)
     if cog_limit < needed:
-        print(
-            f"Warning: COG_MAX_CONCURRENCY={cog_limit}: with {slots} predictions at once and a"
-            f" queue of {queue}, Cog answers some of them 409; set it to {needed} or more"
+        _log.warning(
+            "COG_MAX_CONCURRENCY=%d: with %d predictions at once and a queue of %d, Cog answers"
+            " some of them 409; set it to %d or more",
+            cog_limit,
+            slots,
+            queue,
+            needed,
         )
     return Admission(slots, queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from cog_triton.system.machine import Machine, backends_in, library_versions
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,8 @@ def _require_compatible(
             library_versions(),
         )
         for remark in compatibility.require_engine(needs, here):
-            print(f"Warning: {remark}", flush=True)
+            _log.warning("%s", remark)
     except EngineIncompatible as error:
         if not settings.cog_triton_skip_preflight:
             raise
-        print(f"Warning: COG_TRITON_SKIP_PREFLIGHT is set, so this is served: {error}", flush=True)
+        _log.warning("COG_TRITON_SKIP_PREFLIGHT is set, so this is served: %s", error)

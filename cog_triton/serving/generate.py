@@ -5,7 +5,9 @@ Both APIs, /predictions and OpenAI's, go through it.
 
 from __future__ import annotations
 
+import contextvars
 import itertools
+import logging
 import os
 import threading
 import time
@@ -25,6 +27,8 @@ from cog_triton.text.stream import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.http_stream import HTTPStream
+
+_log = logging.getLogger(__name__)
 
 _request_numbers = itertools.count(1)
 
@@ -248,7 +252,10 @@ class TextGenerator:
                 # Triton notices a closed connection only when it writes to it, so before the first
                 # token the request is stopped by its id.
                 if generation.pauses:  # the event loop reads it, and must not block
-                    threading.Thread(target=self._stop, args=[request_id], daemon=True).start()
+                    context = contextvars.copy_context()
+                    threading.Thread(
+                        target=context.run, args=[self._stop, request_id], daemon=True
+                    ).start()
                 else:
                     self._stop(request_id)
 
@@ -256,4 +263,4 @@ class TextGenerator:
         try:
             self._client.stop(request_id)
         except FrameworkError as error:
-            print(f"Warning: request {request_id} could not be stopped: {error}")
+            _log.warning("request %s could not be stopped: %s", request_id, error)

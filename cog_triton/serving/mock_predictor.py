@@ -14,9 +14,11 @@ from cog.input import FieldInfo
 
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.errors import InvalidArgument, InvalidArgumentMaxTokens
+from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.predictor import DEFAULT_MAX_TOKENS, Predictor
 from cog_triton.settings import Settings, load_settings
+from cog_triton.system import log_format
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.sampling import SamplingParams
 
@@ -106,6 +108,7 @@ class MockPredictor(Predictor):
         **inputs: Any,
     ) -> ConcatenateIterator[str]:
         """Validate, tokenize, and return the stream of text, in pieces as asked for."""
+        log_format.request_id.set(concurrent_streaming.prediction_id())
         inputs = {**_RUNNERS, **inputs}
         with self._telling_of_refusal():
             if output_method == "buffer" and buffer_size is None:

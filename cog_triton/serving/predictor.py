@@ -17,13 +17,13 @@ from cog_triton.errors import (
 )
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
-from cog_triton.serving.coglet import concurrent_streaming
+from cog_triton.serving.coglet import concurrent_streaming, log_streams
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.openai.listeners import HTTPListeners
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
-from cog_triton.system import gc_tuning
+from cog_triton.system import gc_tuning, log_format
 from cog_triton.system.parent_death import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
@@ -42,6 +42,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         exit_with_parent()
         concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
+        log_format.configure(
+            settings.log_format, settings.log_level, log_streams.inherited_stderr()
+        )
+        with log_streams.setup_log():
+            await self._start(settings, weights)
+        gc_tuning.tune_for_serving()
+
+    async def _start(self, settings: Settings, weights: str | None) -> None:
         self._telemetry = CompositeObserver(settings)
         listeners = HTTPListeners(settings, self._telemetry)
         self._runtime = await Runtime.start(
@@ -49,7 +57,6 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         )
         listeners.serve_runtime(self._runtime)
         drain_watch.start(settings.port, settings.cog_triton_drain_file, self._runtime.drain)
-        gc_tuning.tune_for_serving()
 
     def _load_settings(self) -> Settings:
         return load_settings()
@@ -152,6 +159,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         ),
     ) -> ConcatenateIterator[str]:
         """Validate, and return the live stream of text; waits for nothing (`livestream`)."""
+        log_format.request_id.set(concurrent_streaming.prediction_id())
         with self._telling_of_refusal():
             # Cog takes 2.0 for an integer and hands it on as a float, hence the int() below.
             sampling = SamplingParams(

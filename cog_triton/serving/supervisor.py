@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +19,8 @@ from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.liveness import ProcessLiveness
 from cog_triton.triton.server import TritonServer
+
+_log = logging.getLogger(__name__)
 
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
@@ -120,7 +121,7 @@ class Supervisor:
             if isinstance(failure, asyncio.CancelledError):
                 self.state = SupervisorState.STOPPED
             elif failure is not None:
-                traceback.print_exception(failure)
+                _log.error("supervision failed", exc_info=failure)
                 self._give_up(f"supervision failed: {failure!r}")
         finally:
             self._run_task(self._server.stop())
@@ -158,7 +159,7 @@ class Supervisor:
         """Kill and restart until it is ready, stopped or given up; returns the failures so far."""
         while True:
             pause = min(_BACKOFF_S * 2 ** (failures - 1), _MAX_BACKOFF_S)
-            print(f"Triton: {reason}\n{self._server.log_tail()}", file=sys.stderr, flush=True)
+            _log.error("Triton: %s\n%s", reason, self._server.log_tail())
             self._stop_requests(reason, failures, pause)
             self._server.kill()
             if self.state is not SupervisorState.RESTARTING:
@@ -172,6 +173,7 @@ class Supervisor:
                 failures += 1
             else:
                 break
+        _log.info("Triton is ready again after %.1f s", self._start_s)
         if not self._restarts_disabled:
             self._admission.open()
         return failures

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import threading
-from functools import partial
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -14,6 +14,8 @@ from cog_triton.download.fetch import fetch, redacted_name
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 async def engine_directory(
@@ -76,10 +78,10 @@ def _unpack(tar: Path, engines: Path) -> Path:
             engine_manifest.verify(target, manifest, checksums=False)
         return target
     engines.mkdir(parents=True, exist_ok=True)
-    print(f"Unpacking {tar} ({stat.st_size / 1e6:.0f} MB)", flush=True)
+    _log.info("Unpacking %s (%.0f MB)", tar, stat.st_size / 1e6)
     unpacked = engine_tar.unpack(tar, target)
     for warning in unpacked.warnings:
-        print(f"Warning: {warning}", flush=True)
+        _log.warning("%s", warning)
     return target
 
 
@@ -87,12 +89,10 @@ async def _download(url: str, name: str, downloads: Path, retry: RetryPolicy) ->
     """Download `url` to a file named after its hash; a complete one is not downloaded again."""
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
     if not target.is_file():
-        print(f"Downloading {name}", flush=True)
+        _log.info("Downloading %s", name)
     stop = threading.Event()
     try:
-        return await asyncio.to_thread(
-            fetch, url, target, echo=partial(print, flush=True), retry=retry, stop=stop
-        )
+        return await asyncio.to_thread(fetch, url, target, retry=retry, stop=stop)
     except ModelUnavailable as error:
         detail = error.detail.removeprefix(f"{name}: ")
         raise ModelUnavailable(f"COG_WEIGHTS={name!r}: {detail}") from error

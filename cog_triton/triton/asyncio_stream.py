@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Generator
 from typing import Generic, Protocol, TypeVar
@@ -47,7 +48,10 @@ class AsyncStreamReader(Generic[T]):
         self._arrived: list[T] = []
         self._ended = False
         self._error: BaseException | None = None
-        threading.Thread(target=self._read_until_first_pause, name="request", daemon=True).start()
+        context = contextvars.copy_context()  # add_reader and call_later hand it on
+        threading.Thread(
+            target=context.run, args=[self._read_until_first_pause], name="request", daemon=True
+        ).start()
 
     @property
     def ended(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import yaml
 
 from cog_triton.errors import InvalidPredictorConfig, nearest
+
+_log = logging.getLogger(__name__)
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 # Models that one engine family adds to the repository.
@@ -65,7 +68,7 @@ def load_serve_config(path: Path) -> ServeConfig:
             for beside, variable in _DEPLOYMENT_KEYS[key].items():
                 if variable and beside in models:
                     at = f"{where}.{beside}".lstrip(".")
-                    print(f"Warning: {path}: {at} is not read: set {variable}", flush=True)
+                    _log.warning("%s: %s is not read: set %s", path, at, variable)
             where = f"{where}.{key}".lstrip(".")
             models = _mapping(models.get(key), path, where)
     _require_known_keys(models, [*MODELS, *FAMILY_MODELS], path, where)

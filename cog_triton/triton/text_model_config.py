@@ -6,6 +6,7 @@ of those templates is either applied or rejected with the reason.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tritonclient.grpc import model_config_pb2
 
 from cog_triton.errors import InvalidPredictorConfig, nearest
 from cog_triton.settings import IMAGE_ENGINE_DIR
+
+_log = logging.getLogger(__name__)
 
 _INSTANCE_COUNTS: Mapping[str, str] = {
     "preprocessing": "preprocessing_instance_count",
@@ -109,10 +112,11 @@ def _set_instances(config: Any, name: str, value: Any) -> None:
     count = _integer(value, 1)
     if config.name == "postprocessing" and count > 1:
         count = 1
-        print(
-            f"Warning: postprocessing.args.{name}={value}: one instance is started: with more,"
-            " Triton reorders the text of a stream",
-            flush=True,
+        _log.warning(
+            "postprocessing.args.%s=%s: one instance is started: with more, Triton reorders the"
+            " text of a stream",
+            name,
+            value,
         )
     config.instance_group[0].count = count
 

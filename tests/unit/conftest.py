@@ -1,7 +1,8 @@
-"""What several tests need of the machine."""
+"""What several tests need of the machine and of their process."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 from collections.abc import Iterator
@@ -27,3 +28,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """For tests that configure logging: handlers and levels are put back."""
+    root, package = logging.getLogger(), logging.getLogger("cog_triton")
+    before = root.handlers[:], root.level, package.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    package.setLevel(before[2])

@@ -244,10 +244,10 @@ def test_slots_and_queue(
     ("cog", "queue", "needed"), [(256, None, None), (106, 64, 107), (107, 64, None), (16, None, 22)]
 )
 def test_a_cog_that_would_answer_409_first_is_told_of(
-    cog: int, queue: int | None, needed: int | None, capsys: pytest.CaptureFixture[str]
+    cog: int, queue: int | None, needed: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     admission_for(load_settings(cog_max_concurrency=cog, max_queue=queue), 16)
-    said = capsys.readouterr().out
+    said = caplog.text
     assert bool(said) is bool(needed)
     if needed:
         assert f"COG_MAX_CONCURRENCY={cog}" in said

@@ -55,7 +55,7 @@ def test_a_burst_finds_places(listening: socket.socket) -> None:
             stack.enter_context(socket.create_connection(listening.getsockname(), timeout=5))
 
 
-def test_a_socket_that_comes_later_is_met(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_socket_that_comes_later_is_met(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         waiting = threading.Thread(
@@ -69,11 +69,11 @@ def test_a_socket_that_comes_later_is_met(capsys: pytest.CaptureFixture[str]) ->
         waiting.join(PATIENCE_S)
         assert not waiting.is_alive()
         assert accepted_nodelay(found) == 1
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
 
 
 def test_nothing_else_is_touched_and_giving_up_is_told(
-    listening: socket.socket, capsys: pytest.CaptureFixture[str]
+    listening: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_ports(1)[0]
     with socket.create_connection(listening.getsockname()) as client:
@@ -81,7 +81,7 @@ def test_nothing_else_is_touched_and_giving_up_is_told(
         tune_listening_socket(port, 0.05)
         assert open_files() == before
         assert nodelay(listening) == nodelay(client) == 0
-    assert f"Cog did not listen on PORT={port} within 0.05 s" in capsys.readouterr().err
+    assert f"Cog did not listen on PORT={port} within 0.05 s" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
+from cog_triton.serving.coglet.log_streams import inherited_stderr
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.telemetry.request_log import RequestLog, inherited_stderr
+from cog_triton.serving.telemetry.request_log import RequestLog
+from cog_triton.system import log_format
 from cog_triton.text.sampling import SamplingParams
 
 SECRET = "xyzzy"
@@ -32,7 +34,8 @@ class Log:
     def __init__(self, path: Path, form: str) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-        self.log = RequestLog(form, self._descriptor)
+        log_format.configure(form, "info", self._descriptor)
+        self.log = RequestLog()
 
     def line(self) -> str:
         (line,) = self._path.read_text().splitlines()
@@ -44,7 +47,7 @@ class Log:
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Iterator[Any]:
+def logs(tmp_path: Path, own_logging: None) -> Iterator[Any]:
     made: list[Log] = []
 
     def make(form: str) -> Log:
@@ -118,18 +121,18 @@ def test_cancelled_is_no_error(logs: Any) -> None:
     assert "code" not in values
 
 
-def test_a_log_that_is_gone_harms_nobody() -> None:
+def test_a_log_that_is_gone_harms_nobody(own_logging: None) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    log = RequestLog("json", write_end)
-    log.ended(generation(), None)
+    log_format.configure("json", "info", write_end)
+    RequestLog().ended(generation(), None)
     os.close(write_end)
 
 
 def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> None:
     """As coglet does: stderr is a pipe now, and the inherited one has another number."""
     child = (
-        "import os; from cog_triton.serving.telemetry.request_log import inherited_stderr;"
+        "import os; from cog_triton.serving.coglet.log_streams import inherited_stderr;"
         "kept = os.dup(2); read, write = os.pipe(); os.dup2(write, 2);"
         "found = inherited_stderr(); assert found == kept, (found, kept);"
         "os.write(found, b'told')"
@@ -143,7 +146,7 @@ def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> No
 
 def test_without_such_a_one_it_is_stderr_itself() -> None:
     code = (
-        "import os; from cog_triton.serving.telemetry.request_log import inherited_stderr;"
+        "import os; from cog_triton.serving.coglet.log_streams import inherited_stderr;"
         "os.close(2); os.pipe(); assert inherited_stderr() == 2"
     )
     assert subprocess.call([sys.executable, "-c", code], stderr=subprocess.PIPE) == 0

@@ -78,11 +78,11 @@ instantiate:
 
 @pytest.mark.parametrize("server", ["", "  server: {tensorrt_llm: {args: {decoupled_mode: True}}}"])
 def test_keys_of_deployment_tools(
-    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = load(tmp_path, OFFICIAL + server)
     assert config.arguments_of("tensorrt_llm") == ({"decoupled_mode": True} if server else {})
-    said = capsys.readouterr().out
+    said = caplog.text
     for key, variable in (
         ("weights", "COG_WEIGHTS"),
         ("system_prompt", "SYSTEM_PROMPT"),

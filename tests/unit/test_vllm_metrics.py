@@ -47,7 +47,6 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     vars(stand_in).update(
         MetricFamily=MetricFamily,
         TritonModelException=TritonModelException,
-        Logger=type("Logger", (), {"log_info": print}),
     )
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     name = "cog_triton.backend.vllm_metrics"
@@ -59,11 +58,12 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
 
 def test_no_publisher_where_triton_has_no_metrics(
-    publisher: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    publisher: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "cog_triton")
     MetricFamily.supported = False
     assert publisher({"model": "m"}, 100, lambda *_: None) is None
-    assert "reports no metrics" in capsys.readouterr().out
+    assert "reports no metrics" in caplog.text
 
 
 def test_every_value_is_published_under_its_metric(publisher: Callable[..., Any]) -> None:

@@ -101,14 +101,16 @@ def test_a_relative_name_with_a_colon_is_a_file(
 
 
 def test_a_tar_is_unpacked_once(
-    tar: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+    tar: Path, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "cog_triton")
     first = fetch(settings, str(tar))
     before = first.stat().st_ino
-    assert "Unpacking" in capsys.readouterr().out
+    assert "Unpacking" in caplog.text
+    caplog.clear()
     assert fetch(settings, str(tar)) == first
     assert first.stat().st_ino == before
-    assert capsys.readouterr().out == ""
+    assert caplog.text == ""
 
 
 def test_a_tar_that_changed_is_unpacked_again(
@@ -123,12 +125,12 @@ def test_a_tar_that_changed_is_unpacked_again(
 
 
 def test_a_tar_without_a_manifest_is_served_with_a_warning(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine(tmp_path / "engine")
     (tmp_path / "engine" / engine_manifest.MANIFEST_NAME).unlink()
     fetch(settings, str(original_tar(tmp_path / "old.tar", tmp_path / "engine")))
-    assert "Warning: old.tar has no cog-triton.json" in capsys.readouterr().out
+    assert "old.tar has no cog-triton.json" in caplog.text
 
 
 @pytest.mark.parametrize("cut", [0, 1, 512, 1000])
@@ -243,8 +245,10 @@ def refusal(settings: Settings, weights: str) -> str:
 
 
 def test_the_secrets_of_a_url_are_not_told(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "cog_triton")
+
     async def main(status: str) -> str:
         async with serving([whole(b"", status)]) as server:
             url = server.url.replace("http://", "http://user:hunter2@")
@@ -253,7 +257,7 @@ def test_the_secrets_of_a_url_are_not_told(
             return str(caught.value)
 
     for status in ("403 Forbidden", "404 Not Found"):
-        said = asyncio.run(main(status)) + capsys.readouterr().out
+        said = asyncio.run(main(status)) + caplog.text
         assert "engine.tar" in said
         assert "hunter2" not in said
 

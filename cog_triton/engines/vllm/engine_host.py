@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -35,7 +36,9 @@ from cog_triton.errors import (
     TritonUnavailable,
     VLLMUnknownError,
 )
+from cog_triton.system.log_format import request_id
 
+_log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 1.0
 _PROMPT_TOO_LONG = re.compile(r"longer than the maximum model length")
 
@@ -140,6 +143,7 @@ class VLLMHost:
 
     async def _run(self, peer: Peer, handle: int, name: str, request: Any) -> None:
         """Run one request; sends exactly one last event."""
+        request_id.set(name)  # of this task alone
         try:
             converter, outputs = self._start(name, request)
             async with aclosing(outputs):  # leaving it early aborts the request
@@ -207,5 +211,6 @@ def _coded_error(error: Exception) -> CogTritonError:
     if isinstance(error, ValueError | TypeError):  # how vLLM refuses a request
         known = PromptTooLong if _PROMPT_TOO_LONG.search(str(error)) else InvalidArgument
         return known(str(error))
+    _log.error("vLLM failed a request", exc_info=error)
     cause = error.__cause__ or error
     return VLLMUnknownError(f"{type(cause).__name__}: {cause}")

@@ -12,13 +12,17 @@ listening socket as soon as it exists.
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
+
+from cog_triton.system import log_format
+
+_log = logging.getLogger(__name__)
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _POLL_S = 0.001
@@ -37,16 +41,17 @@ def tune_listening_socket(port: int, within: float = _TIMEOUT_S) -> None:
         if any(_tune_if_listening(int(entry.name), port) for entry in _DESCRIPTORS.iterdir()):
             return
         time.sleep(_POLL_S)
-    print(
-        f"cog-triton: Cog did not listen on PORT={port} within {within:g} s: Nagle's algorithm is"
-        " left on, and first tokens may come 40 ms late, those of bursts 1 s",
-        file=sys.stderr,
-        flush=True,
+    _log.warning(
+        "Cog did not listen on PORT=%d within %g s: Nagle's algorithm is left on, and first tokens"
+        " may come 40 ms late, those of bursts 1 s",
+        port,
+        within,
     )
 
 
 def main() -> None:
     """Run ``python -m cog.server.http`` with the arguments of this process."""
+    log_format.configure_from_environment("json")
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
     threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True).start()
     runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import traceback
+import logging
 from typing import Any
 
 from starlette.responses import Response
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError, UserError
+
+_log = logging.getLogger(__name__)
 
 _STATUS: dict[type[CogTritonError], int] = {
     errors.Unauthorized: 401,
@@ -38,7 +40,7 @@ def to_coded_error(error: BaseException) -> CogTritonError:
     """`error` itself, or E2100 for an unexpected exception, which is logged."""
     if isinstance(error, CogTritonError):
         return error
-    traceback.print_exception(error)
+    _log.error("unexpected error", exc_info=error)
     return errors.TritonUnknownError(f"internal error: {type(error).__name__}")
 
 

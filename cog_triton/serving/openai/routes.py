@@ -31,6 +31,7 @@ from cog_triton.serving.openai.responses import (
 )
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.settings import Settings
+from cog_triton.system.log_format import request_id
 from cog_triton.text import chat
 from cog_triton.text.detokenize import TokenText
 from cog_triton.text.stop_strings import parse_stop_sequences
@@ -91,16 +92,18 @@ class OpenAIRoutes:
         to_ids: Callable[[R], list[int]],
         builder_type: type[ResponseBuilder],
     ) -> Response:
+        builder = builder_type(self._model, self._token_text)
+        request_id.set(builder.id)  # this task is of this request alone
         raw = await _body(request, self._settings.max_request_bytes)
         # A long prompt takes long to parse and encode, and must not block the event loop.
-        return await asyncio.to_thread(self._prepare, raw, kind, to_ids, builder_type)
+        return await asyncio.to_thread(self._prepare, raw, kind, to_ids, builder)
 
     def _prepare(
         self,
         raw: bytes,
         kind: type[R],
         to_ids: Callable[[R], list[int]],
-        builder_type: type[ResponseBuilder],
+        builder: ResponseBuilder,
     ) -> GenerationResponse:
         request = parse(kind, _json(raw))
         self._require_model(request.model)
@@ -114,7 +117,6 @@ class OpenAIRoutes:
         generation.ignore_eos = bool(request.ignore_eos)
         generation.return_log_probs = request.log_probs
         generation.guide = self._guide(request)
-        builder = builder_type(self._model, self._token_text)
         generation.id, generation.endpoint = builder.id, builder.endpoint
         options = request.stream_options
         return GenerationResponse(

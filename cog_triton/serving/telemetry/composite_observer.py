@@ -20,7 +20,7 @@ class CompositeObserver:
         self.metrics = Metrics()
         observers: list[Observer] = [self.metrics]
         if settings.log_requests:
-            observers.append(RequestLog(settings.log_format))
+            observers.append(RequestLog())
         if tracing.enabled():
             observers.append(tracing.TracingObserver())
         self._observers: Sequence[Observer] = observers

@@ -1,0 +1,142 @@
+"""Log lines in the forms of LOG_FORMAT (json, console), with the id of the request they belong to.
+
+A module logs through ``logging.getLogger(__name__)``; each process calls `configure` once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from typing import Any
+
+from cog_triton.errors import CogTritonError
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+"""The values of LOG_LEVEL."""
+STDERR = 2
+_LEVEL_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}  # as Cog's own log has them
+_PACKAGE = "cog_triton"
+
+request_id: ContextVar[str] = ContextVar("cog_triton_request_id", default="")
+"""Id of the request that this context works for; a thread needs a copy of its starter's context."""
+
+
+class RequestIdFilter(logging.Filter):
+    """Adds `request_id` to each record; to be used where the record is made, as handlers are."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let all records pass."""
+        record.request_id = request_id.get()
+        return True
+
+
+class JSONFormatter(logging.Formatter):
+    """One JSON object a line.
+
+    A record with `values` (``extra={"values": {...}}``) is an event: its message is ``event``, and
+    the values stand beside it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        kind = "event" if hasattr(record, "values") else "message"
+        line = {
+            "timestamp": _time(record),
+            "level": _level(record),
+            "target": _target(record),
+            kind: record.getMessage(),
+            **_values(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Plain text: time, level, logger, message, and values as ``key=value``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text, of more than one line if the message or its traceback has more."""
+        return f"{_time(record)} {_level(record):>5} {self.untimed(record)}"
+
+    def untimed(self, record: logging.LogRecord) -> str:
+        """The text for a log that adds time and level itself."""
+        values = [f"{key}={value}" for key, value in _values(record).items()]
+        text = " ".join([f"{_target(record)}: {record.getMessage()}", *values])
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class DescriptorHandler(logging.Handler):
+    """Writes each line to a file descriptor at once; a log that is gone ends no request."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        try:
+            line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        except Exception:  # noqa: BLE001 - as every handler of logging does
+            self.handleError(record)
+            return
+        with suppress(OSError):
+            os.write(self._descriptor, line)
+
+
+def configure(log_format: str, level: str, descriptor: int = STDERR) -> None:
+    """Log to `descriptor`: the package from `level` on, others' libraries from warnings on."""
+    handler = DescriptorHandler(descriptor)
+    handler.setFormatter(JSONFormatter() if log_format == "json" else ConsoleFormatter())
+    install(handler, level)
+
+
+def configure_from_environment(default_format: str) -> None:
+    """Log to stderr as LOG_FORMAT and LOG_LEVEL say; settings.py refuses values that are wrong."""
+    configure(os.environ.get("LOG_FORMAT") or default_format, os.environ.get("LOG_LEVEL", ""))
+
+
+def install(handler: logging.Handler, level: str) -> None:
+    """Make `handler` the one of this process, in place of an earlier one."""
+    threshold = LEVELS.get(level.lower(), logging.INFO)
+    handler.addFilter(RequestIdFilter())
+    handler.set_name(_PACKAGE)
+    root = logging.getLogger()
+    for earlier in [each for each in root.handlers if each.get_name() == _PACKAGE]:
+        root.removeHandler(earlier)
+    root.addHandler(handler)
+    root.setLevel(max(threshold, logging.WARNING))
+    logging.getLogger(_PACKAGE).setLevel(threshold)
+
+
+def _time(record: logging.LogRecord) -> str:
+    now = datetime.fromtimestamp(record.created, timezone.utc)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _level(record: logging.LogRecord) -> str:
+    return _LEVEL_NAMES.get(record.levelno, record.levelname)
+
+
+def _target(record: logging.LogRecord) -> str:
+    return _PACKAGE if hasattr(record, "values") else record.name
+
+
+def _values(record: logging.LogRecord) -> Mapping[str, Any]:
+    values: dict[str, Any] = dict(getattr(record, "values", {}))
+    if found := getattr(record, "request_id", ""):
+        values.setdefault("id", found)
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, CogTritonError):
+        values["error_code"] = error.code
+    return values

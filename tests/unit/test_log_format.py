@@ -1,0 +1,259 @@
+"""Log lines: both forms, levels, the id of the request, and that nothing in the package prints."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextvars
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import cog_triton
+from cog_triton.backend import triton_log
+from cog_triton.errors import Overloaded
+from cog_triton.serving.coglet.log_streams import setup_log
+from cog_triton.system import log_format
+from cog_triton.system.log_format import request_id
+from cog_triton.triton.asyncio_stream import AsyncStreamReader
+
+log = logging.getLogger("cog_triton.serving.runtime")
+Lines = Callable[[], list[str]]
+WRITES_OUTPUT = {
+    "builder/job.py": "a build's progress, on the stdout that its parent reads",
+    "builder/predictor.py": "a build's progress, in the prediction's log",
+    "engines/mock/engine.py": "the last words of a process that ends itself at once",
+    "examples/openvino/_script.py": "a build step, which runs in another Python",
+    "serving/coglet/openapi_schema.py": "the schema, on stdout",
+    "serving/mock_predictor.py": "the prediction's log",
+    "serving/predictor.py": "the prediction's log",
+    "triton/mpi_rank.py": "runs by path, with the standard library alone",
+    "bench/export.py": "results, on stdout where a user asks for them there",
+}
+"""Modules that write to stdout or stderr themselves, and what."""
+
+
+@pytest.fixture
+def configured(own_logging: None, tmp_path: Path) -> Iterator[Callable[..., Lines]]:
+    path = tmp_path / "log"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+
+    def configure(form: str, level: str = "info") -> Lines:
+        log_format.configure(form, level, descriptor)
+        return lambda: path.read_text().splitlines()
+
+    yield configure
+    os.close(descriptor)
+
+
+def test_json_line(configured: Callable[..., Lines]) -> None:
+    lines = configured("json")
+    log.warning("port %d is\ntaken", 80)
+    values = json.loads(lines()[0])
+    assert values.pop("timestamp").endswith("Z")
+    assert values == {
+        "level": "WARN",
+        "target": "cog_triton.serving.runtime",
+        "message": "port 80 is\ntaken",
+    }
+
+
+def test_console_line(configured: Callable[..., Lines]) -> None:
+    lines = configured("console")
+    log.info("port %d", 80)
+    assert lines()[0].endswith("Z  INFO cog_triton.serving.runtime: port 80")
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_an_error_has_its_code_and_its_traceback(
+    form: str, configured: Callable[..., Lines]
+) -> None:
+    lines = configured(form)
+    try:
+        raise Overloaded("later")
+    except Overloaded:
+        log.exception("no")
+    text = "\n".join(lines())
+    if form == "console":
+        assert "cog_triton.serving.runtime: no error_code=E2107\nTraceback (most" in text
+    else:
+        values = json.loads(text)
+        assert (values["error_code"], values["level"]) == ("E2107", "ERROR")
+        assert values["exception"].startswith("Traceback")
+        assert "Overloaded: E2107 Overloaded: later" in values["exception"]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [("debug", "diwe"), ("info", "iwe"), ("warning", "we"), ("error", "e"), ("", "iwe")],
+)
+def test_levels(level: str, expected: str, configured: Callable[..., Lines]) -> None:
+    lines = configured("console", level)
+    for write in (log.debug, log.info, log.warning, log.error):
+        write(write.__name__[0])
+    assert "".join(line[-1] for line in lines()) == expected
+
+
+def test_libraries_log_from_warnings_on(configured: Callable[..., Lines]) -> None:
+    lines = configured("console", "debug")
+    logging.getLogger("httpx").info("GET")
+    logging.getLogger("uvicorn.error").warning("odd")
+    assert [line[-18:] for line in lines()] == ["uvicorn.error: odd"]
+
+
+def test_configuring_again_replaces(configured: Callable[..., Lines]) -> None:
+    configured("json")
+    lines = configured("console")
+    log.info("once")
+    assert len(lines()) == 1
+
+
+def test_arguments_that_do_not_fit_end_nothing(
+    configured: Callable[..., Lines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    lines = configured("json")
+    log.info("%d", "one")
+    assert lines() == []
+
+
+def ids(lines: list[str]) -> list[str | None]:
+    return [json.loads(line).get("id") for line in lines]
+
+
+def test_the_id_of_the_request_is_in_lines_of_its_threads(
+    configured: Callable[..., Lines],
+) -> None:
+    """As /v1 handles them: a task each, threads, and a stream that the event loop goes on with."""
+    lines = configured("json")
+    read_end, write_end = os.pipe()
+
+    class Connection:
+        timeout = 5.0
+
+        def fileno(self) -> int:
+            return read_end
+
+        def expire(self) -> None:
+            raise AssertionError
+
+    def items() -> Generator[str | None, None, None]:
+        log.info("on the reader's thread")
+        yield None
+        log.info("on the event loop")
+        yield "text"
+
+    async def handle(name: str) -> None:
+        request_id.set(name)
+        await asyncio.to_thread(log.info, "on a thread")
+        if name == "a":
+            reader = AsyncStreamReader(items(), Connection)
+            os.write(write_end, b"x")
+            assert await reader.read() == ["text"]
+        log.info("in the task")
+
+    async def main() -> None:
+        await asyncio.gather(handle("a"), handle("b"))
+        log.info("outside")
+
+    asyncio.run(main())
+    os.close(read_end)
+    os.close(write_end)
+    found = ids(lines())
+    assert sorted(name or "" for name in found) == ["", "a", "a", "a", "a", "b", "b"]
+    assert found[-1] is None
+
+
+def test_an_event_keeps_its_own_id(configured: Callable[..., Lines]) -> None:
+    lines = configured("json")
+
+    def inner() -> None:
+        request_id.set("of the context")
+        log.info("request", extra={"values": {"id": "own"}})
+
+    contextvars.copy_context().run(inner)
+    values = json.loads(lines()[0])
+    assert (values["event"], values["target"], values["id"]) == ("request", "cog_triton", "own")
+
+
+def test_setup_log_holds_all_lines_and_the_log_its_warnings(
+    configured: Callable[..., Lines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = configured("console")
+    with setup_log():
+        log.info("Unpacking")
+        log.warning("odd")
+    log.info("later")
+    assert capsys.readouterr().out == "Unpacking\nWarning: odd\n"
+    assert [line.rpartition(": ")[2] for line in lines()] == ["odd", "later"]
+
+
+class TritonLogger:
+    """As ``pb_utils.Logger``: a function for each level."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Callable[[str], None]:
+        return lambda text: self.lines.append((name, text))
+
+
+def test_models_of_triton_log_to_its_log(
+    own_logging: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in: Any = ModuleType("triton_python_backend_utils")
+    stand_in.Logger = TritonLogger()
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setenv("LOG_LEVEL", "debug")
+    triton_log.install()
+    model = logging.getLogger("cog_triton.backend.bls")
+    contextvars.copy_context().run(lambda: (request_id.set("r"), model.warning("%d left", 1)))
+    for write in (model.debug, model.info, model.error):
+        write("text")
+    assert stand_in.Logger.lines == [
+        ("log_warn", "cog_triton.backend.bls: 1 left id=r"),
+        ("log_info", "cog_triton.backend.bls: text"),
+        ("log_info", "cog_triton.backend.bls: text"),
+        ("log_error", "cog_triton.backend.bls: text"),
+    ]
+
+
+def test_an_engines_process_logs_to_stderr() -> None:
+    code = (
+        "import logging; from cog_triton.backend import triton_log; triton_log.install();"
+        "logging.getLogger('cog_triton.engines.registry').info('told')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert done.stderr.endswith("Z  INFO cog_triton.engines.registry: told\n")
+
+
+def writes_itself(tree: ast.AST) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "print":
+            return True
+        if isinstance(node, ast.Attribute) and (
+            ast.unparse(node) in ("sys.stderr.write", "sys.stdout.write")
+            or node.attr in ("print_exc", "print_exception")
+        ):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "warnings":
+            return True
+    return False
+
+
+def test_nothing_else_in_the_package_prints() -> None:
+    package = Path(cog_triton.__file__).parent
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if writes_itself(ast.parse(path.read_text("utf-8")))
+    }
+    assert {name for name in found if not name.startswith("cli/")} == WRITES_OUTPUT.keys()

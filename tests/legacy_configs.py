@@ -1,4 +1,4 @@
-"""Build configs as the older builder had them: its quick start, and its examples' arguments."""
+"""Legacy build configs: the original builder's quick start, and its examples' arguments."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ TRANSLATED = {
 
 
 def read(text: str) -> BuildConfig:
-    return parse_config(text, "older.yaml")
+    return parse_config(text, "legacy.yaml")
 
 
 def translated(config: BuildConfig, *offered: str) -> Translation:

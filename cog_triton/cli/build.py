@@ -17,41 +17,41 @@ def build(
     ] = None,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="What to write: a .tar, .tar.gz or .tar.zst."),
+        typer.Option("--output", "-o", help="File to write: .tar, .tar.gz or .tar.zst."),
     ] = Path("engine.tar"),
     work_dir: Annotated[
         Path,
-        typer.Option(help="Where steps run and models are kept; what is found here is used."),
+        typer.Option(help="Directory of steps and models; finished ones are reused."),
     ] = Path(".work/build"),
     check: Annotated[
-        bool, typer.Option("--check", help="Check CONFIG and its arguments, and build nothing.")
+        bool, typer.Option("--check", help="Check CONFIG and its arguments; build nothing.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print what would be run, and build nothing.")
+        bool, typer.Option("--plan", help="Print the commands to run; build nothing.")
     ] = False,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Run every step, finished ones too.")
+        bool, typer.Option("--no-cache", help="Run every step again, finished ones too.")
     ] = False,
     clean: Annotated[
         bool,
         typer.Option(
             "--clean",
-            help="Remove what builds of CONFIG left in the work directory; without CONFIG, what"
-            " all builds left, and downloaded models. Build nothing.",
+            help="Remove CONFIG's builds from the work directory; without CONFIG, all builds and"
+            " downloaded models. Build nothing.",
         ),
     ] = False,
 ) -> None:
     """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
 
     Arguments are checked against the options of the scripts before anything runs.
-    What is finished is not done again, after a kill either: builds resume.
+    Finished steps are skipped, so that an interrupted build resumes.
     --check ends with exit code 2 if the options of a script are not known here.
 
     Example: cog-triton build configs/build/smollm2-135m-cpu.yaml -o engine.tar
     """
     from cog_triton.builder import command
 
-    echo = typer.echo  # a tenth of what rich takes, and scripts write many lines
+    echo = typer.echo  # ten times as fast as rich, and scripts write many lines
 
     with coded_errors():
         if clean:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import clean_environment
 import pytest
+from build_runs import BuildRuns
 from stack import REPOSITORY, Stack, processes_of
 from tensorrt_llm_tree import Installation, install, models
-from workshop import Workshop
 
 from cog_triton.artifact.engine_tar import unpack
 
@@ -51,13 +51,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 @pytest.fixture(scope="session")
-def old_tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    return install(tmp_path_factory.mktemp("old"), old=True)
+def legacy_tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    return install(tmp_path_factory.mktemp("legacy"), legacy=True)
 
 
 @pytest.fixture
-def workshop(tree: Installation, tmp_path: Path) -> Iterator[Workshop]:
+def build_runs(tree: Installation, tmp_path: Path) -> Iterator[BuildRuns]:
     models.llama(tmp_path / "tiny-llama")
     models.gpt2(tmp_path / "tiny-gpt2")
-    yield Workshop(tmp_path, tree)
+    yield BuildRuns(tmp_path, tree)
     assert not processes_of(tmp_path)

@@ -1,13 +1,13 @@
-"""What a build has done is not done again, however it ended."""
+"""Build resumption: finished steps and downloads are not repeated after a kill."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
+from build_runs import BuildRuns, gpt, llama, packed
 from range_server import Content, Span, serving_file
 from stack import wait_until
-from workshop import Workshop, gpt, llama, packed
 
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.download.partial_file import PIECE
@@ -15,9 +15,9 @@ from cog_triton.download.partial_file import PIECE
 pytestmark = pytest.mark.integration
 
 
-def test_a_second_run_runs_nothing(workshop: Workshop) -> None:
-    workshop.build(gpt())
-    said = workshop.build(gpt())
+def test_second_build_runs_no_step(build_runs: BuildRuns) -> None:
+    build_runs.build(gpt())
+    said = build_runs.build(gpt())
     assert [line for line in said if "already" in line] == [
         "[convert] already done",
         "[build] already done",
@@ -26,15 +26,17 @@ def test_a_second_run_runs_nothing(workshop: Workshop) -> None:
     assert not [line for line in said if "TensorRT-LLM version" in line]
 
 
-def test_other_limits_need_the_build_step_only(workshop: Workshop) -> None:
-    workshop.build(gpt())
-    said = workshop.build(gpt(max_batch_size=2), tar="other.tar")
+def test_changed_limits_rerun_only_the_build_step(build_runs: BuildRuns) -> None:
+    build_runs.build(gpt())
+    said = build_runs.build(gpt(max_batch_size=2), tar="other.tar")
     assert "[convert] already done by another build" in said
     assert [line for line in said if "version: 1.2.1" in line and line.startswith("[build]")]
-    converted = [workshop.work_of(each) / "checkpoint" for each in (gpt(), gpt(max_batch_size=2))]
+    converted = [build_runs.work_of(each) / "checkpoint" for each in (gpt(), gpt(max_batch_size=2))]
     one, two = ((path / "rank0.safetensors").stat() for path in converted)
     assert one.st_ino == two.st_ino
-    manifest = unpack(workshop.directory / "other.tar", workshop.directory / "unpacked").manifest
+    manifest = unpack(
+        build_runs.directory / "other.tar", build_runs.directory / "unpacked"
+    ).manifest
     assert manifest is not None
     assert manifest.max_batch_size == 2
 
@@ -47,29 +49,29 @@ def test_other_limits_need_the_build_step_only(workshop: Workshop) -> None:
         ("trtllm-build", "engine/rank0.engine", ["convert_to_ft", "quantize"]),
     ],
 )
-def test_a_killed_build_resumes(
-    workshop: Workshop, step: str, half: str, resumed: list[str]
+def test_killed_build_resumes(
+    build_runs: BuildRuns, step: str, half: str, resumed: list[str]
 ) -> None:
     """Killed where the first of two ranks is written: that step runs again, and no other."""
     config = llama(tp=2)
-    workshop.build(config, "--work-dir", "undisturbed", tar="whole.tar")
-    workshop.environment["TENSORRT_LLM_TREE"] = f"{step} sleep 600"
-    begun = workshop.work_of(config) / half
-    with workshop.killed(config):
+    build_runs.build(config, "--work-dir", "undisturbed", tar="whole.tar")
+    build_runs.environment["TENSORRT_LLM_TREE"] = f"{step} sleep 600"
+    begun = build_runs.work_of(config) / half
+    with build_runs.killed(config):
         wait_until(begun.exists)
-    del workshop.environment["TENSORRT_LLM_TREE"]
-    assert not (workshop.directory / "engine.tar").exists()
-    said = workshop.build(config)
+    del build_runs.environment["TENSORRT_LLM_TREE"]
+    assert not (build_runs.directory / "engine.tar").exists()
+    said = build_runs.build(config)
     assert [line for line in said if "already" in line] == [f"[{n}] already done" for n in resumed]
-    tars = [workshop.directory / name for name in ("engine.tar", "whole.tar")]
+    tars = [build_runs.directory / name for name in ("engine.tar", "whole.tar")]
     assert tars[0].read_bytes() == tars[1].read_bytes()
 
 
-def test_a_build_that_was_killed_in_its_download_resumes(workshop: Workshop) -> None:
+def test_build_killed_while_downloading_resumes(build_runs: BuildRuns) -> None:
     """What is here of the model is not fetched again."""
-    model = workshop.directory / "tiny-llama"
+    model = build_runs.directory / "tiny-llama"
     (model / "filler.bin").write_bytes(bytes(2 * PIECE))
-    data = packed(model, workshop.directory / "model.tar").read_bytes()
+    data = packed(model, build_runs.directory / "model.tar").read_bytes()
     released = threading.Event()
 
     def only_the_first_piece(_: int, span: Span | None) -> None:
@@ -78,15 +80,15 @@ def test_a_build_that_was_killed_in_its_download_resumes(workshop: Workshop) -> 
 
     with serving_file(Content.of(data), only_the_first_piece) as server:
         config = llama(model_tar_url=f"{server.url}/model.tar")
-        store = workshop.directory / "work"
-        with workshop.killed(config):
+        store = build_runs.directory / "work"
+        with build_runs.killed(config):
             wait_until(lambda: "\n0\n" in "".join(j.read_text() for j in store.rglob("*.journal")))
         released.set()
         asked = len(server.requests)
-        workshop.build(config)
+        build_runs.build(config)
         again = server.requests[asked:]
         assert [span for span in again if span and span[0] >= PIECE]
         assert not [span for span in again if span is None or (span[0] < PIECE and span != (0, 1))]
-        workshop.build(config, "--work-dir", "undisturbed", tar="whole.tar")
-    tars = [workshop.directory / name for name in ("engine.tar", "whole.tar")]
+        build_runs.build(config, "--work-dir", "undisturbed", tar="whole.tar")
+    tars = [build_runs.directory / name for name in ("engine.tar", "whole.tar")]
     assert tars[0].read_bytes() == tars[1].read_bytes()

@@ -1,4 +1,4 @@
-"""The builder as its users reach it: the real Cog, configs over HTTP, the real demo engine."""
+"""Builder predictions: the real Cog, configs over HTTP, the real demo engine."""
 
 import base64
 import http.client
@@ -162,7 +162,7 @@ def in_a_step(builder: Stack) -> bool:
     return any("quantize.py" in line for line in processes_of(builder.work_dir).values())
 
 
-def test_a_config_over_http_becomes_an_engine(
+def test_config_over_http_is_built_and_uploaded(
     builder: Stack, neighbour: str, engine_tar: Path, tmp_path: Path
 ) -> None:
     answer = predict(builder, config=f"{neighbour}/{DEMO.name}")
@@ -197,7 +197,7 @@ def test_a_config_over_http_becomes_an_engine(
     assert "secret" not in builder.output
 
 
-def test_a_cog_that_uploads_files_gets_the_file(
+def test_cog_with_upload_url_gets_the_file(
     make_builder: Callable[..., Stack], neighbour: str, tmp_path: Path
 ) -> None:
     family = tmp_path / "TensorRT-LLM" / "examples" / "fake"
@@ -239,7 +239,7 @@ def test_cancel_ends_every_process_of_the_build(builder: Stack, neighbour: str) 
     assert "E1300" in predict(builder, config="/nowhere")["error"]
 
 
-def test_a_client_that_leaves_cancels_its_build(builder: Stack) -> None:
+def test_disconnected_client_cancels_its_build(builder: Stack) -> None:
     idle = processes_of(builder.work_dir)
     config = DEMO.read_text().replace("q8_0", "q4_1")
     body = json.dumps({"input": {"config": config}})
@@ -283,9 +283,7 @@ def test_a_client_that_leaves_cancels_its_build(builder: Stack) -> None:
         ("c.yaml", "E1300 BuildConfigInvalid: config='c.yaml': no such file"),
     ],
 )
-def test_what_cannot_be_built_is_told_with_a_code(
-    builder: Stack, config: str, message: str
-) -> None:
+def test_builds_that_fail_return_an_error_code(builder: Stack, config: str, message: str) -> None:
     answer = predict(builder, config=config)
     assert answer["status"] == "failed"
     assert message in answer["error"]
@@ -293,14 +291,14 @@ def test_what_cannot_be_built_is_told_with_a_code(
     assert "hf_secret" not in json.dumps({**answer, "input": None})
 
 
-def test_a_config_that_is_not_there_is_told_with_its_status(builder: Stack, neighbour: str) -> None:
+def test_missing_config_is_reported_with_its_http_status(builder: Stack, neighbour: str) -> None:
     answer = predict(builder, config=f"{neighbour}/none.yaml?key=secret")
     assert f"E1300 BuildConfigInvalid: config='{neighbour}/none.yaml': HTTP 404" in answer["error"]
     assert "secret" not in answer["error"]
 
 
 @pytest.mark.parametrize("inputs", [{}, {"config": ""}, {"config": 1}])
-def test_a_wrong_input_is_422(builder: Stack, inputs: dict[str, Any]) -> None:
+def test_invalid_input_returns_422(builder: Stack, inputs: dict[str, Any]) -> None:
     response = httpx.post(f"{builder.url}/predictions", json={"input": inputs})
     assert response.status_code == 422
 
@@ -313,7 +311,7 @@ def test_a_wrong_input_is_422(builder: Stack, inputs: dict[str, Any]) -> None:
         ("_run_worker", signal.SIGKILL),
     ],
 )
-def test_no_build_outlives_its_server(
+def test_builds_end_with_their_server(
     make_builder: Callable[..., Stack], neighbour: str, victim: str, number: int
 ) -> None:
     builder = make_builder()
@@ -331,7 +329,7 @@ def test_no_build_outlives_its_server(
     wait_until(lambda: not in_a_step(builder))
 
 
-def test_no_place_for_the_engine_is_told_at_the_start(
+def test_unwritable_output_directory_fails_setup(
     make_builder: Callable[..., Stack], tmp_path: Path
 ) -> None:
     builder = make_builder(XDG_CACHE_HOME="/nowhere")

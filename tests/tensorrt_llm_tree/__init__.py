@@ -1,4 +1,4 @@
-"""TensorRT-LLM as a builder meets it, on a machine without a GPU.
+"""Fake TensorRT-LLM installation for builds on a machine without a GPU.
 
 `install` makes the Python that steps run in, with the package and its commands, beside the
 sources that TRTLLM_DIR names. Scripts have the options of the real ones, read the real files of
@@ -24,9 +24,9 @@ SCRIPTS = (
     "quantization/quantize.py",
     *COMMANDS,
 )
-OLD_SCRIPTS = ("gpt/hf_gpt_convert.py", "gpt/build.py")
-# What NVIDIA's container has beside it.
-_BESIDE = {"tensorrt": "10.14.1.48"}
+LEGACY_SCRIPTS = ("gpt/hf_gpt_convert.py", "gpt/build.py")
+# Other packages of NVIDIA's container.
+_OTHER_PACKAGES = {"tensorrt": "10.14.1.48"}
 _COMMAND = """#!{python}
 import sys
 from tensorrt_llm.commands.{module} import main
@@ -47,27 +47,27 @@ class Installation:
         return {"TRTLLM_DIR": str(self.sources), "COG_TRITON_STEP_PYTHON": str(self.python)}
 
     def path_of(self, script: str) -> Path:
-        """The file of one of SCRIPTS or OLD_SCRIPTS."""
+        """The file of one of SCRIPTS or LEGACY_SCRIPTS."""
         is_command = script in COMMANDS
         return (self.python.parent if is_command else self.sources / "examples") / script
 
 
-def install(directory: Path, *, old: bool = False) -> Installation:
-    """Install 1.2.1 or, if `old`, a release of the layout before 0.8 into `directory`."""
-    version = "0.7.1" if old else "1.2.1"
-    shutil.copytree(_HERE / ("old" if old else "modern"), directory / "sources")
+def install(directory: Path, *, legacy: bool = False) -> Installation:
+    """Install 1.2.1 or, if `legacy`, a release of the layout before 0.8 into `directory`."""
+    version = "0.7.1" if legacy else "1.2.1"
+    shutil.copytree(_HERE / ("legacy" if legacy else "modern"), directory / "sources")
     venv.create(directory / "python", symlinks=True, with_pip=False)
     (site,) = (directory / "python").glob("lib/python*/site-packages")
-    package, left_out = site / "tensorrt_llm", ["__pycache__", *(["commands"] if old else [])]
+    package, left_out = site / "tensorrt_llm", ["__pycache__", *(["commands"] if legacy else [])]
     patterns = shutil.ignore_patterns(*left_out)
     shutil.copytree(_HERE / "packages" / "tensorrt_llm", package, ignore=patterns)
     (package / "version.py").write_text(f'__version__ = "{version}"\n')
-    options = {name: _options(name) for name in (OLD_SCRIPTS if old else SCRIPTS)}
+    options = {name: _options(name) for name in (LEGACY_SCRIPTS if legacy else SCRIPTS)}
     (package / "options.json").write_text(json.dumps(options))
-    for name, of_it in {"tensorrt_llm": version, **_BESIDE}.items():
+    for name, of_it in {"tensorrt_llm": version, **_OTHER_PACKAGES}.items():
         _distribution(site, name, of_it)
     python = directory / "python" / "bin" / "python"
-    for name in () if old else COMMANDS:
+    for name in () if legacy else COMMANDS:
         command = python.parent / name
         command.write_text(_COMMAND.format(python=python, module=name.removeprefix("trtllm-")))
         command.chmod(0o755)
@@ -89,7 +89,7 @@ def _distribution(site: Path, name: str, version: str) -> None:
 
 
 def driver(directory: Path) -> dict[str, str] | None:
-    """The environment in which there is the driver of an H100; None without a C compiler."""
+    """Environment with a fake driver of an H100; None without a C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None

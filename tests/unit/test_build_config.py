@@ -1,4 +1,4 @@
-"""Build configs: what is accepted, and what each mistake is told."""
+"""Build config schema: accepted configs, and the error text of each mistake."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ build:
 """
 
 
-def test_the_seeds_config_is_understood() -> None:
+def test_original_config_is_accepted() -> None:
     config = parse_config(GOOD, "x.yaml")
     assert [name for name, _ in config.steps()] == ["convert_to_ft", "build"]
     assert config.build.args == {"use_gpt_attention_plugin": None, "remove_input_padding": False}
 
 
-def test_written_config_reads_back_equal() -> None:
+def test_config_survives_a_yaml_round_trip() -> None:
     config = parse_config(GOOD, "x.yaml")
     assert parse_config(config.to_yaml(), "again") == config
 
@@ -85,7 +85,7 @@ def test_written_config_reads_back_equal() -> None:
         ("args:\n", "args: 3\n", "not valid YAML"),
     ],
 )
-def test_a_mistake_is_named_with_path_value_and_rule(old: str, new: str, says: str) -> None:
+def test_mistake_is_reported_with_path_value_and_rule(old: str, new: str, says: str) -> None:
     assert old in GOOD
     with pytest.raises(BuildConfigInvalid) as caught:
         parse_config(GOOD.replace(old, new), "x.yaml")
@@ -101,12 +101,12 @@ HARD = ["? [a, b]\n: 1", "? {a: b}\n: 1", "model_id: &a [*a]", BOMB, "[" * 5000]
 
 
 @pytest.mark.parametrize("text", ["", "- a", "7", "a: b: c", "\0", *HARD])
-def test_what_is_no_mapping_is_refused(text: str) -> None:
+def test_yaml_other_than_a_mapping_is_refused(text: str) -> None:
     with pytest.raises(BuildConfigInvalid):
         parse_config(text, "x.yaml")
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(BuildConfigInvalid) as caught:
         parse_config("model_id: 7\nbuild: 3\n", "x.yaml")
     assert [part in str(caught.value) for part in ("model_id: 7", "example_name", "build: 3")] == [
@@ -114,19 +114,19 @@ def test_every_mistake_is_told_at_once() -> None:
     ] * 3
 
 
-def test_missing_file_is_coded(tmp_path: Path) -> None:
+def test_missing_file_has_an_error_code(tmp_path: Path) -> None:
     with pytest.raises(BuildConfigInvalid, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
 
 
-def test_values_mean_one_thing_each() -> None:
+def test_argument_values_become_command_line_words() -> None:
     args = {"a": None, "b": True, "c": False, "d": 0, "e": "", "f": ["x", 2, ""], "g": 1e-05}
     words = ["--a", "--b", "--d", "0", "--e", "", "--f", "x", "2", "", "--g", "1e-05"]
     assert command_line(args) == words
     assert command_line({}) == []
 
 
-def test_a_key_given_twice_is_refused_even_deep_down() -> None:
+def test_duplicate_key_is_refused_at_any_depth() -> None:
     with pytest.raises(BuildConfigInvalid, match="'script' is there twice"):
         parse_config(GOOD.replace("script: build.py", "script: a.py\n  script: build.py"), "x")
 
@@ -141,7 +141,7 @@ values = st.none() | st.booleans() | scalars | st.lists(scalars, max_size=3)
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[A-Za-z][A-Za-z0-9_-]*", fullmatch=True), values))
-def test_any_arguments_survive_yaml(args: dict[str, object]) -> None:
+def test_any_arguments_survive_a_yaml_round_trip(args: dict[str, object]) -> None:
     step = {"script": "build.py", "output_dir": "engine", "args": args}
     value = {"model_id": "m", "example_name": "e", "build": step}
     text = yaml.safe_dump(value, sort_keys=False)
@@ -204,14 +204,14 @@ def config_with(**changes: object) -> BuildConfig:
         ),
     ],
 )
-def test_newer_keys_have_rules_too(changes: dict[str, object], says: str) -> None:
+def test_rules_of_each_key(changes: dict[str, object], says: str) -> None:
     with pytest.raises(BuildConfigInvalid) as caught:
         config_with(**changes)
     assert says in str(caught.value)
     assert "hf_123" not in str(caught.value)
 
 
-def test_a_token_is_kept_out_of_what_is_written_and_shown() -> None:
+def test_token_is_not_written_or_shown() -> None:
     config = config_with(hf_token="hf_secret")
     assert config.hf_token is not None
     assert config.hf_token.get_secret_value() == "hf_secret"
@@ -235,27 +235,27 @@ def test_a_token_is_kept_out_of_what_is_written_and_shown() -> None:
         ("model_tar_url: 'http://[hf_secret'", "model_tar_url: '***': Invalid IPv6 URL"),
     ],
 )
-def test_no_mistake_shows_a_secret(line: str, says: str) -> None:
+def test_errors_show_no_secret(line: str, says: str) -> None:
     with pytest.raises(BuildConfigInvalid) as caught:
         parse_config(f"model_id: m\n{line}\nexample_name: openvino\nbuild: {{}}\n", "c.yaml")
     assert says in str(caught.value)
     assert "hf_secret" not in str(caught.value)
 
 
-def test_the_url_of_a_tar_is_written_without_its_secrets() -> None:
+def test_tar_url_is_written_redacted() -> None:
     url = "https://user:pass@host:8/m.tar?sig=abc#part"
     config = config_with(model_tar_url=url)
     assert config.model_tar_url == url
     assert "model_tar_url: https://host:8/m.tar\n" in config.to_yaml()
 
 
-def test_a_token_ends_before_the_line_end_of_its_file() -> None:
+def test_token_is_stripped_of_white_space() -> None:
     config = config_with(hf_token="hf_secret\n")
     assert config.hf_token is not None
     assert config.hf_token.get_secret_value() == "hf_secret"
 
 
-def test_time_limits_do_not_make_another_build_of_it(tmp_path: Path) -> None:
+def test_timeouts_do_not_change_the_work_directory(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert workspace.of(config_with(timeout=3)) == workspace.of(config_with())
     assert workspace.of(config_with(revision="v2")) != workspace.of(config_with())
@@ -272,11 +272,11 @@ def test_time_limits_do_not_make_another_build_of_it(tmp_path: Path) -> None:
         ("float16", "float16"),
     ],
 )
-def test_paths_of_the_older_image(text: str, becomes: str) -> None:
+def test_legacy_image_paths(text: str, becomes: str) -> None:
     assert resolved(text, "some/model", MODEL) == becomes
 
 
-def test_its_output_directory_may_be_absolute() -> None:
+def test_legacy_output_directory_may_be_absolute() -> None:
     step = {"script": "build.py", "output_dir": "/src/engine_outputs/"}
     assert config_with(build=step).build.output_dir == "/src/engine_outputs/"
     with pytest.raises(BuildConfigInvalid, match=f"overlaps '{MODEL}' of the builder"):

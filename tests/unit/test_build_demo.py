@@ -1,4 +1,4 @@
-"""The demo config, whole: the real model becomes an engine.tar that answers."""
+"""Demo build end to end: the real model becomes an engine.tar that answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_demo_engine_answers_and_an_interrupted_build_ends_in_the_same_bytes(
+def test_demo_engine_answers_and_a_resumed_build_gives_the_same_bytes(
     tmp_path: Path,
 ) -> None:
     lines: list[str] = []

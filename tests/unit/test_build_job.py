@@ -1,4 +1,4 @@
-"""Build jobs as real processes, and the thread that attends them."""
+"""Build jobs as real processes, and the runner that cancels them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run_module(file: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[i
     return done.returncode, done.stderr
 
 
-def test_the_module_takes_its_job_away_and_leaves_the_error_on_stderr(tmp_path: Path) -> None:
+def test_job_file_is_removed_and_error_is_on_stderr(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
     code, said = run_module(file)
@@ -69,20 +69,20 @@ def test_the_module_takes_its_job_away_and_leaves_the_error_on_stderr(tmp_path: 
 
 
 @pytest.mark.parametrize("word", ["hf_a b", "hf_\0", "hf_\u00e9", " "])
-def test_a_token_that_can_be_none_is_refused_and_not_shown(tmp_path: Path, word: str) -> None:
+def test_invalid_token_is_refused_and_not_shown(tmp_path: Path, word: str) -> None:
     says = r"^E1005 InvalidArgument: hf_token: must be one word, of [A-Za-z, ]+$"
     with pytest.raises(InvalidArgument, match=says):
         job_of(tmp_path, config=CONFIG.format("engine"), hf_token=word).run(print)
 
 
-def test_a_full_disk_has_a_code(tmp_path: Path) -> None:
+def test_full_disk_has_an_error_code(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
     with Path("/dev/full").open("w") as full:
         assert "E2302 DiskFull: [Errno 28]" in run_module(file, full)[1]
 
 
-def test_only_the_last_work_directory_is_kept_and_none_that_is_in_use(tmp_path: Path) -> None:
+def test_other_work_directories_are_removed_unless_in_use(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     one, two, three = (
         workspace.of(parse_config(CONFIG.format(name), "test")) for name in ("one", "two", "three")
@@ -97,7 +97,7 @@ def test_only_the_last_work_directory_is_kept_and_none_that_is_in_use(tmp_path: 
     assert (two / "file").exists()
 
 
-def test_an_attended_job_tells_its_lines_and_raises_its_error(tmp_path: Path) -> None:
+def test_runner_echoes_lines_and_raises_the_error(tmp_path: Path) -> None:
     lines: list[str] = []
     with pytest.raises(ModelUnavailable, match="'/no/such/model' does not exist"):
         JobRunner().run(job_of(tmp_path, config=CONFIG.format("e")), lines.append)
@@ -113,14 +113,14 @@ def test_an_attended_job_tells_its_lines_and_raises_its_error(tmp_path: Path) ->
     assert "mistake_999: unknown key" in caught.value.detail
 
 
-def test_arguments_are_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_arguments_are_checked_before_the_model_is_located(tmp_path: Path) -> None:
     wrong = CONFIG.format("e").replace("output_dir: engine", "ouptut_dir: engine")
     with pytest.raises(UnknownArgument, match="has no --ouptut_dir; did you mean") as e:
         JobRunner().run(job_of(tmp_path, config=wrong), lambda _: None)
     assert e.value.detail.endswith("\nbuild.args.output_dir is missing: build.py requires it")
 
 
-def test_an_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "yaml.py").write_text("1 / 0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)ZeroDivisionError"):
@@ -134,7 +134,7 @@ def interrupt(thread: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, times: int) -> None:
+def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> None:
     asked, leave = threading.Event(), threading.Event()
     lines: list[str] = []
     ends: list[BaseException] = []
@@ -172,15 +172,13 @@ def test_an_interrupted_thread_stops_the_job_before_it_goes_on(tmp_path: Path, t
     ("token", "url", "named"),
     [("hf_123", "ftp://host", "upload_url"), (None, "x", "upload_url")],
 )
-def test_inputs_that_cannot_be_honoured_are_refused(
-    token: str | None, url: str | None, named: str
-) -> None:
+def test_invalid_inputs_are_refused(token: str | None, url: str | None, named: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^E1005 InvalidArgument: {named}: ") as caught:
         Predictor().run("/no/such/config", Secret(token) if token else None, url)
     assert "hf_123" not in str(caught.value)
 
 
-def test_the_output_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_directory_from_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert output_dir(load_settings()) == tmp_path
     (tmp_path / "out").mkdir()

@@ -1,4 +1,4 @@
-"""From an engine directory to engine.tar: what its manifest says is so, and the tokenizer is in."""
+"""Packaging of engine.tar: manifest, provenance, tokenizer and reproducibility."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def python_with(tmp_path: Path, **distributions: str) -> Path:
     return python
 
 
-def test_the_manifest_of_an_engine_of_tensorrt_llm(
+def test_manifest_of_a_tensorrt_llm_engine(
     machine: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine((90, "NVIDIA H200"), (90, "NVIDIA H200"))
@@ -150,7 +150,7 @@ def test_the_manifest_of_an_engine_of_tensorrt_llm(
     }
 
 
-def test_an_engine_of_0_9_has_its_lengths_added_up(tmp_path: Path) -> None:
+def test_max_seq_len_of_a_0_9_engine_is_a_sum(tmp_path: Path) -> None:
     manifest, _ = written(tmp_path, directory(tmp_path / "engine", V0_9, 2))
     assert (manifest.max_input_len, manifest.max_seq_len, manifest.world_size) == (1024, 1536, 2)
     assert manifest.versions["tensorrt_llm"] == "0.9.0"
@@ -164,7 +164,7 @@ def test_an_engine_of_0_9_has_its_lengths_added_up(tmp_path: Path) -> None:
         ([(120, "NVIDIA RTX PRO 6000")], [120], "NVIDIA RTX PRO 6000"),
     ],
 )
-def test_the_gpus_are_the_drivers(
+def test_gpus_come_from_the_driver(
     gpus: list[tuple[int, str]],
     sm: list[int],
     name: str,
@@ -176,7 +176,7 @@ def test_the_gpus_are_the_drivers(
     assert (manifest.sm, manifest.gpu_name) == (sm, name)
 
 
-def test_without_a_gpu_the_manifest_says_none_and_so_does_a_warning(tmp_path: Path) -> None:
+def test_missing_gpu_gives_a_warning_and_no_sm(tmp_path: Path) -> None:
     manifest, lines = written(tmp_path, directory(tmp_path / "engine", V0_9, 2))
     assert (manifest.sm, manifest.gpu_name) == ([], None)
     assert lines == [
@@ -184,7 +184,7 @@ def test_without_a_gpu_the_manifest_says_none_and_so_does_a_warning(tmp_path: Pa
     ]
 
 
-def test_an_engine_for_the_cpu_has_no_gpu_and_keeps_its_own_tokenizer(
+def test_cpu_engine_has_no_gpu_and_keeps_its_tokenizer(
     machine: Callable[..., None], tmp_path: Path
 ) -> None:
     machine((90, "NVIDIA H200"))
@@ -209,7 +209,7 @@ def test_an_engine_for_the_cpu_has_no_gpu_and_keeps_its_own_tokenizer(
         ({}, {"TRT_VERSION": ""}, None, None),
     ],
 )
-def test_versions_are_those_of_the_steps_python_then_of_the_image(
+def test_versions_come_from_the_step_python_then_the_image(
     installed: dict[str, str],
     variables: dict[str, str],
     tensorrt: str | None,
@@ -227,7 +227,7 @@ def test_versions_are_those_of_the_steps_python_then_of_the_image(
     assert versions["tensorrt_llm"] == "1.2.1"
 
 
-def test_another_tensorrt_llm_than_the_engines_is_warned_of(
+def test_mismatched_tensorrt_llm_version_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", str(python_with(tmp_path, tensorrt_llm="1.2.0")))
@@ -246,7 +246,7 @@ def test_another_tensorrt_llm_than_the_engines_is_warned_of(
         ("true", "python3 does not tell"),
     ],
 )
-def test_a_python_that_does_not_answer_is_named(
+def test_failing_step_python_is_named(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python3"
@@ -272,14 +272,14 @@ def test_ranks_are_counted(ranks: int, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "engine.tar").exists()
 
 
-def test_ranks_must_be_those_from_0_on(tmp_path: Path) -> None:
+def test_ranks_must_be_contiguous_from_0(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     (engine / "rank1.engine").rename(engine / "rank7.engine")
     with pytest.raises(BuildStepFailed, match=r"rank1.engine is missing: .* = 4, there are 4"):
         written(tmp_path, engine)
 
 
-def test_ranks_are_those_of_the_build_config(tmp_path: Path) -> None:
+def test_ranks_must_match_the_build_config(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     output = tmp_path / "engine.tar"
     package.write(config(world_size=4), engine, tmp_path, output, echo=print)
@@ -296,7 +296,7 @@ def test_ranks_are_those_of_the_build_config(tmp_path: Path) -> None:
         ("pretrained_config.mapping.world_size", 3, "world_size must be tp_size x pp_size"),
     ],
 )
-def test_a_config_that_lacks_something_is_named(
+def test_incomplete_engine_config_is_reported(
     path: str, value: Any, said: str, tmp_path: Path
 ) -> None:
     engine = directory(tmp_path / "engine", changed(V1, path, value), 4)
@@ -307,7 +307,7 @@ def test_a_config_that_lacks_something_is_named(
         package.write(config(), engine, tmp_path, tmp_path / "engine.tar", echo=print)
 
 
-def test_the_tokenizer_comes_from_the_model_where_the_engine_has_none(tmp_path: Path) -> None:
+def test_tokenizer_is_taken_from_the_model_if_the_engine_has_none(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     names = (*TOKENIZER, "chat_template.jinja", "special_tokens_map.json", "vocab.json")
     manifest, _ = written(tmp_path, engine, model(tmp_path / "hub", *names))
@@ -319,7 +319,7 @@ def test_the_tokenizer_comes_from_the_model_where_the_engine_has_none(tmp_path: 
     assert json.loads((out / "config.json").read_text()) == V1
 
 
-def test_a_slow_tokenizer_comes_whole_with_a_warning(tmp_path: Path) -> None:
+def test_slow_tokenizer_is_packed_with_a_warning(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     (engine / "tokenizer.json").unlink()
     names = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -330,14 +330,14 @@ def test_a_slow_tokenizer_comes_whole_with_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_that_is_a_file_has_no_tokenizer_beside_it(tmp_path: Path) -> None:
+def test_model_file_has_no_tokenizer_files(tmp_path: Path) -> None:
     gguf = tmp_path / "model.gguf"
     gguf.write_text("")
     manifest, _ = written(tmp_path, directory(tmp_path / "engine", V1, 4), gguf)
     assert "tokenizer_config.json" not in manifest.files
 
 
-def test_the_config_is_in_and_its_checksum(tmp_path: Path) -> None:
+def test_build_config_is_packed_with_its_checksum(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     (engine / "cog-triton.json").write_text("of an earlier build")
     manifest, _ = written(tmp_path, engine)
@@ -347,7 +347,7 @@ def test_the_config_is_in_and_its_checksum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tar.zst"])
-def test_the_same_engine_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_packing_is_reproducible(name: str, tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     written(tmp_path, engine, name=name)
     first = (tmp_path / name).read_bytes()
@@ -355,12 +355,12 @@ def test_the_same_engine_gives_the_same_bytes(name: str, tmp_path: Path) -> None
     assert (tmp_path / f"another-{name}").read_bytes() == first
 
 
-def test_another_suffix_is_refused(tmp_path: Path) -> None:
+def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"engine\.zip'"):
         written(tmp_path, directory(tmp_path / "engine", V1, 4), name="engine.zip")
 
 
-def test_a_large_engine_tells_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_engine_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = directory(tmp_path / "engine", V0_9, 2)
     os.truncate(engine / "rank1.engine", 30 << 20)
     assert not any("%" in line for line in written(tmp_path, engine)[1])

@@ -1,4 +1,4 @@
-"""Plans: the command lines of a config, and scripts that are not there."""
+"""Build plans: command lines, unknown examples and unknown scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cog_triton.errors import UnknownExample, UnknownScript
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
 
 
-def test_the_demo_config_becomes_three_commands(tmp_path: Path) -> None:
+def test_plan_of_the_demo_config(tmp_path: Path) -> None:
     plan = make_plan(load_config(DEMO), tmp_path, Families())
     assert [step.name for step in plan.steps] == ["convert", "quantize", "build"]
     first, second, third = plan.steps
@@ -35,12 +35,12 @@ def config(**changes: str) -> BuildConfig:
     return BuildConfig.model_validate({"model_id": "m", "example_name": name, "build": step})
 
 
-def test_unknown_example_lists_what_there_is(tmp_path: Path) -> None:
+def test_unknown_example_lists_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UnknownExample, match=r"'openvin': there is .*; did you mean 'openvino'"):
         make_plan(config(example_name="openvin"), tmp_path, Families())
 
 
 @pytest.mark.parametrize("script", ["biuld.py", "_script.py", "build"])
-def test_unknown_script_lists_what_there_is(script: str, tmp_path: Path) -> None:
+def test_unknown_script_lists_known_ones(script: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownScript, match=r"build.py, convert_checkpoint.py, quantize.py"):
         make_plan(config(script=script), tmp_path, Families())

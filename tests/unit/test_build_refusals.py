@@ -1,4 +1,4 @@
-"""What a build refuses before anything runs: places it cannot write, and programs it lacks."""
+"""Build refusals before anything runs: unwritable places and missing programs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from cog_triton.errors import InvalidArgument, UnknownExample
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "loop", "loop/below"])
-def test_a_work_directory_that_cannot_be_is_refused(
-    tmp_path: Path, examples: Path, place: str
-) -> None:
+def test_impossible_work_directory_is_refused(tmp_path: Path, examples: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(InvalidArgument, match=f"work_dir {tmp_path / place}: "):
@@ -35,7 +33,7 @@ def test_a_work_directory_that_cannot_be_is_refused(
         ("e.zip", "its name must end in one of"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_refused_before_the_build(
+def test_unwritable_output_is_refused_before_the_build(
     tmp_path: Path, examples: Path, output: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -49,14 +47,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_build(
     assert not (tmp_path / "work").exists()
 
 
-def test_an_unknown_family_is_not_said_to_be_one_that_is_not_there(examples: Path) -> None:
+def test_unknown_family_lists_installed_ones_only(examples: Path) -> None:
     (examples / "examples").mkdir()
     with pytest.raises(UnknownExample, match=r"'gpt': there is fake \(TensorRT-LLM's families: "):
         Families(examples, tensorrt_llm=examples).find("gpt")
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", "/", "/etc/passwd"])
-def test_a_python_of_the_steps_that_cannot_be_run_is_refused_before_the_build(
+def test_unusable_step_python_is_refused_before_the_build(
     tmp_path: Path, examples: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", python)

@@ -1,4 +1,4 @@
-"""Steps as real processes: their output, their failures, their end, and what is not redone."""
+"""Build steps as real processes: output, failures, cancellation and the build cache."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def build_engine(
     return run_build(plan, workspace, output, echo=echo, cache=cache)
 
 
-def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Path) -> None:
+def test_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Path) -> None:
     lines: list[str] = []
     config, output = config_of(tmp_path), tmp_path / "deep" / "engine.tar"
     workspace = Workspace(tmp_path / "work")
@@ -139,7 +139,7 @@ def test_a_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: 
     engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
 
 
-def test_finished_steps_are_not_redone(tmp_path: Path, examples: Path) -> None:
+def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:
     workspace, runs = Workspace(tmp_path / "work"), tmp_path / "runs"
 
     def ran(*, cache: bool = True, **changes: object) -> str:
@@ -184,7 +184,7 @@ def test_finished_steps_are_not_redone(tmp_path: Path, examples: Path) -> None:
     assert ran(env={"LEVEL": 3}) == "convert build "
 
 
-def test_clean_removes_what_builds_left(tmp_path: Path, examples: Path) -> None:
+def test_clean_removes_work_directories(tmp_path: Path, examples: Path) -> None:
     workspace = Workspace(tmp_path / "work")
     one = config_of(tmp_path)
     two = config_of(tmp_path, env={"LEVEL": 3})
@@ -200,7 +200,7 @@ def test_clean_removes_what_builds_left(tmp_path: Path, examples: Path) -> None:
     assert workspace.clean() == 0
 
 
-def test_steps_get_their_environment(tmp_path: Path, examples: Path) -> None:
+def test_steps_get_their_environment_variables(tmp_path: Path, examples: Path) -> None:
     script = "import os, pathlib\npathlib.Path('engine').mkdir()\n"
     script += "pathlib.Path('engine/x').write_text(os.environ['A'] + os.environ['B'])\n"
     script += "raise SystemExit('E1300 BuildConfigInvalid: ' + os.environ['A'] + os.environ['B'])"
@@ -212,10 +212,10 @@ def test_steps_get_their_environment(tmp_path: Path, examples: Path) -> None:
 
 
 @pytest.mark.parametrize("declared", ["c-model/gpt2", "c-model/gpt2/1-gpu", "elsewhere"])
-def test_the_directory_that_a_script_chose_is_found(
+def test_output_directory_chosen_by_a_script_is_found(
     tmp_path: Path, examples: Path, declared: str
 ) -> None:
-    """As the converter of the older examples did: it adds ``<ranks>-gpu``."""
+    """As the legacy converters did: it adds ``<ranks>-gpu``."""
     (examples / "fake" / "old.py").write_text(
         "import pathlib, sys\n"
         "out = pathlib.Path(sys.argv[2], '1-gpu'); out.mkdir(parents=True)\n"
@@ -251,14 +251,12 @@ def test_the_directory_that_a_script_chose_is_found(
         ),
     ],
 )
-def test_a_step_whose_output_cannot_be_told_has_failed(
-    tmp_path: Path, script: str, says: str
-) -> None:
+def test_step_with_ambiguous_output_fails(tmp_path: Path, script: str, says: str) -> None:
     with pytest.raises(BuildStepFailed, match=says):
         run_step(step_of(tmp_path, f"import pathlib\n{script}"), tmp_path / "logs", print)
 
 
-def test_a_step_that_runs_too_long_is_stopped(tmp_path: Path) -> None:
+def test_step_that_exceeds_its_timeout_is_stopped(tmp_path: Path) -> None:
     step = replace(step_of(tmp_path, STUBBORN.replace("pids", "out.pids")), timeout=2)
     with pytest.raises(BuildStepTimeout, match="step build ran longer than its timeout of 2 s"):
         run_step(step, tmp_path / "logs", lambda _: None)
@@ -266,7 +264,7 @@ def test_a_step_that_runs_too_long_is_stopped(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in pids)
 
 
-def test_of_a_redrawn_line_the_last_state_is_kept(tmp_path: Path) -> None:
+def test_redrawn_line_keeps_its_last_state(tmp_path: Path) -> None:
     lines: list[str] = []
     step = step_of(
         tmp_path,
@@ -282,7 +280,7 @@ def test_of_a_redrawn_line_the_last_state_is_kept(tmp_path: Path) -> None:
     assert "150 of 300" in (tmp_path / "logs" / "build.log").read_text("utf-8")
 
 
-def test_output_is_passed_on_live_and_kept(tmp_path: Path) -> None:
+def test_output_is_echoed_live_and_logged(tmp_path: Path) -> None:
     seen: list[tuple[str, bool]] = []
     gate = tmp_path / "gate"
     step = step_of(
@@ -303,7 +301,7 @@ def test_output_is_passed_on_live_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "build.log").read_text("utf-8") == "first\nhéllo\n"
 
 
-def test_a_failure_carries_step_exit_code_and_last_lines(tmp_path: Path) -> None:
+def test_failure_has_step_exit_code_and_last_lines(tmp_path: Path) -> None:
     step = step_of(tmp_path, "for i in range(100): print('line', i)\nraise SystemExit(7)")
     with pytest.raises(BuildStepFailed) as caught:
         run_step(step, tmp_path / "logs", lambda _: None)
@@ -312,7 +310,7 @@ def test_a_failure_carries_step_exit_code_and_last_lines(tmp_path: Path) -> None
     assert lines[1:] == [f"line {i}" for i in range(60, 100)]
 
 
-def test_a_line_that_never_ends_is_told_in_pieces_and_shows_no_secret(tmp_path: Path) -> None:
+def test_endless_line_is_split_and_redacted(tmp_path: Path) -> None:
     secret, lines = "hf_" + "s3cret" * 5, []
     line = "".join(f"{i:09} {secret} " for i in range(5000))
     step = step_of(
@@ -330,7 +328,7 @@ def test_a_line_that_never_ends_is_told_in_pieces_and_shows_no_secret(tmp_path: 
 
 
 @pytest.mark.parametrize("origin", ["config", "environment"])
-def test_what_steps_say_shows_no_token(
+def test_token_is_redacted_in_step_output(
     tmp_path: Path, examples: Path, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
@@ -348,9 +346,7 @@ def test_what_steps_say_shows_no_token(
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), SystemExit(1)])
-def test_a_step_whose_output_nobody_takes_ends_with_that_error(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_error_of_the_echo_ends_the_step(tmp_path: Path, error: BaseException) -> None:
     def echo(_line: str) -> None:
         raise error
 
@@ -359,13 +355,13 @@ def test_a_step_whose_output_nobody_takes_ends_with_that_error(
         run_step(step, tmp_path / "logs", echo)
 
 
-def test_a_script_that_found_the_disk_full_says_so_with_its_code(tmp_path: Path) -> None:
+def test_disk_full_in_a_script_has_its_code(tmp_path: Path) -> None:
     step = step_of(tmp_path, "open('/dev/full', 'w').write('x' * 9999)")
     with pytest.raises(DiskFull, match=r"(?s)step build ended with exit code 1:.*No space left"):
         run_step(step, tmp_path / "logs", lambda _: None)
 
 
-def test_a_log_that_finds_the_disk_full_has_a_code(tmp_path: Path, examples: Path) -> None:
+def test_disk_full_in_the_log_has_its_code(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
     logs = workspace.of(config) / "logs"
     logs.mkdir(parents=True)
@@ -378,7 +374,7 @@ def test_a_log_that_finds_the_disk_full_has_a_code(tmp_path: Path, examples: Pat
         build_engine(config, workspace, tmp_path / "e.tar", examples)
 
 
-def test_a_coded_error_of_a_script_stays_what_it_is(tmp_path: Path) -> None:
+def test_coded_error_of_a_script_is_raised_unchanged(tmp_path: Path) -> None:
     step = step_of(
         tmp_path, "print('working'); raise SystemExit('E1305 EngineIncompatible: no yarn')"
     )
@@ -386,18 +382,18 @@ def test_a_coded_error_of_a_script_stays_what_it_is(tmp_path: Path) -> None:
         run_step(step, tmp_path / "logs", lambda _: None)
 
 
-def test_a_step_that_writes_nothing_has_failed(tmp_path: Path) -> None:
+def test_step_without_output_fails(tmp_path: Path) -> None:
     with pytest.raises(BuildStepFailed, match="wrote nothing into out"):
         run_step(step_of(tmp_path, "pass"), tmp_path / "logs", lambda _: None)
 
 
-def test_a_killed_step_has_failed(tmp_path: Path) -> None:
+def test_killed_step_fails(tmp_path: Path) -> None:
     step = step_of(tmp_path, "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(BuildStepFailed, match="exit code 137"):
         run_step(step, tmp_path / "logs", lambda _: None)
 
 
-def test_processes_a_step_leaves_behind_are_ended(tmp_path: Path) -> None:
+def test_processes_left_by_a_step_are_ended(tmp_path: Path) -> None:
     step = step_of(
         tmp_path,
         "import pathlib, subprocess, sys\npathlib.Path('out').mkdir()\n"
@@ -409,14 +405,14 @@ def test_processes_a_step_leaves_behind_are_ended(tmp_path: Path) -> None:
     assert gone(int((tmp_path / "out" / "pid").read_text()))
 
 
-def test_a_work_directory_serves_one_build_at_a_time(tmp_path: Path, examples: Path) -> None:
+def test_work_directory_is_locked_by_one_build(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
     workspace.of(config).mkdir(parents=True)
     with locked(workspace.of(config)), pytest.raises(InvalidArgument, match="another build"):
         build_engine(config, workspace, tmp_path / "e.tar", examples)
 
 
-def test_a_directory_that_is_not_ours_is_left_alone(tmp_path: Path, examples: Path) -> None:
+def test_foreign_model_directory_is_not_replaced(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
     (workspace.of(config) / MODEL).mkdir(parents=True)
     with pytest.raises(InvalidArgument, match="not this build's link"):
@@ -483,7 +479,7 @@ def stuck_build(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_cancelling_ends_the_whole_step(
+def test_cancellation_ends_all_processes_of_a_step(
     number: signal.Signals, stuck_build: tuple[subprocess.Popen[str], list[int]]
 ) -> None:
     process, pids = stuck_build
@@ -494,7 +490,7 @@ def test_cancelling_ends_the_whole_step(
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_killed_builder_leaves_no_step_behind(
+def test_killed_builder_leaves_no_process(
     stuck_build: tuple[subprocess.Popen[str], list[int]],
 ) -> None:
     process, pids = stuck_build

@@ -1,4 +1,4 @@
-"""Uploads to a real HTTP server that takes, refuses, fails and hangs up."""
+"""Uploads to a real HTTP server that accepts, refuses, fails and disconnects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def uploaded(store: Callable[[BaseHTTPRequestHandler], None], tar: Path) -> list
 
 
 @pytest.mark.parametrize("status", [200, 201, 204])
-def test_the_file_arrives_whole_with_its_length(tar: Path, status: int) -> None:
+def test_upload_sends_the_file_with_its_length(tar: Path, status: int) -> None:
     store = Store(status)
     lines = uploaded(store, tar)
     assert store.seen == [("/e.tar?signature=secret", None, CONTENT)]
@@ -56,7 +56,7 @@ def test_the_file_arrives_whole_with_its_length(tar: Path, status: int) -> None:
 
 
 @pytest.mark.parametrize("trouble", [500, 503, 429, 408, 0])
-def test_passing_trouble_is_retried_from_the_start(tar: Path, trouble: int) -> None:
+def test_transient_errors_are_retried_from_the_start(tar: Path, trouble: int) -> None:
     store = Store(trouble, trouble, 200)
     lines = uploaded(store, tar)
     assert [body for _, _, body in store.seen] == [CONTENT] * 3
@@ -64,21 +64,21 @@ def test_passing_trouble_is_retried_from_the_start(tar: Path, trouble: int) -> N
 
 
 @pytest.mark.parametrize("status", [301, 400, 403, 404, 413])
-def test_a_refusal_is_not_retried(tar: Path, status: int) -> None:
+def test_refusals_are_not_retried(tar: Path, status: int) -> None:
     store = Store(status)
     with pytest.raises(InvalidArgument, match=f"upload_url='.*/e.tar': HTTP {status}"):
         uploaded(store, tar)
     assert len(store.seen) == 1
 
 
-def test_lasting_trouble_is_an_error_in_the_end(tar: Path) -> None:
+def test_error_after_the_last_retry(tar: Path) -> None:
     store = Store(503)
     with pytest.raises(BuildStepFailed, match=r"/e.tar failed 3 times: HTTP 503"):
         uploaded(store, tar)
     assert len(store.seen) == 3
 
 
-def test_nobody_there(tar: Path) -> None:
+def test_unreachable_server_is_an_error(tar: Path) -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}/e.tar?secret"
     with pytest.raises(BuildStepFailed, match="refused") as caught:
         put(tar, url, lambda _: None, pauses_s=())
@@ -86,7 +86,7 @@ def test_nobody_there(tar: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "e.tar", "ftp://h/e", "http://", "https:///e", "http://[::1/"])
-def test_what_is_no_upload_url_is_refused_before_anything_runs(url: str) -> None:
+def test_invalid_upload_url_is_refused_before_the_build(url: str) -> None:
     with pytest.raises(InvalidArgument, match="upload_url"):
         check(url)
     check("https://host/e.tar?signature=x")

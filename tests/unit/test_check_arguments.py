@@ -1,4 +1,4 @@
-"""Arguments refused before anything runs: every kind of mistake, all at once, and how it reads."""
+"""Argument check: every kind of mistake, reported at once before anything runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mistakes(args: str, options: Options = OPTIONS) -> list[str]:
         "{dty: float16, max: 3}",
     ],
 )
-def test_what_the_script_would_take(args: str) -> None:
+def test_accepted_arguments(args: str) -> None:
     assert mistakes(args) == []
 
 
@@ -82,11 +82,11 @@ def test_what_the_script_would_take(args: str) -> None:
         ),
     ],
 )
-def test_what_the_script_would_refuse(args: str, mistake: str) -> None:
+def test_refused_arguments(args: str, mistake: str) -> None:
     assert mistakes(args) == [mistake]
 
 
-def test_what_a_script_requires() -> None:
+def test_required_arguments() -> None:
     options = Options(
         (
             Option(("out", "output"), "out", required=True),
@@ -121,7 +121,7 @@ parser.{}()
 """
 
 
-def test_the_demo_config_is_good(tmp_path: Path) -> None:
+def test_demo_config_passes_the_check(tmp_path: Path) -> None:
     lines: list[str] = []
     config = load_config(DEMO)
     assert check_arguments(make_plan(config, tmp_path, Families()).steps, lines.append)
@@ -132,7 +132,7 @@ def test_the_demo_config_is_good(tmp_path: Path) -> None:
     ]
 
 
-def test_a_build_tells_all_mistakes_before_it_looks_for_the_model(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_before_the_model_is_located(tmp_path: Path) -> None:
     text = DEMO.read_text("utf-8")
     for good, bad in (
         ("dtype: auto", "dtype: int8"),
@@ -157,7 +157,7 @@ def test_a_build_tells_all_mistakes_before_it_looks_for_the_model(tmp_path: Path
     assert not work.exists()
 
 
-def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
+def test_unchecked_arguments_are_reported(tmp_path: Path) -> None:
     config, examples = config_of(
         tmp_path,
         convert={"text": "import no_such_module", "args": {"any": "thing"}},
@@ -176,7 +176,7 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_an_open_parser_still_refuses_what_it_knows_to_be_wrong(tmp_path: Path) -> None:
+def test_parser_with_unlisted_options_still_refuses_known_mistakes(tmp_path: Path) -> None:
     config, examples = config_of(
         tmp_path, build={"text": PARSER.format("parse_known_args"), "args": {"other": 1}}
     )

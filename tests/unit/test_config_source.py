@@ -1,4 +1,4 @@
-"""Configs from files and a real HTTP server, and what is said of those that cannot be had."""
+"""Config sources: files, text, data URLs and a real HTTP server, and their errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_from_a_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetch(str(file)) == (TEXT, str(file))
     monkeypatch.chdir(file.parent)
     assert fetch(file.name)[0] == TEXT
@@ -74,14 +74,14 @@ def test_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert fetch(url) == (TEXT, url)
 
 
-def test_text_and_data_urls() -> None:
+def test_config_from_text_and_data_urls() -> None:
     assert fetch(TEXT) == (TEXT, "the text")
     encoded = base64.b64encode(TEXT.encode()).decode()
     assert fetch(f"data:application/yaml;base64,{encoded}") == (TEXT, "the data URL")
     assert fetch(f"data:,{quote(TEXT)}")[0] == TEXT
 
 
-def test_http(server: str) -> None:
+def test_config_over_http(server: str) -> None:
     assert fetch(f"{server}/c.yaml?signature=secret") == (TEXT, f"{server}/c.yaml")
     assert fetch(f"{server}/moved")[0] == TEXT
 
@@ -97,7 +97,7 @@ def test_http(server: str) -> None:
         ("/away", "unsupported protocol"),
     ],
 )
-def test_http_failures_are_coded_and_keep_secrets(server: str, path: str, rule: str) -> None:
+def test_http_errors_have_a_code_and_are_redacted(server: str, path: str, rule: str) -> None:
     address = server.replace("//", "//user:secret@") + path + "?key=secret"
     with pytest.raises(BuildConfigInvalid) as caught:
         fetch(address)
@@ -106,7 +106,7 @@ def test_http_failures_are_coded_and_keep_secrets(server: str, path: str, rule: 
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_unreachable_server() -> None:
     with pytest.raises(BuildConfigInvalid, match="refused"):
         fetch(f"http://127.0.0.1:{free_ports(1)[0]}/c.yaml")
 
@@ -129,13 +129,13 @@ def test_a_server_that_is_not_there() -> None:
         ("#\n" * MAX_BYTES, "is longer than"),
     ],
 )
-def test_addresses_that_lead_nowhere(address: str, rule: str) -> None:
+def test_unusable_addresses(address: str, rule: str) -> None:
     with pytest.raises(BuildConfigInvalid, match=rule) as caught:
         fetch(address)
     assert len(str(caught.value)) < 1000
 
 
-def test_a_server_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def drip(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.end_headers()
@@ -152,13 +152,13 @@ def test_a_server_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> No
         fetch(f"{url}/c.yaml?sig=secret")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BuildConfigInvalid, match="no such file"):
         fetch(str(tmp_path / "pipe"))
 
 
-def test_a_file_that_is_too_long(tmp_path: Path) -> None:
+def test_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"#" * MAX_BYTES)
     assert len(fetch(str(path))[0]) == MAX_BYTES

@@ -1,4 +1,4 @@
-"""Every rule for an option of an older script."""
+"""Legacy options: every rule of the option table."""
 
 from __future__ import annotations
 
@@ -38,16 +38,14 @@ DOCS = Path(__file__).parents[2] / "docs" / "build.md"
         ("llama/build.py", BUILD_PY),
     ],
 )
-def test_there_is_a_rule_for_every_option_of_the_old_scripts(
-    script: str, rules: option_table.Rules
-) -> None:
+def test_every_legacy_option_has_a_rule(script: str, rules: option_table.Rules) -> None:
     known = known_options(script)
     assert known is not None
     names = {name.replace("-", "_") for o in known.options.options for name in o.names}
     assert names - rules.keys() == set()
 
 
-def test_rules_lead_to_options_that_there_are() -> None:
+def test_rules_name_options_that_exist_today() -> None:
     there = {"build": {"trtllm-build"}, "convert": {"models/core/gpt", "models/core/llama"}}
     names = {
         role: {
@@ -67,7 +65,7 @@ def test_rules_lead_to_options_that_there_are() -> None:
     assert names["build"] & TRTLLM_BUILD.keys() == {"paged_kv_cache"}
 
 
-def test_an_option_that_this_family_lacks_is_refused_by_its_old_name() -> None:
+def test_option_missing_in_a_family_is_refused_by_its_legacy_name() -> None:
     assert "build.args.per_group: no value: cannot be translated: models/core/gpt/convert" in (
         refusal(gpt(build="per_group: "))
     )
@@ -183,7 +181,7 @@ MOVED_RULES = {
 
 
 @pytest.mark.parametrize("given", MOVED_RULES)
-def test_options_of_build_py_that_are_for_the_new_convert_step(given: str) -> None:
+def test_options_of_build_py_that_move_to_a_new_convert_step(given: str) -> None:
     config = translated(llama(given, env={"A": "1"}, timeout=9.0)).config
     assert config.convert is not None
     assert config.convert.script == "convert_checkpoint.py"
@@ -216,7 +214,7 @@ LATER_RULES = {
 
 
 @pytest.mark.parametrize("given", LATER_RULES)
-def test_options_between_the_old_scripts_and_today(given: tuple[str, str]) -> None:
+def test_options_of_intermediate_releases(given: tuple[str, str]) -> None:
     after = translated(modern(*given))
     convert, build = LATER_RULES[given]
     assert after.notes
@@ -254,7 +252,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("given", REFUSED)
-def test_what_cannot_be_translated_is_refused_by_name(given: str) -> None:
+def test_untranslatable_options_are_refused_by_name(given: str) -> None:
     message = refusal(llama(given))
     assert message.startswith("E1303 UnknownArgument: build.args.")
     assert REFUSED[given] in message
@@ -280,7 +278,7 @@ def test_what_cannot_be_translated_is_refused_by_name(given: str) -> None:
         ("storage_type: fp16, storage-type: fp16", "", "with dashes and underscores"),
     ],
 )
-def test_steps_that_do_not_agree(convert: str, build: str, message: str) -> None:
+def test_contradicting_steps_are_refused(convert: str, build: str, message: str) -> None:
     assert message in refusal(gpt(convert, build))
 
 
@@ -291,19 +289,19 @@ ARGS = st.dictionaries(OPTIONS, VALUES, max_size=3)
 
 @settings(deadline=None)
 @drawn(st.sampled_from([gpt(), llama(""), modern()]), ARGS, ARGS)
-def test_nothing_is_dropped_without_a_line(config: BuildConfig, first: Args, last: Args) -> None:
-    older = config.model_copy(
+def test_every_dropped_option_is_noted(config: BuildConfig, first: Args, last: Args) -> None:
+    legacy = config.model_copy(
         update={
             name: step.model_copy(update={"args": {**step.args, **args}})
             for (name, step), args in zip(reversed(config.steps()), (last, first), strict=False)
         }
     )
     try:
-        after = translated(older)
+        after = translated(legacy)
     except UnknownArgument:
         return
     assert translated(after.config) == Translation(after.config)
-    for name, step in older.steps():
+    for name, step in legacy.steps():
         kept = getattr(after.config, name).args.items()
         told = [
             f"{name}.args.{key}" for key, value in step.args.items() if (key, value) not in kept
@@ -311,9 +309,9 @@ def test_nothing_is_dropped_without_a_line(config: BuildConfig, first: Args, las
         assert [path for path in told if not any(path in note for note in after.notes)] == []
 
 
-def test_the_documentation_has_the_rules() -> None:
+def test_rules_in_the_documentation_are_current() -> None:
     found = re.search(
-        r"^<!-- old options -->\n(.*?)^<!-- /old options -->$",
+        r"^<!-- legacy options -->\n(.*?)^<!-- /legacy options -->$",
         DOCS.read_text("utf-8"),
         re.DOTALL | re.MULTILINE,
     )

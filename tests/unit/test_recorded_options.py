@@ -1,4 +1,4 @@
-"""The option data of TensorRT-LLM's scripts, and the script that writes such data."""
+"""Recorded options of TensorRT-LLM's scripts, and the script that records them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def by_name(script: str) -> dict[str, Option]:
     return {name: option for option in known(script).options.options for name in option.names}
 
 
-def test_every_script_is_there() -> None:
+def test_every_script_is_recorded() -> None:
     assert set(known_scripts()) == {
         *(f"models/core/{model}/convert_checkpoint.py" for model in CORE.split()),
         *(f"models/contrib/{model}/convert_checkpoint.py" for model in CONTRIB.split()),
@@ -183,7 +183,7 @@ def test_options_of_trtllm_build() -> None:
     assert (options["max_lora_rank"].default, options["max_batch_size"].default) == ("64", "2048")
 
 
-def test_options_of_the_other_commands_and_of_old_scripts() -> None:
+def test_options_of_other_commands_and_legacy_scripts() -> None:
     assert set(by_name("trtllm-refit")) == {
         "engine_dir",
         "checkpoint_dir",
@@ -202,7 +202,7 @@ def test_options_of_the_other_commands_and_of_old_scripts() -> None:
     assert {known(s).source.version for s in ("gpt/build.py", "llama/build.py")} == {"0.7.1"}
 
 
-def test_a_source_reads_as_one_line() -> None:
+def test_source_is_shown_as_one_line() -> None:
     assert str(known("trtllm-prune").source) == (
         "NVIDIA/TensorRT-LLM@bca9a33b022d (0.12.0.dev2024072300): tensorrt_llm/commands/prune.py"
     )
@@ -289,7 +289,7 @@ def read_options(tmp_path: Path):
     return run
 
 
-def test_options_are_read_without_what_the_script_imports(read_options) -> None:
+def test_options_are_read_without_the_imports_of_the_script(read_options) -> None:
     done, data = read_options(HEAVY, KNOWN, "--version", "1.2.3")
     assert done.returncode == 0, done.stderr
     assert "7 options of a/script.py" in done.stdout
@@ -319,7 +319,7 @@ def test_options_are_read_without_what_the_script_imports(read_options) -> None:
     assert "help" not in json.dumps(data)
 
 
-def test_a_command_is_read_from_its_entry(read_options) -> None:
+def test_options_are_read_from_the_entry_of_a_command(read_options) -> None:
     script = (
         "import argparse\n"
         "from ..more import add_more\n"
@@ -342,21 +342,21 @@ def test_a_command_is_read_from_its_entry(read_options) -> None:
         ("heavy.more", "heavy.more.add_more may add options: its module has to be known"),
     ],
 )
-def test_what_options_depend_on_has_to_be_known(missing: str, why: str, read_options) -> None:
+def test_unknown_dependencies_of_options_are_refused(missing: str, why: str, read_options) -> None:
     done, data = read_options(HEAVY, [name for name in KNOWN if name["name"] != missing])
     assert done.returncode == 1
     assert re.search(why, done.stderr)
     assert data is None
 
 
-def test_a_converter_has_to_be_known(read_options) -> None:
+def test_unknown_converter_is_refused(read_options) -> None:
     script = "import argparse, heavy\np = argparse.ArgumentParser()\n"
     done, data = read_options(script + "p.add_argument('--a', type=heavy.T)\np.parse_args()", [])
     assert (done.returncode, data) == (1, None)
     assert "heavy.T converts an option: it has to be known" in done.stderr
 
 
-def test_a_commit_is_given_in_full(read_options) -> None:
+def test_commit_must_be_a_full_hash(read_options) -> None:
     done, data = read_options(HEAVY, KNOWN, "--commit", COMMIT[:12])
     assert (done.returncode, data) == (2, None)
     assert "must be a whole commit id of 40 hex digits" in done.stderr

@@ -1,4 +1,4 @@
-"""Every config of the repository, and what each of many mistakes in one is told."""
+"""Shipped configs pass all checks; broken ones are reported with place and rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(text: str, work_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_config_is_good(path: Path, tmp_path: Path) -> None:
+def test_shipped_config_passes_the_check(path: Path, tmp_path: Path) -> None:
     text = path.read_text("utf-8")
     lines = check(text, tmp_path)
     assert lines
@@ -42,7 +42,7 @@ def test_a_shipped_config_is_good(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_config_says_for_which_machine_it_is(path: Path) -> None:
+def test_shipped_config_names_its_gpus(path: Path) -> None:
     head = path.read_text("utf-8").partition("\nmodel_id:")[0]
     config = load_config(path)
     if config.example_name == "openvino":
@@ -58,7 +58,7 @@ def test_a_shipped_config_says_for_which_machine_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_step_of_a_shipped_config_reads_what_the_one_before_wrote(path: Path) -> None:
+def test_steps_of_a_shipped_config_are_connected(path: Path) -> None:
     before = "model"
     for name, step in load_config(path).steps():
         assert before in step.args.values(), name
@@ -66,12 +66,12 @@ def test_each_step_of_a_shipped_config_reads_what_the_one_before_wrote(path: Pat
         before = step.output_dir
 
 
-def test_the_schema_in_the_repository_is_current() -> None:
+def test_committed_schema_is_current() -> None:
     written = (ROOT / "configs" / "build.schema.json").read_text("utf-8")
     assert written == config_schema.as_json() + "\n"
 
 
-def test_the_table_of_keys_is_current() -> None:
+def test_documented_keys_are_current() -> None:
     text = (ROOT / "docs" / "build.md").read_text("utf-8")
     table = text.partition("<!-- keys -->\n")[2].partition("<!-- /keys -->")[0]
     assert table == config_schema.as_markdown()
@@ -81,7 +81,9 @@ BROKEN = yaml.safe_load((Path(__file__).parent / "broken_configs.yaml").read_tex
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: f"{case['code']} {case['new'].strip()}")
-def test_a_broken_config_is_told_what_and_where(case: dict[str, str], tmp_path: Path) -> None:
+def test_broken_config_is_reported_with_place_and_rule(
+    case: dict[str, str], tmp_path: Path
+) -> None:
     text = (ROOT / "configs" / "build" / f"{case['config']}.yaml").read_text("utf-8")
     assert case["old"] in text
     with pytest.raises(CogTritonError) as caught:

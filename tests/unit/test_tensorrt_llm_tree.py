@@ -1,4 +1,4 @@
-"""The look-alike of TensorRT-LLM has the real options, and its checkpoints are real ones."""
+"""Fake TensorRT-LLM: its scripts have the real options, its checkpoints are real."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tensorrt_llm_tree import COMMANDS, OLD_SCRIPTS, SCRIPTS, Installation, install, models
+from tensorrt_llm_tree import COMMANDS, LEGACY_SCRIPTS, SCRIPTS, Installation, install, models
 
 from cog_triton.builder.options.option_types import Options
 from cog_triton.builder.options.probe import probing
@@ -22,8 +22,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 @pytest.fixture(scope="module")
-def old_tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    return install(tmp_path_factory.mktemp("old"), old=True)
+def legacy_tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    return install(tmp_path_factory.mktemp("legacy"), legacy=True)
 
 
 def run(tree: Installation, cwd: Path, script: str, *words: str) -> str:
@@ -34,11 +34,11 @@ def run(tree: Installation, cwd: Path, script: str, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *OLD_SCRIPTS])
-def test_a_script_has_the_options_of_the_real_one(
-    tree: Installation, old_tree: Installation, script: str
+@pytest.mark.parametrize("script", [*SCRIPTS, *LEGACY_SCRIPTS])
+def test_script_has_the_real_options(
+    tree: Installation, legacy_tree: Installation, script: str
 ) -> None:
-    known, of_it = known_options(script), old_tree if script in OLD_SCRIPTS else tree
+    known, of_it = known_options(script), legacy_tree if script in LEGACY_SCRIPTS else tree
     assert known is not None
     with probing(str(of_it.python), of_it.path_of(script)) as wait:
         found = wait()
@@ -46,7 +46,7 @@ def test_a_script_has_the_options_of_the_real_one(
     assert found == known.options
 
 
-def test_shards_of_a_llama_are_its_weights(tree: Installation, tmp_path: Path) -> None:
+def test_llama_shards_add_up_to_its_weights(tree: Installation, tmp_path: Path) -> None:
     model = load_file(models.llama(tmp_path / "model") / "model.safetensors")
     script = "models/core/llama/convert_checkpoint.py"
     words = ["--model_dir", "model", "--output_dir", "out", "--dtype", "float32"]
@@ -73,7 +73,7 @@ def test_shards_of_a_llama_are_its_weights(tree: Installation, tmp_path: Path) -
     assert (config["mapping"]["world_size"], config["dtype"]) == (4, "float32")
 
 
-def test_shards_of_a_gpt2_are_its_weights(tree: Installation, tmp_path: Path) -> None:
+def test_gpt2_shards_add_up_to_its_weights(tree: Installation, tmp_path: Path) -> None:
     model = load_file(models.gpt2(tmp_path / "model") / "model.safetensors")
     script = "models/core/gpt/convert_checkpoint.py"
     words = ["--model_dir", "model", "--output_dir", "out", "--dtype", "float16", "--tp_size", "2"]
@@ -86,7 +86,7 @@ def test_shards_of_a_gpt2_are_its_weights(tree: Installation, tmp_path: Path) ->
     assert np.array_equal(proj.T, model["h.1.mlp.c_proj.weight"].astype(np.float16))
 
 
-def test_quantized_weights_are_near_the_real_ones(tree: Installation, tmp_path: Path) -> None:
+def test_quantized_weights_are_close_to_the_originals(tree: Installation, tmp_path: Path) -> None:
     model = load_file(models.llama(tmp_path / "model") / "model.safetensors")
     words = ["--model_dir", "model", "--output_dir", "out", "--qformat", "int8_wo"]
     run(tree, tmp_path, "quantization/quantize.py", *words, "--dtype", "float32")
@@ -98,7 +98,7 @@ def test_quantized_weights_are_near_the_real_ones(tree: Installation, tmp_path: 
     assert np.abs(found[name] * scale - wanted).max() <= scale * 0.51
 
 
-def test_engines_are_the_same_every_time(tree: Installation, tmp_path: Path) -> None:
+def test_engines_are_reproducible(tree: Installation, tmp_path: Path) -> None:
     models.llama(tmp_path / "model")
     script = "models/core/llama/convert_checkpoint.py"
     run(tree, tmp_path, script, "--model_dir", "model", "--output_dir", "checkpoint")

@@ -1,4 +1,4 @@
-"""Looks like TensorRT-LLM to whoever builds an engine with it; needs no GPU and no package.
+"""Fake TensorRT-LLM for building engines; needs no GPU and no other package.
 
 The checkpoints are real: a Hugging Face model, its weights split over the ranks. The engines are
 not: an engine is its checkpoint's bytes behind a header.

@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm import mishaps
+from tensorrt_llm import fault_injection
 from tensorrt_llm.tensors import Tensor, of_values, save
 from tensorrt_llm.weights import DTYPES, load_model, of_gpt2, of_llama, of_stage
 
@@ -40,9 +40,9 @@ def convert(args: Namespace, step: str, algorithm: str | None, cache: str | None
         for name, weight in of_stage(weights, rank // tp, pp):
             tensor = weight.of_rank(rank % tp, tp).cast(DTYPES[config["dtype"]])
             shard |= _quantized(name, tensor) if _is_quantized(name, algorithm) else {name: tensor}
-        if not mishaps.loses(step, rank):
+        if not fault_injection.loses(step, rank):
             save(shard, target / f"rank{rank}.safetensors")
-        mishaps.between_files(step)
+        fault_injection.between_files(step)
 
 
 def _config(

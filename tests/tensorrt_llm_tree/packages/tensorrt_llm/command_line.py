@@ -1,4 +1,4 @@
-"""The real options of a script, as options.json beside this file has them."""
+"""Command line of a script with its real options, which are in options.json beside this file."""
 
 from __future__ import annotations
 

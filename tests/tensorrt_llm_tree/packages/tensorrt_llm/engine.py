@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import tensorrt_llm
-from tensorrt_llm import mishaps
+from tensorrt_llm import fault_injection
 
 _MAGIC = b"ftrt"
 
 
 def read_checkpoint(directory: Path) -> dict[str, Any]:
-    """Its config, the files of all ranks being there."""
+    """Read the config of a checkpoint that has the files of all ranks."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     for rank in range(config["mapping"]["world_size"]):
         if not (directory / f"rank{rank}.safetensors").is_file():
@@ -38,15 +38,15 @@ def write(
     for rank in range(pretrained["mapping"]["world_size"]):
         shard = (checkpoint / f"rank{rank}.safetensors").read_bytes()
         network = hashlib.sha256(text.encode() + bytes([rank])).digest()
-        if not mishaps.loses(step, rank):
+        if not fault_injection.loses(step, rank):
             engine = _MAGIC + network + (shard if weights else b"")
             (target / f"rank{rank}.engine").write_bytes(engine)
             print(f"[TRT-LLM] [I] Serializing engine to {target}/rank{rank}.engine...", flush=True)
-        mishaps.between_files(step)
+        fault_injection.between_files(step)
 
 
 def refit(engine: bytes, shard: bytes) -> bytes:
-    """The engine with other weights."""
+    """Replace the weights of an engine."""
     if not engine.startswith(_MAGIC):
         raise RuntimeError("not an engine")
     return engine[: len(_MAGIC) + 32] + shard

@@ -49,7 +49,7 @@ class Tensor:
         return Tensor(self.dtype, (columns, rows), data)
 
     def padded(self, rows: int) -> Tensor:
-        """With rows of zeros at its end, as many as make `rows`."""
+        """Pad with rows of zeros to `rows`."""
         row = len(self.data) // self.shape[0]
         return Tensor(self.dtype, (rows, *self.shape[1:]), self.data.ljust(rows * row, b"\0"))
 
@@ -75,7 +75,7 @@ def of_values(dtype: str, shape: tuple[int, ...], values: Sequence[float]) -> Te
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one below the other."""
+    """Concatenate the parts along the first axis."""
     rows = sum(part.shape[0] for part in parts)
     shape = (rows, *parts[0].shape[1:])
     return Tensor(parts[0].dtype, shape, b"".join(part.data for part in parts))

@@ -36,7 +36,7 @@ _GPT2 = {
 
 @dataclass(frozen=True)
 class Weight:
-    """Blocks that lie one below the other in each rank; each is split along `axis`, or not."""
+    """Weight of stacked blocks, each split over the ranks along `axis`, or not."""
 
     blocks: tuple[Tensor, ...]
     axis: int | None = None
@@ -46,7 +46,7 @@ class Weight:
 
 
 def load_model(model_dir: Path) -> dict[str, Tensor]:
-    """The tensors of all its files."""
+    """Load the tensors of all files of the model."""
     files = sorted(model_dir.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{model_dir} has no *.safetensors")
@@ -86,7 +86,7 @@ def of_gpt2(model: dict[str, Tensor], config: dict[str, Any], tp: int) -> dict[s
 
 
 def of_stage(weights: dict[str, Weight], stage: int, stages: int) -> Iterator[tuple[str, Weight]]:
-    """What one pipeline stage of `stages` has; its layers are counted from 0."""
+    """Weights of one pipeline stage of `stages`; its layers are counted from 0."""
     layers = 1 + max(int(match[1]) for match in map(_LAYER.fullmatch, weights) if match)
     if layers % stages:
         raise ValueError(f"{layers} layers cannot be divided among {stages} pipeline stages")
@@ -101,7 +101,7 @@ def of_stage(weights: dict[str, Weight], stage: int, stages: int) -> Iterator[tu
 
 
 def _out_first(tensor: Tensor) -> Tensor:
-    """GPT-2 has its matrices the other way round."""
+    """Transpose: GPT-2 stores its matrices input first."""
     return tensor.transposed() if len(tensor.shape) == 2 else tensor
 
 

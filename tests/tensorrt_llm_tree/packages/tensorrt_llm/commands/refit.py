@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tensorrt_llm import engine, mishaps
+from tensorrt_llm import engine, fault_injection
 from tensorrt_llm.command_line import parser_of
 
 
@@ -27,4 +27,4 @@ def main() -> None:
         shard = (checkpoint / f"{path.stem}.safetensors").read_bytes()
         (target / path.name).write_bytes(engine.refit(path.read_bytes(), shard))
         print(f"[TRT-LLM] [I] Writing refitted engine to `{target / path.name}`", flush=True)
-        mishaps.between_files("trtllm-refit")
+        fault_injection.between_files("trtllm-refit")

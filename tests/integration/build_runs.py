@@ -1,4 +1,4 @@
-"""A directory where ``cog-triton build`` runs as a process, and configs for it."""
+"""Builds run as processes in a directory of their own, and configs for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cog_triton.builder.workspace import Workspace
 
 
 @dataclass
-class Workshop:
+class BuildRuns:
     """A directory with a Llama and a GPT-2, where ``cog-triton build`` runs."""
 
     directory: Path
@@ -102,7 +102,7 @@ def packed(model: Path, tar: Path) -> Path:
 
 
 def llama(tp: int = 1, pp: int = 1, **changes: Any) -> dict[str, Any]:
-    """Three steps, by the older name of the first one."""
+    """Three steps, by the legacy name of the first one."""
     parallel = {"tp_size": tp, "pp_size": pp}
     return {
         "model_id": "tiny-llama",

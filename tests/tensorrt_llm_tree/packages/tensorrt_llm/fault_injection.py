@@ -1,4 +1,4 @@
-"""What can happen to a step, for tests: TENSORRT_LLM_TREE="trtllm-build sleep 600".
+"""Fault injection for steps, in tests: TENSORRT_LLM_TREE="trtllm-build sleep 600".
 
 ``STEP sleep SECONDS`` and ``STEP exit CODE`` happen after the first of its files was written;
 ``STEP lose RANK`` leaves the file of a rank out and ends well.
@@ -10,16 +10,16 @@ import os
 import time
 
 VARIABLE = "TENSORRT_LLM_TREE"
-_past: set[str] = set()
+_injected: set[str] = set()
 
 
 def between_files(step: str) -> None:
-    """To be called after each file."""
-    mishap, value = _of(step)
-    if step in _past or mishap not in ("sleep", "exit"):
+    """Inject a fault; called after each file."""
+    fault, value = _of(step)
+    if step in _injected or fault not in ("sleep", "exit"):
         return
-    _past.add(step)
-    if mishap == "sleep":
+    _injected.add(step)
+    if fault == "sleep":
         print(f"{step} sleeps", flush=True)
         time.sleep(float(value))
     else:
@@ -32,5 +32,5 @@ def loses(step: str, rank: int) -> bool:
 
 def _of(step: str) -> tuple[str, str]:
     name, _, rest = os.environ.get(VARIABLE, "").partition(" ")
-    mishap, _, value = rest.partition(" ")
-    return (mishap, value) if name == step else ("", "")
+    fault, _, value = rest.partition(" ")
+    return (fault, value) if name == step else ("", "")

@@ -91,7 +91,7 @@ def test_the_curl_line_of_the_original_answers_text(triton):
 
 
 @BOTH
-def test_every_optional_input_may_be_left_out_or_given(triton, model):
+def test_every_input_may_be_omitted_or_given(triton, model):
     plain = triton.generate(model, text_input=QUESTION, max_tokens=8)
     assert not {"num_output_tokens", "output_log_probs", "cum_log_probs"} & plain.keys()
     full = triton.generate(
@@ -129,7 +129,7 @@ def test_every_optional_input_may_be_left_out_or_given(triton, model):
 
 
 @BOTH
-def test_the_prompt_comes_back_unless_excluded(triton, model):
+def test_the_prompt_is_echoed_unless_excluded(triton, model):
     whole = triton.generate(model, text_input=QUESTION, max_tokens=8)["text_output"]
     answer = triton.generate(
         model, text_input=QUESTION, max_tokens=8, exclude_input_in_output=True
@@ -139,7 +139,7 @@ def test_the_prompt_comes_back_unless_excluded(triton, model):
 
 
 @BOTH
-def test_without_end_id_the_engine_stops_at_its_own_and_minus_one_never_stops(triton, model):
+def test_end_id_defaults_to_the_engines_own_and_minus_one_disables_it(triton, model):
     prompt = "<|im_start|>user\nSay just the word yes.<|im_end|>\n<|im_start|>assistant\n"
     counts = [
         triton.generate(
@@ -165,11 +165,11 @@ def test_without_end_id_the_engine_stops_at_its_own_and_minus_one_never_stops(tr
         ({"text_input": ""}, "E1001 PromptRequired"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(triton, model, values, said):
+def test_unsupported_inputs_are_refused_by_name(triton, model, values, said):
     assert said in triton.refusal(model, **values)
 
 
-def test_stop_words_of_the_ensemble_are_whole_tokens(triton):
+def test_stop_words_of_the_ensemble_match_whole_tokens(triton):
     reference = triton.text("ensemble", text_input=QUESTION, max_tokens=30)
     assert " subset" in reference
     stopped = triton.text("ensemble", text_input=QUESTION, max_tokens=30, stop_words=[" subset"])
@@ -206,7 +206,7 @@ def test_characters_that_span_tokens_stay_whole_in_bls(triton):
     assert any(ord(char) > 0x1000 for char in whole)
 
 
-def test_bls_requests_run_side_by_side(triton):
+def test_bls_requests_run_concurrently(triton):
     def count_from(number: int) -> str:
         values = {"text_input": f"Count from {number}:", "max_tokens": 24, "end_id": -1}
         return triton.text("tensorrt_llm_bls", **values)
@@ -221,7 +221,7 @@ def test_bls_requests_run_side_by_side(triton):
     assert [future.result() for future in together] == [count_from(n) for n in range(8)]
 
 
-def test_a_client_that_leaves_bls_stops_the_engine(triton):
+def test_a_disconnected_bls_client_stops_the_engine(triton):
     url = f"{triton.http}/v2/models/tensorrt_llm_bls/generate_stream"
     values = {"text_input": "Once", "max_tokens": 8000, "end_id": -1, "stream": True}
     with httpx.stream("POST", url, json=values, timeout=60) as response:
@@ -240,7 +240,7 @@ def assert_idle(triton: Triton) -> None:
     assert triton.active() == 0
 
 
-def test_bls_survives_its_own_requests(triton):
+def test_bls_does_not_crash_its_stub(triton):
     """Triton's stub frees ended responses without the GIL, which killed it on Python 3.12."""
 
     def stubs() -> set[int]:

@@ -115,7 +115,7 @@ def ids_of(event: dict[str, Any]) -> list[int]:
     return ids if isinstance(ids, list) else [ids]
 
 
-def test_the_text_is_the_passage_again_and_again(mock: Stack, says: Says) -> None:
+def test_output_repeats_the_passage(mock: Stack, says: Says) -> None:
     prediction = mock.predict("Hi", max_tokens=600, tps=300)
     assert prediction["status"] == "succeeded", prediction
     assert "".join(prediction["output"]) == says(600)
@@ -144,7 +144,7 @@ def test_the_request_of_the_original_has_all_that_its_script_reads(mock: Stack, 
     assert metrics["expected_time_to_first_token"] == pytest.approx(0.005)
 
 
-def test_yield_is_live_and_wait_is_all_at_once(mock: Stack, says: Says) -> None:
+def test_yield_mode_streams_and_wait_mode_does_not(mock: Stack, says: Says) -> None:
     with mock.stream("Hi", tps=50, n_output_tokens=150) as events:
         live = (data["chunk"] for kind, data in events if kind == "output")
         beginning = list(islice(live, 3))
@@ -155,7 +155,7 @@ def test_yield_is_live_and_wait_is_all_at_once(mock: Stack, says: Says) -> None:
     assert outputs(mock, tps=50, n_output_tokens=60, output_method="wait") == [says(60)]
 
 
-def test_buffer_is_pieces_of_so_many_tokens(mock: Stack, says: Says) -> None:
+def test_buffer_mode_sends_pieces_of_a_number_of_tokens(mock: Stack, says: Says) -> None:
     pieces = outputs(mock, tps=50, n_output_tokens=50, output_method="buffer", buffer_size=10)
     assert "".join(pieces) == says(50)
     assert 1 < len(pieces) <= 5
@@ -163,7 +163,7 @@ def test_buffer_is_pieces_of_so_many_tokens(mock: Stack, says: Says) -> None:
     assert piece == says(50)
 
 
-def test_rates_are_to_each_other_as_they_were_asked_for(mock: Stack, says: Says) -> None:
+def test_rates_have_the_requested_ratio(mock: Stack, says: Says) -> None:
     def tokens(rate: float, stop: int) -> int:
         """Tokens until so many have come, or the others are done."""
         count = 0
@@ -183,7 +183,7 @@ def test_rates_are_to_each_other_as_they_were_asked_for(mock: Stack, says: Says)
     wait_until(lambda: mock.engine_requests() == 0, FREED_S)
 
 
-def test_tritons_own_model_takes_the_inputs_of_the_mock(mock: Stack, says: Says) -> None:
+def test_the_triton_model_has_the_mocks_inputs(mock: Stack, says: Says) -> None:
     prompt = says.prompt("Tell me")
     events = list(from_triton(mock, prompt, tokens_per_response=8))
     assert [len(ids_of(event)) for event in events] == [8, 8, 4]
@@ -206,14 +206,14 @@ def test_tritons_own_model_takes_the_inputs_of_the_mock(mock: Stack, says: Says)
         ({"bad_words_list": [[1], [1]]}, "does not support bad_words_list"),
     ],
 )
-def test_triton_refuses_what_makes_no_sense(
+def test_invalid_inputs_of_the_triton_model_are_refused(
     values: dict[str, Any], text: str, mock: Stack, says: Says
 ) -> None:
     (event,) = from_triton(mock, says.prompt("Hi"), **values)
     assert text in event["error"]
 
 
-def test_stopping_at_words_and_ids(mock: Stack, says: Says) -> None:
+def test_stop_words_and_end_ids_end_the_output(mock: Stack, says: Says) -> None:
     prediction = mock.predict("Hi", max_tokens=100, stop_sequences="harbour")
     assert "".join(prediction["output"]) == says(100).partition("harbour")[0]
     assert prediction["metrics"]["finish_reason"] == "stop"
@@ -224,13 +224,13 @@ def test_stopping_at_words_and_ids(mock: Stack, says: Says) -> None:
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_text_models_have_its_text(model: str, mock: Stack, says: Says) -> None:
+def test_text_models_return_the_passage(model: str, mock: Stack, says: Says) -> None:
     body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
     answer = httpx.post(f"{mock.triton}/v2/models/{model}/generate", json=body, timeout=60)
     assert answer.json()["text_output"] == "Hello." + says(30)
 
 
-def test_chats_and_completions(mock: Stack, says: Says) -> None:
+def test_openai_chats_and_completions_return_the_passage(mock: Stack, says: Says) -> None:
     client = openai.OpenAI(base_url=f"{mock.own}/v1", api_key="none", max_retries=0, timeout=60)
     (model,) = (each.id for each in client.models.list().data)
     assert model == "mock"
@@ -252,7 +252,7 @@ def test_chats_and_completions(mock: Stack, says: Says) -> None:
     assert choice.logprobs.token_logprobs == [0.0] * 9
 
 
-def test_a_client_that_leaves_or_cancels_stops_the_engine(mock: Stack) -> None:
+def test_a_disconnected_or_cancelled_request_stops_the_engine(mock: Stack) -> None:
     with mock.stream("Hi", tps=50, max_tokens=9000) as events:
         assert any(kind == "output" for kind, _ in events)
         assert mock.engine_requests() == 1
@@ -268,7 +268,7 @@ def test_a_client_that_leaves_or_cancels_stops_the_engine(mock: Stack) -> None:
         wait_until(lambda: mock.engine_requests() == 0, FREED_S)
 
 
-def test_an_injected_error_fails_one_prediction(mock: Stack, says: Says) -> None:
+def test_an_injected_error_fails_only_its_prediction(mock: Stack, says: Says) -> None:
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(mock.predict, "Hi", tps=100, max_tokens=100)
         failed = mock.predict("Hi", tps=100, max_tokens=100, inject="error", inject_after=5)
@@ -278,7 +278,7 @@ def test_an_injected_error_fails_one_prediction(mock: Stack, says: Says) -> None
     assert mock.health() == "READY"
 
 
-def test_many_at_once(mock: Stack, says: Says) -> None:
+def test_concurrent_predictions_return_the_whole_output(mock: Stack, says: Says) -> None:
     def one(number: int) -> bool:
         count = 10 + number % 32
         prediction = mock.predict("Hi", max_tokens=count, tps=[10, 20][number % 2])
@@ -289,14 +289,16 @@ def test_many_at_once(mock: Stack, says: Says) -> None:
     wait_until(lambda: mock.engine_requests() == 0, FREED_S)
 
 
-def test_bad_inputs_are_refused(mock: Stack) -> None:
+def test_invalid_prediction_inputs_are_refused(mock: Stack) -> None:
     assert mock.predict("Hi", output_method="print")["http_status"] == 422
     assert mock.predict("Hi", tps=-1)["http_status"] == 422
     assert "E1005" in mock.predict("Hi", output_method="buffer")["error"]
     assert "E1102" in mock.predict("Hi", n_output_tokens=3, max_tokens=5)["error"]
 
 
-def test_a_crash_ends_everything_with_a_code_and_it_comes_back(fragile: Stack, says: Says) -> None:
+def test_a_crash_fails_requests_with_a_code_and_the_engine_restarts(
+    fragile: Stack, says: Says
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(fragile.predict, "Hi", tps=5, max_tokens=1000)
         wait_until(lambda: fragile.engine_requests() == 1)
@@ -308,7 +310,7 @@ def test_a_crash_ends_everything_with_a_code_and_it_comes_back(fragile: Stack, s
     assert "".join(fragile.predict("Hi", tps=0, max_tokens=20)["output"]) == says(20)
 
 
-def test_a_hang_is_noticed_and_it_comes_back(fragile: Stack, says: Says) -> None:
+def test_a_hang_is_detected_and_the_engine_restarts(fragile: Stack, says: Says) -> None:
     hung = fragile.predict("Hi", tps=100, max_tokens=50, inject="hang", inject_after=10)
     assert "E2101 TritonTimeout" in hung["error"]
     wait_until(lambda: fragile.health() == "UNHEALTHY", 60)
@@ -316,18 +318,18 @@ def test_a_hang_is_noticed_and_it_comes_back(fragile: Stack, says: Says) -> None
     assert "".join(fragile.predict("Hi", tps=0, max_tokens=20)["output"]) == says(20)
 
 
-def test_the_benchmark_knows_what_each_process_is_for(
+def test_the_gpu_benchmark_knows_the_role_of_each_process(
     mock: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert mock.process is not None
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks" / "gpu"))
-    roles = importlib.import_module("processes").family(mock.process.pid)
+    roles = importlib.import_module("processes").process_tree(mock.process.pid)
     assert {"cog-triton serve", "Cog", "Cog worker", "tritonserver"} <= set(roles.values())
     assert "Triton stub tensorrt_llm" in roles.values()
     assert "other" not in roles.values()
 
 
-def test_what_cog_writes_leaves_at_once(mock: Stack) -> None:
+def test_cogs_connections_have_tcp_nodelay(mock: Stack) -> None:
     """Else the first token on a kept connection waits 40 ms for the head's acknowledgement."""
     cog = cog_of(mock)
     with httpx.stream("GET", f"{mock.url}/health-check") as response:
@@ -336,7 +338,7 @@ def test_what_cog_writes_leaves_at_once(mock: Stack) -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-def test_a_burst_of_connections_waits_for_cog(mock: Stack) -> None:
+def test_a_burst_of_connections_fits_cogs_listen_backlog(mock: Stack) -> None:
     """Else clients' systems try again after a second what found no place."""
     cog = cog_of(mock)
     with ExitStack() as stack:
@@ -388,7 +390,7 @@ def peer(found: socket.socket) -> object:
         return None
 
 
-def test_a_mock_for_benchmarks(monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
+def test_the_mock_server_of_benchmarks(monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     from _servers import mock_server
 

@@ -142,7 +142,7 @@ def triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_text_goes_in_and_out_in_the_contract_of_the_engine(triton: Served, model: str) -> None:
+def test_text_models_use_the_contract_of_the_engines_release(triton: Served, model: str) -> None:
     said = triton.texts(
         model, stream=True, min_tokens=2, seed=7, bad_words=["fox"], stop_words=["dog"]
     )
@@ -159,7 +159,7 @@ def test_text_goes_in_and_out_in_the_contract_of_the_engine(triton: Served, mode
     assert ends[len(ids)] == len(ids)
 
 
-def test_a_prediction_goes_in_the_contract_of_the_engine(triton: Served) -> None:
+def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> None:
     generator = triton.generator
     ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
     sampling = SamplingParams(max_tokens=9, min_tokens=1, temperature=0, seed=3)
@@ -172,7 +172,7 @@ def test_a_prediction_goes_in_the_contract_of_the_engine(triton: Served) -> None
     assert seen["stop_words_list"] == [0, 1]  # the second end id, as a stop word
 
 
-def test_what_the_backend_says_is_a_code_in_bls_and_in_predictions(triton: Served) -> None:
+def test_backend_errors_have_codes_in_bls_and_in_predictions(triton: Served) -> None:
     body = {"text_input": "the quick fox", "max_tokens": 13}
     url = f"{triton.url}/v2/models/tensorrt_llm_bls/generate"
     said = httpx.post(url, json=body, timeout=20).json()["error"]
@@ -183,7 +183,7 @@ def test_what_the_backend_says_is_a_code_in_bls_and_in_predictions(triton: Serve
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_an_old_engine_has_no_new_inputs(triton: Served, model: str) -> None:
+def test_inputs_newer_than_the_engine_are_refused(triton: Served, model: str) -> None:
     if triton.family.engine.contract.release >= (0, 19):
         triton.texts(model, stream=True, guided_decoding_guide_type="json")
         assert triton.last()["guided_decoding_guide_type"]
@@ -195,7 +195,7 @@ def test_an_old_engine_has_no_new_inputs(triton: Served, model: str) -> None:
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_this_machine_is_told_before_triton_starts(skip: bool, tmp_path: Path) -> None:
+def test_an_unsuitable_machine_is_refused_before_triton_starts(skip: bool, tmp_path: Path) -> None:
     engine = tensorrt_llm_engines.make(tmp_path / "engine")
     environment = {"COG_TRITON_SKIP_PREFLIGHT": "true"} if skip else {}
     stack = Stack(tmp_path / "work", str(engine), **environment)

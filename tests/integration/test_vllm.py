@@ -166,7 +166,7 @@ def test_the_sample_client_of_vllm_backend_gets_its_texts(vllm: VLLMStack, strea
         assert (len(results[str(number)]) > 1) is streaming
 
 
-def test_a_stream_over_http(vllm: VLLMStack) -> None:
+def test_text_streams_over_http(vllm: VLLMStack) -> None:
     events = vllm.events(
         text_input="größer ",
         stream=True,
@@ -183,7 +183,7 @@ def test_a_stream_over_http(vllm: VLLMStack) -> None:
     assert {event["num_input_tokens"] for event in events} == {9}
 
 
-def test_every_output_that_can_be_asked_for(vllm: VLLMStack) -> None:
+def test_all_outputs_can_be_requested(vllm: VLLMStack) -> None:
     body = vllm.generate(
         text_input="ab",
         sampling_parameters='{"n": 2, "max_tokens": 2, "logprobs": 1}',
@@ -258,7 +258,7 @@ def test_errors_are_in_the_response(vllm: VLLMStack, values: dict[str, Any], wor
     assert words in body["error"]
 
 
-def test_a_client_that_leaves_aborts_its_request(vllm: VLLMStack) -> None:
+def test_a_disconnected_clients_request_is_aborted(vllm: VLLMStack) -> None:
     before = len(calls(vllm.journal, "abort"))
     url = f"{vllm.triton}/v2/models/vllm_model/generate_stream"
     values = {"text_input": "abc", "stream": True, "parameters": {"max_tokens": 4000}}
@@ -269,18 +269,18 @@ def test_a_client_that_leaves_aborts_its_request(vllm: VLLMStack) -> None:
     assert calls(vllm.journal, "generate")[-1]["id"] in abort["ids"]
 
 
-def test_the_same_engine_answers_predictions(vllm: VLLMStack) -> None:
+def test_predictions_are_served_by_the_same_engine(vllm: VLLMStack) -> None:
     done = vllm.predict("What is machine", max_tokens=20, prompt_template="{prompt}")
     assert done["status"] == "succeeded", done
     assert "".join(done["output"]) == "What is machineWhat "
 
 
-def test_a_prediction_that_is_too_long(vllm: VLLMStack) -> None:
+def test_a_prediction_beyond_max_model_len_is_refused(vllm: VLLMStack) -> None:
     done = vllm.predict("x" * 5000, prompt_template="{prompt}")
     assert "E1002" in done["error"]
 
 
-def test_the_other_text_models_work_on_it(vllm: VLLMStack) -> None:
+def test_ensemble_and_bls_work_on_a_vllm_engine(vllm: VLLMStack) -> None:
     for model in ("ensemble", "tensorrt_llm_bls"):
         response = httpx.post(
             f"{vllm.triton}/v2/models/{model}/generate",
@@ -322,7 +322,7 @@ def test_the_engine_is_configured_by_model_json(vllm: VLLMStack) -> None:
     assert (opened["max_model_len"], opened["enable_lora"]) == (4096, True)
 
 
-def test_a_vllm_model_that_does_not_load_says_why(tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_reports_its_error(tmp_path: Path) -> None:
     stack = VLLMStack(tmp_path)
     (tmp_path / "engine" / "model.json").write_text(
         '{"model": "../weights", "gpu_memory_utilization": 1.5}'
@@ -336,7 +336,7 @@ def test_a_vllm_model_that_does_not_load_says_why(tmp_path: Path) -> None:
     assert "E1202 InvalidPredictorConfig: model.json: vLLM refuses it" in output
 
 
-def test_an_unknown_engine_argument_is_told_before_triton_starts(tmp_path: Path) -> None:
+def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Path) -> None:
     stack = VLLMStack(tmp_path)
     (tmp_path / "engine" / "model.json").write_text('{"disable_log_requests": true}')
     stack.start()
@@ -348,7 +348,7 @@ def test_an_unknown_engine_argument_is_told_before_triton_starts(tmp_path: Path)
 
 
 @pytest.mark.parametrize("cause", ["its own error", "SIGKILL"])
-def test_the_engines_death_ends_triton(cause: str, tmp_path: Path) -> None:
+def test_engine_death_ends_triton(cause: str, tmp_path: Path) -> None:
     """As the death of any engine process does, so that whoever supervises Triton knows."""
     stack = VLLMStack(tmp_path)
     stack.start()
@@ -378,7 +378,7 @@ def test_the_engines_death_ends_triton(cause: str, tmp_path: Path) -> None:
         stack.close()
 
 
-def test_it_serves_where_triton_shows_no_metrics(
+def test_serves_where_triton_has_no_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http, grpc_port, metrics = free_ports(3)

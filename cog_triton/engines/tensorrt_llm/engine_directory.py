@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.artifact import engine_config, engine_manifest
-from cog_triton.artifact.engine_config import EngineConfig
+from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, EngineConfig
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
 
-NAME = "tensorrt_llm"
-CONFIG = "config.json"
 _RANK = re.compile(r"rank\d+\.engine")
 _SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
 
@@ -63,8 +61,8 @@ def matches(directory: Path) -> bool:
     """Whether the manifest says so or, without one, there are config.json and rank*.engine."""
     manifest = engine_manifest.load(directory)
     if manifest is not None:
-        return manifest.engine == NAME
-    return (directory / CONFIG).is_file() and bool(_rank_files(directory))
+        return manifest.engine == TENSORRT_LLM
+    return (directory / CONFIG_NAME).is_file() and bool(_rank_files(directory))
 
 
 def read_engine(directory: Path) -> Engine:
@@ -75,7 +73,7 @@ def read_engine(directory: Path) -> Engine:
         EngineIncompatible: TensorRT-LLM older than 0.9 built it.
         TritonTokenizerError: there is no usable tokenizer.
     """
-    path = directory / CONFIG
+    path = directory / CONFIG_NAME
     try:
         text = path.read_bytes()
     except OSError as error:

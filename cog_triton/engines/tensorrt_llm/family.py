@@ -10,6 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton import errors
+from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.request import EngineRequest
@@ -25,7 +26,7 @@ from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 class TensorRTLLMFamily(EngineFamily):
     """TensorRT-LLM family, detected by its manifest, or by config.json and rank*.engine."""
 
-    name = engine_directory.NAME
+    name = TENSORRT_LLM
     backend = "tensorrtllm"
 
     def __init__(self, engine: engine_directory.Engine) -> None:

@@ -1,4 +1,4 @@
-"""Double of vllm/sampling_params.py, with the checks that our tests meet."""
+"""Double of vllm/sampling_params.py, with the checks that tests need."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,4 +1,4 @@
-"""One output of the double's model."""
+"""Model of the double: one sequence, which repeats the prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm.sampling_params import SamplingParams
 
 
 class Sequence:
-    """Says the prompt from its token `index` on; the end-of-sequence token ends it, as ever."""
+    """Sequence that repeats the prompt from token `index` on, until an end-of-sequence token."""
 
     def __init__(
         self, index: int, prompt: list[int], params: SamplingParams, tokenizer: Any, eos: int,
@@ -31,7 +31,7 @@ class Sequence:
             self.script = [*tokenizer.encode(structured.choice[0]).ids, eos]
 
     def step(self, aborted: bool) -> CompletionOutput:
-        """One more token, as a delta."""
+        """Generate one token; returns it as a delta."""
         if aborted:
             self.finish_reason = "abort"
             return self._output([], "")
@@ -44,7 +44,7 @@ class Sequence:
         return self._output([token], self.text[len(old) :])
 
     def whole(self) -> CompletionOutput:
-        """Everything that was generated."""
+        """All output so far."""
         return self._output(self.tokens, self.text)
 
     def _next(self) -> int:

@@ -1,4 +1,4 @@
-"""Double of vllm/v1/metrics/loggers.py and the statistics that it gets."""
+"""Double of vllm/v1/metrics/loggers.py and of the statistics classes."""
 
 import time
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The Cog predictor of the mock server: the runner's, and what each request wants of the engine."""
+"""Cog predictor of the mock server: the runner's inputs plus those that control the mock engine."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from cog_triton.engines.mock.family import MockFamily
 from cog_triton.errors import InvalidArgument, InvalidArgumentMaxTokens
 from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.serving.generate import Generation
-from cog_triton.serving.predictor import DEFAULT_MAX_TOKENS, Predictor
+from cog_triton.serving.prediction_inputs import DEFAULT_MAX_TOKENS, PredictionInputs
+from cog_triton.serving.predictor import Predictor
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format
-from cog_triton.text.prompts import RenderedPrompt
-from cog_triton.text.sampling import SamplingParams
 
 _PROMPT = "Tell me about the sea."
 
 
-def _beside(others: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Give a method the inputs of `others`, too, where Cog looks: it takes no ``**inputs``.
+def _with_inputs_of(others: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: adds the inputs of `others` to a method's signature, in place of ``**inputs``.
 
-    What a request leaves out Cog leaves out as well, and `_defaults` has.
+    Cog does not pass inputs that a request leaves out; their defaults are in `_defaults`.
     """
 
-    def give(method: Callable[..., Any]) -> Any:
-        own = inspect.signature(method)
-        theirs = inspect.signature(others).parameters
-        named = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        parameters = {**theirs, **named}
+    def decorate(method: Callable[..., Any]) -> Any:
+        signature = inspect.signature(method)
+        other_parameters = inspect.signature(others).parameters
+        named = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        parameters = {**other_parameters, **named}
         method.__annotations__ = {
             **typing.get_type_hints(others),
             **typing.get_type_hints(method),
         }
-        method.__signature__ = own.replace(  # type: ignore[attr-defined]
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[
                 p.replace(annotation=method.__annotations__.get(n, p.empty))
                 for n, p in parameters.items()
@@ -48,26 +47,26 @@ def _beside(others: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
         )
         return method
 
-    return give
+    return decorate
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
-    """What the inputs of a predictor's method are unless a request has them."""
+    """Default values of the inputs of a predictor's method."""
     parameters = inspect.signature(method).parameters.values()
     found = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {n: v.default if isinstance(v, FieldInfo) else v for n, v in found.items()}
 
 
-_RUNNERS = _defaults(Predictor.run)
+_RUNNER_DEFAULTS = _defaults(Predictor.run)
 
 
 class MockPredictor(Predictor):
-    """Takes the inputs of the seed's mock server beside those of `Predictor`."""
+    """Predictor with the inputs of the original's mock server besides its own."""
 
     def _load_settings(self) -> Settings:
         return load_settings(cog_triton_engine="mock")
 
-    @_beside(Predictor.run)
+    @_with_inputs_of(Predictor.run)
     async def run(
         self,
         prompt: str = Input(
@@ -107,10 +106,10 @@ class MockPredictor(Predictor):
         ),
         **inputs: Any,
     ) -> ConcatenateIterator[str]:
-        """Validate, tokenize, and return the stream of text, in pieces as asked for."""
+        """Validate the inputs, and return the stream of text, buffered as requested."""
         log_format.request_id.set(concurrent_streaming.prediction_id())
-        inputs = {**_RUNNERS, **inputs}
-        with self._telling_of_refusal():
+        inputs = {**_RUNNER_DEFAULTS, **inputs}
+        with self._reporting_rejections():
             if output_method == "buffer" and buffer_size is None:
                 raise InvalidArgument("buffer_size: missing; output_method=buffer needs it")
             if output_method != "buffer" and buffer_size is not None:
@@ -118,68 +117,36 @@ class MockPredictor(Predictor):
             if inject is None and inject_after:
                 raise InvalidArgument(f"inject_after={inject_after}: only with inject")
             if n_output_tokens is not None:
-                inputs |= _exactly(int(n_output_tokens), inputs)
-        # Cog takes 2.0 for an integer and hands it on as a float, and Triton would not.
+                inputs |= _exact_length(int(n_output_tokens), inputs)
+        # Cog takes 2.0 for an integer and passes it on as a float, which Triton refuses.
         engine_inputs = {
             "tps": tps,
             "inject": inject,
             "inject_after": int(inject_after) if inject else None,
         }
-        request = _Request(
-            self,
-            {name: value for name, value in engine_inputs.items() if value is not None},
-            {"yield": 0.0, "wait": math.inf}.get(output_method, buffer_size or 0.0),
-        )
         if inputs["messages"] is not None and prompt == _PROMPT:
             prompt = ""
-        inputs["log_performance_metrics"] = True  # the seed's performance script reads them
-        return await Predictor.run(request, **{**inputs, "prompt": prompt})
+        inputs["log_performance_metrics"] = True  # the original's performance script reads them
+        chunk_size = {"yield": 0.0, "wait": math.inf}.get(output_method, buffer_size or 0.0)
 
+        def transform(
+            chunks: Generator[str, None, None], generation: Generation
+        ) -> Generator[str, None, None]:
+            if chunk_size:
+                chunks = buffered(chunks, _TokenCounter(generation), chunk_size)
+            yield from chunks
+            self._report_expected(generation)
 
-def _exactly(count: int, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs that have `count` tokens generated; raises E1102 for those that say otherwise."""
-    for name in ("max_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"):
-        value = inputs.get(name)
-        if value not in (None, count) and (name, value) != ("max_tokens", DEFAULT_MAX_TOKENS):
-            raise InvalidArgumentMaxTokens(
-                f"Can't set both n_output_tokens ({count}) and {name} ({value})"
-            )
-    return {
-        "max_tokens": count,
-        "max_new_tokens": None,
-        "min_tokens": count,
-        "min_new_tokens": None,
-    }
+        return self.stream(
+            PredictionInputs(**{**inputs, "prompt": prompt}),
+            {name: value for name, value in engine_inputs.items() if value is not None},
+            transform,
+        )
 
-
-class _Request(Predictor):
-    """The predictor for one request, over the same runtime."""
-
-    def __init__(
-        self, predictor: Predictor, engine_inputs: dict[str, Any], piece_size: float
-    ) -> None:
-        self.__dict__.update(predictor.__dict__)
-        self._engine_inputs = engine_inputs
-        self._piece_size = piece_size
-
-    def _plan(
-        self, rendered: RenderedPrompt, sampling: SamplingParams, stop_sequences: str | None
-    ) -> Generation:
-        generation = super()._plan(rendered, sampling, stop_sequences)
-        generation.engine_inputs = self._engine_inputs
-        return generation
-
-    def _report(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
-        chunks = super()._report(generation, log_metrics)
-        if self._piece_size:
-            chunks = pieces(chunks, _Count(generation), self._piece_size)
-        yield from chunks
-        self._tell_expected(generation)
-
-    def _tell_expected(self, generation: Generation) -> None:
-        """What the engine was to do, beside what was measured; nothing if it was to hurry."""
+    def _report_expected(self, generation: Generation) -> None:
+        """Report the times that the mock was to keep, next to the measured ones; none at 0 tps."""
         defaults = cast(MockFamily, self._runtime.family).defaults
-        tps = self._engine_inputs.get("tps", defaults.tps)
+        tps = generation.engine_inputs.get("tps", defaults.tps)
         if not tps:
             return
         count = generation.output_token_count
@@ -194,8 +161,24 @@ class _Request(Predictor):
         print(f"Expected time to first token: {first:.2f} seconds")
 
 
-class _Count:
-    """How many tokens of a generation have arrived."""
+def _exact_length(count: int, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs for exactly `count` output tokens; raises E1102 if others contradict it."""
+    for name in ("max_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"):
+        value = inputs.get(name)
+        if value not in (None, count) and (name, value) != ("max_tokens", DEFAULT_MAX_TOKENS):
+            raise InvalidArgumentMaxTokens(
+                f"Can't set both n_output_tokens ({count}) and {name} ({value})"
+            )
+    return {
+        "max_tokens": count,
+        "max_new_tokens": None,
+        "min_tokens": count,
+        "min_new_tokens": None,
+    }
+
+
+class _TokenCounter:
+    """Counts the tokens of a generation that have arrived."""
 
     def __init__(self, generation: Generation) -> None:
         self._arrivals = generation.arrivals
@@ -207,12 +190,12 @@ class _Count:
         return self._count
 
 
-def pieces(
+def buffered(
     chunks: Generator[str, None, None], arrived: Callable[[], int], size: float
 ) -> Generator[str, None, None]:
-    """The text of `chunks` in pieces of at least `size` tokens, but for the last one.
+    """Merge `chunks` into larger ones of at least `size` tokens each, except the last.
 
-    `arrived` counts the tokens so far. Closing it closes `chunks`.
+    `arrived` returns the number of tokens so far. Closing it closes `chunks`.
     """
     text: list[str] = []
     taken = 0

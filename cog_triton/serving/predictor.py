@@ -1,25 +1,21 @@
-"""The Cog predictor of the runner: inputs of /predictions, in the seed's words and defaults."""
+"""Cog predictor of the runner: inputs of /predictions, named as in the original cog-triton."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton.errors import (
-    BadMessages,
-    CogTritonError,
-    InvalidArgumentMaxTokens,
-    InvalidArgumentMinTokens,
-)
+from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
 from cog_triton.serving.coglet import concurrent_streaming, log_streams
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.openai.listeners import HTTPListeners
+from cog_triton.serving.prediction_inputs import DEFAULT_MAX_TOKENS, PredictionInputs
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
@@ -30,15 +26,15 @@ from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stop_strings import parse_stop_sequences
 
-DEFAULT_MAX_TOKENS = 512
 _ENDPOINT = "predictions"
+Transform = Callable[[Generator[str, None, None], Generation], Generator[str, None, None]]
 
 
 class Predictor(BaseRunner):  # type: ignore[misc]
-    """Streams text for one prompt; many run at once, batched in flight by the engine."""
+    """Streams text for one prompt; concurrent predictions share the engine's in-flight batch."""
 
     async def setup(self, weights: str | None = None) -> None:
-        """Start everything; an exception here is /health-check's SETUP_FAILED."""
+        """Start the runtime and the HTTP listeners; an exception makes Cog report SETUP_FAILED."""
         exit_with_parent()
         concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
@@ -62,7 +58,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         return load_settings()
 
     async def healthcheck(self) -> bool:
-        """Whether predictions are served; raises what /health-check says if they are not."""
+        """Whether predictions are served; else raises the error that /health-check shows."""
         self._runtime.require_ready()
         return True
 
@@ -158,67 +154,76 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             " content, put into the model's own chat template.",
         ),
     ) -> ConcatenateIterator[str]:
-        """Validate, and return the live stream of text; waits for nothing (`livestream`)."""
-        log_format.request_id.set(concurrent_streaming.prediction_id())
-        with self._telling_of_refusal():
-            # Cog takes 2.0 for an integer and hands it on as a float, hence the int() below.
-            sampling = SamplingParams(
-                max_tokens=_max_tokens(max_tokens, max_new_tokens),
-                min_tokens=_min_tokens(min_tokens, min_new_tokens),
+        """Validate the inputs, and return the stream of text; awaits nothing."""
+        return self.stream(
+            PredictionInputs(
+                prompt=prompt,
+                system_prompt=system_prompt,
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
                 temperature=temperature,
-                top_k=max(int(top_k), 0),
                 top_p=top_p,
-                repetition_penalty=repetition_penalty,
+                top_k=top_k,
+                stop_sequences=stop_sequences,
+                length_penalty=length_penalty,
                 presence_penalty=presence_penalty,
                 frequency_penalty=frequency_penalty,
-                length_penalty=length_penalty,
-                seed=secrets.randbelow(2**31) if seed is None else int(seed),
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+                prompt_template=prompt_template,
+                log_performance_metrics=log_performance_metrics,
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=min_new_tokens,
+                messages=messages,
             )
-        ticket = Ticket()
-
-        def plan() -> Generation:
-            rendered = self._rendered(prompt, system_prompt, prompt_template, messages)
-            generation = self._plan(rendered, sampling, stop_sequences)
-            generation.ticket = ticket
-            return generation
-
-        log_metrics = log_performance_metrics or self._runtime.settings.log_performance_metrics
-        return concurrent_streaming.cancellable_stream(
-            self._answer(plan, log_metrics), ticket.cancel
         )
 
-    def _answer(
-        self, plan: Callable[[], Generation], log_metrics: bool
-    ) -> Generator[str, None, None]:
-        """Tokenize and generate, on the prediction's own thread."""
-        with self._telling_of_refusal():
-            generation = plan()
-        yield from self._report(generation, log_metrics)
-
-    def _rendered(
+    def stream(
         self,
-        prompt: str,
-        system_prompt: str | None,
-        prompt_template: str | None,
-        messages: list[dict[str, Any]] | None,
-    ) -> RenderedPrompt:
+        inputs: PredictionInputs,
+        engine_inputs: Mapping[str, Any] = MappingProxyType({}),
+        transform: Transform = lambda chunks, generation: chunks,
+    ) -> ConcatenateIterator[str]:
+        """The stream of text for coglet; raises the coded error of invalid sampling parameters.
+
+        `engine_inputs` are inputs that only this engine has; `transform` may change the stream.
+        """
+        with self._reporting_rejections():
+            sampling = inputs.sampling()
+        ticket = Ticket()
+
+        def chunks() -> Generator[str, None, None]:
+            """Tokenize and generate, on the prediction's own thread."""
+            with self._reporting_rejections():
+                generation = self._plan(self._render(inputs), sampling, inputs.stop_sequences)
+            generation.ticket = ticket
+            generation.engine_inputs = dict(engine_inputs)
+            log_metrics = (
+                inputs.log_performance_metrics or self._runtime.settings.log_performance_metrics
+            )
+            yield from transform(self._generate(generation, log_metrics), generation)
+
+        return concurrent_streaming.cancellable_stream(chunks(), ticket.cancel)
+
+    def _render(self, inputs: PredictionInputs) -> RenderedPrompt:
         settings, tokenizer = self._runtime.settings, self._runtime.tokenizer
-        own = settings.system_prompt if system_prompt is None else system_prompt
-        if messages is None:
+        default = settings.system_prompt
+        system_prompt = default if inputs.system_prompt is None else inputs.system_prompt
+        if inputs.messages is None:
             return prompts.render(
-                prompt,
-                own,
-                request_template=prompt_template,
+                inputs.prompt,
+                system_prompt,
+                request_template=inputs.prompt_template,
                 default_template=settings.prompt_template,
                 tokenizer=tokenizer,
             )
-        for name, value in (("prompt", prompt), ("prompt_template", prompt_template)):
-            if value:
+        for name in ("prompt", "prompt_template"):
+            if getattr(inputs, name):
                 raise BadMessages(f"messages and {name}: set one of them")
-        chats = chat.parse_messages(messages)
-        if system_prompt and any(message["role"] == "system" for message in chats):
+        messages = chat.parse_messages(inputs.messages)
+        if inputs.system_prompt and any(message["role"] == "system" for message in messages):
             raise BadMessages("messages and system_prompt: there is a system message already")
-        return chat.render_messages(chats, own, tokenizer)
+        return chat.render_messages(messages, system_prompt, tokenizer)
 
     def _plan(
         self, rendered: RenderedPrompt, sampling: SamplingParams, stop_sequences: str | None
@@ -236,15 +241,15 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         return generation
 
     @contextmanager
-    def _telling_of_refusal(self) -> Iterator[None]:
+    def _reporting_rejections(self) -> Iterator[None]:
         try:
             yield
         except CogTritonError as error:
             self._telemetry.refused(_ENDPOINT, error)
             raise
 
-    def _report(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
-        """The generation's text, then its metrics and log lines in the prediction's own log."""
+    def _generate(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
+        """Generated text; then records metrics, and prints to the prediction's own log."""
         notes = [f"Note: {note}" for note in generation.notes]
         notes.append(f"Random seed used: `{generation.sampling.seed}`")
         if generation.sampling.greedy:
@@ -264,10 +269,10 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         for name, value in metrics.items():
             if value is not None:
                 scope.record_metric(name, value)
-        print("\n".join(_last_lines(generation, log_metrics)))
+        print("\n".join(_summary_lines(generation, log_metrics)))
 
 
-def _last_lines(generation: Generation, log_metrics: bool) -> Iterator[str]:
+def _summary_lines(generation: Generation, log_metrics: bool) -> Iterator[str]:
     yield f"Finish reason: {generation.finish_reason}"
     if log_metrics:
         yield f"Tokens processed: {generation.output_token_count}"
@@ -275,22 +280,3 @@ def _last_lines(generation: Generation, log_metrics: bool) -> Iterator[str]:
         yield f"Serverside execution time: {generation.duration:.2f} seconds"
         if (first := generation.time_to_first_token) is not None:
             yield f"Serverside time to first token: {first:.2f} seconds"
-
-
-def _max_tokens(max_tokens: int, max_new_tokens: int | None) -> int:
-    if max_new_tokens is None or max_new_tokens == max_tokens:
-        return int(max_tokens)
-    if max_tokens != DEFAULT_MAX_TOKENS:
-        raise InvalidArgumentMaxTokens(
-            f"Can't set both max_tokens ({max_tokens}) and max_new_tokens ({max_new_tokens})"
-        )
-    return int(max_new_tokens)
-
-
-def _min_tokens(min_tokens: int | None, min_new_tokens: int | None) -> int:
-    if None not in (min_tokens, min_new_tokens) and min_tokens != min_new_tokens:
-        raise InvalidArgumentMinTokens(
-            f"Can't set both min_tokens ({min_tokens}) and min_new_tokens ({min_new_tokens})"
-        )
-    chosen = min_new_tokens if min_tokens is None else min_tokens
-    return max(int(chosen or 0), 0)

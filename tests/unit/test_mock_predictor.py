@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import CogTritonError, InvalidArgument, InvalidArgumentMaxTokens
-from cog_triton.serving.mock_predictor import MockPredictor, pieces
+from cog_triton.serving.mock_predictor import MockPredictor, buffered
 from cog_triton.serving.predictor import Predictor
 
 OWN = {"tps", "n_output_tokens", "output_method", "buffer_size", "inject", "inject_after"}
@@ -24,7 +24,7 @@ def inputs(kind: type) -> dict[str, Any]:
     return dict(create_predictor(kind.__module__, kind.__name__).inputs)
 
 
-def test_it_takes_the_runners_inputs_and_its_own() -> None:
+def test_mock_takes_the_runners_inputs_and_its_own() -> None:
     mine, theirs = inputs(MockPredictor), inputs(Predictor)
     assert list(mine) == [*theirs, *(name for name in mine if name in OWN)]
     assert set(mine) - set(theirs) == OWN
@@ -32,7 +32,7 @@ def test_it_takes_the_runners_inputs_and_its_own() -> None:
         assert mine[name] == theirs[name]
 
 
-def test_the_runner_has_none_of_them() -> None:
+def test_runner_has_no_mock_inputs() -> None:
     assert OWN.isdisjoint(inspect.signature(Predictor.run).parameters)
 
 
@@ -62,7 +62,7 @@ class Telemetry:
         ),
     ],
 )
-def test_inputs_that_contradict_each_other_are_refused_and_counted(
+def test_contradicting_inputs_are_rejected_and_observed(
     values: dict[str, Any], error: type[CogTritonError], text: str
 ) -> None:
     predictor = MockPredictor()
@@ -92,10 +92,10 @@ class Source:
             self.closed = True
 
     def pieces(self, size: float) -> Generator[str, None, None]:
-        return pieces(iter(self), lambda: self.count, size)  # type: ignore[arg-type]
+        return buffered(iter(self), lambda: self.count, size)  # type: ignore[arg-type]
 
 
-def test_pieces_of_so_many_tokens() -> None:
+def test_buffered_chunks_have_the_requested_tokens() -> None:
     letters = [(letter, 1) for letter in "abcdefgh"]
     assert list(Source(letters).pieces(3)) == ["abc", "def", "gh"]
     assert list(Source(letters).pieces(8)) == ["abcdefgh"]
@@ -104,7 +104,7 @@ def test_pieces_of_so_many_tokens() -> None:
     assert list(Source([]).pieces(math.inf)) == []
 
 
-def test_what_comes_together_is_one_piece_and_what_shows_later_counts() -> None:
+def test_buffered_counts_tokens_without_text() -> None:
     assert list(Source([("ab", 2), ("cdefg", 5), ("h", 1)]).pieces(3)) == ["abcdefg", "h"]
     assert list(Source([("", 1), ("", 1), ("ü", 1), ("x", 1)]).pieces(2)) == ["ü", "x"]
 
@@ -113,7 +113,7 @@ def test_what_comes_together_is_one_piece_and_what_shows_later_counts() -> None:
     st.lists(st.tuples(st.sampled_from(["", "a", "bc"]), st.integers(1, 9)), max_size=30),
     st.integers(1, 20),
 )
-def test_nothing_is_lost_and_every_piece_but_the_last_is_long_enough(
+def test_buffered_keeps_all_text_and_the_minimum_size(
     chunks: list[tuple[str, int]], size: int
 ) -> None:
     found = list(Source(chunks).pieces(size))
@@ -121,7 +121,7 @@ def test_nothing_is_lost_and_every_piece_but_the_last_is_long_enough(
     assert len(found) <= sum(tokens for _, tokens in chunks) // size + 1
 
 
-def test_closing_closes_the_source() -> None:
+def test_closing_buffered_closes_the_source() -> None:
     source = Source([("a", 1), ("b", 1)])
     stream = source.pieces(1)
     assert next(stream) == "a"

@@ -159,7 +159,9 @@ class Supervisor:
         """Kill and restart until it is ready, stopped or given up; returns the failures so far."""
         while True:
             pause = min(_BACKOFF_S * 2 ** (failures - 1), _MAX_BACKOFF_S)
-            _log.error("Triton: %s\n%s", reason, self._server.log_tail())
+            # A failed start says Triton's last lines itself.
+            tail = "" if "\n" in reason else f"\n{self._server.log_tail()}"
+            _log.error("Triton: %s%s", reason, tail)
             self._stop_requests(reason, failures, pause)
             self._server.kill()
             if self.state is not SupervisorState.RESTARTING:
@@ -197,6 +199,7 @@ class Supervisor:
         self._admission.close(self.error)
 
     def _give_up(self, why: str) -> None:
+        _log.error("The server stops: %s", _first_line(why))
         self.state, self.error = SupervisorState.FAILED, TritonStartFailed(why)
         self._admission.close(TritonUnavailable(f"{_first_line(why)}; the server stops"))
 

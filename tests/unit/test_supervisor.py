@@ -182,7 +182,10 @@ def test_meanwhile_it_is_told_why_and_how_long(supervised: Supervised) -> None:
     supervised.until(SupervisorState.READY)
 
 
-def test_a_server_that_hangs_is_killed_and_started_again(supervised: Supervised) -> None:
+def test_a_server_that_hangs_is_killed_and_started_again(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cog_triton")
     supervised.start()
     stream = supervised.stream()
     assert stream.flowing.wait(PATIENCE_S)
@@ -192,6 +195,12 @@ def test_a_server_that_hangs_is_killed_and_started_again(supervised: Supervised)
     assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
     supervised.until(SupervisorState.READY)
     assert len(supervised.triton.starts) == 2
+    until(lambda: len(caplog.records) == 2)
+    died, ready = caplog.records
+    assert died.levelname == "ERROR"
+    assert "did not answer for 0.5 s" in died.getMessage()
+    assert died.getMessage().endswith("a line of the log")
+    assert ready.getMessage().startswith("Triton is ready again after")
 
 
 def test_a_slow_probe_is_no_hang_while_bytes_come(supervised: Supervised) -> None:
@@ -240,7 +249,7 @@ def test_one_failed_request_alone_restarts_nothing(supervised: Supervised) -> No
 
 
 def test_it_gives_up_after_so_many_restarts_in_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
     item = Supervised(tmp_path, triton_max_restarts=2)
@@ -256,6 +265,7 @@ def test_it_gives_up_after_so_many_restarts_in_a_row(
     error = item.stream(1).end()
     assert isinstance(error, TritonUnavailable)
     assert "a line of the log" not in str(error)
+    assert caplog.messages[-1].startswith("The server stops: given up after 2 restarts")
     item.stop()
 
 

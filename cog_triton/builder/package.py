@@ -74,7 +74,6 @@ def write(
         EngineIncompatible: NVIDIA's driver does not work.
         DiskFull: there is no room for `output`.
     """
-    text = config.to_yaml().encode()
     described = _read_config(engine_dir)
     files = engine_manifest.files_of(engine_dir)
     files.pop(MANIFEST_NAME, None)
@@ -87,16 +86,14 @@ def write(
         )
     if problem:
         raise BuildStepFailed(f"{engine_dir}: {problem}")
-    members: dict[str, Path | bytes] = {
-        **_tokenizer(described, model_dir),
-        **files,
-        CONFIG_NAME: text,
-    }
+    members: dict[str, Path | bytes] = {**_tokenizer(described, model_dir), **files}
     if "tokenizer.json" not in members:
         echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
     versions = provenance.versions(described, echo)
     sm, gpu_name = provenance.gpus(described, echo)
     limits = described.build_config
+    text = config.to_yaml().encode()
+    members[CONFIG_NAME] = text
 
     def describe(entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(

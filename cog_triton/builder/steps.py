@@ -78,6 +78,7 @@ def run_step(
 
 def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) -> int:
     """Run the step; its exit code (128 + n for signal n). No process of it is left in any case."""
+    limits = _wait_limits(step, stream)
     ours = script_environment.environment_of(step.script.python, step.cwd)
     process = reaper.spawn(
         step.argv,
@@ -92,7 +93,9 @@ def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) ->
     thread = threading.Thread(target=stream.run, args=(lines,), daemon=True)
     try:
         thread.start()
-        return _wait(step, process, stream)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(next(limits))
     except KeyboardInterrupt:
         raise BuildCancelled(f"stopped during step {step.name}") from None
     finally:
@@ -104,7 +107,12 @@ def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) ->
         thread.join()
 
 
-def _wait(step: Step, process: reaper.Reaped, stream: OutputStream) -> int:
+def _wait_limits(step: Step, stream: OutputStream) -> Iterator[float]:
+    """Seconds to wait for the step, time after time, with a heartbeat line while it is silent.
+
+    Raises:
+        BuildStepTimeout: the step has run for its `timeout`.
+    """
     began = time.monotonic()
     while True:
         passed = time.monotonic() - began
@@ -114,8 +122,7 @@ def _wait(step: Step, process: reaper.Reaped, stream: OutputStream) -> int:
                 f"step {step.name} ran longer than its timeout of {step.timeout:g} s and was"
                 f" stopped:\n{stream.text}"
             )
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(_HEARTBEAT_S, left))
+        yield min(_HEARTBEAT_S, left)
         if stream.failure is not None:
             raise stream.failure
         silence = time.monotonic() - stream.last_line_at

@@ -1,4 +1,4 @@
-"""Size and SHA-256 of what is copied, worked out beside the copying: hashlib lets the GIL go."""
+"""SHA-256 and size of files while they are copied, hashed in a thread without the GIL."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Protocol
 from cog_triton.artifact.engine_manifest import FileEntry
 
 PIECE = 1 << 20
-"""Bytes that are read at once, at the most."""
+"""Most bytes of one read."""
 _BUFFERS = 6
 Ring = deque[tuple[memoryview, Future[None]]]
 
 
 class Readable(Protocol):
-    """Any file that is open."""
+    """An open file."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class Checksum:
-    """Of one file, while it is read."""
+    """Running size and SHA-256 of one file that is read through it."""
 
     def __init__(self, thread: ThreadPoolExecutor, ring: Ring) -> None:
         self._thread, self._ring = thread, ring
@@ -34,9 +34,9 @@ class Checksum:
         self._last: Future[None] | None = None
 
     def read(self, file: Readable, most: int = PIECE) -> memoryview:
-        """The next bytes of `file`, none at its end; valid until this is called again.
+        """Next bytes of `file`, none at its end; valid until the next call.
 
-        The buffers are the same all the time: fresh memory for each piece costs as much as hashing.
+        Buffers are reused: fresh memory for each piece costs as much as hashing.
         """
         buffer, hashed = self._ring.popleft()
         hashed.result()
@@ -47,7 +47,7 @@ class Checksum:
         return piece
 
     def entry(self) -> FileEntry:
-        """Those of all that was read."""
+        """Size and SHA-256 of all that was read."""
         if self._last is not None:
             self._last.result()
         return FileEntry(size=self._size, sha256=self._digest.hexdigest())
@@ -55,7 +55,7 @@ class Checksum:
 
 @contextmanager
 def hashing() -> Iterator[Callable[[], Checksum]]:
-    """Makes checksums, for one file after the other, in a thread that ends with this context."""
+    """Context with a hashing thread; yields the factory of checksums, one file after the other."""
     with ThreadPoolExecutor(1, "sha256") as thread:
         ready: Future[None] = Future()
         ready.set_result(None)

@@ -1,9 +1,9 @@
-"""Before anything is loaded: whether this machine is the one that image and engine were made for.
+"""Pre-flight check: image and engine against this machine, before anything is loaded.
 
 An image for one GPU architecture has no device code for others, and says so in its
 environment: COG_TRITON_SM, as nix/archs.nix names it. Without it, or with ``cpu``, there is
-nothing to check. An engine says what it needs in its manifest, or in part by itself; its own
-config.json has neither the GPU nor TensorRT's version, and TensorRT finds out only after loading.
+nothing to check. What an engine needs is in its manifest, or in part in its own config.json, which
+has neither the GPU nor TensorRT's version; TensorRT itself checks only after loading.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an engine needs; `world_size` is in GPUs, 0 for none; `nodes` machines share them."""
+    """Requirements of an engine; `world_size` is in GPUs, 0 for none, divided among `nodes`."""
 
     engine: Path
     backend: str
@@ -60,7 +60,7 @@ class Needs:
 def needs_of(
     directory: Path, backend: str, world_size: int, versions: Mapping[str, str], nodes: int = 1
 ) -> Needs:
-    """What the engine in `directory` needs, by its manifest before what it tells itself.
+    """Requirements of the engine in `directory`; its manifest overrides `versions`.
 
     Raises:
         EngineCorrupt: the manifest is broken, or a file is missing or of another size.
@@ -79,11 +79,10 @@ def needs_of(
 
 
 def require_engine(needs: Needs, here: Machine) -> list[str]:
-    """Remarks on what could not be compared, for the log.
+    """Check `needs` against this machine; returns remarks on what could not be compared.
 
     Raises:
-        EngineIncompatible: names everything in which the machine differs, both sides of it, and
-            what to do.
+        EngineIncompatible: names every difference, both sides of it, and what to do.
     """
     problems, remarks = [], []
     if needs.backend not in here.backends:
@@ -129,7 +128,7 @@ def gpu_problem(
 
 
 def sm_names(sms: Sequence[int]) -> str:
-    """ "sm_80, sm_90" """
+    """SMs as text: ``sm_80, sm_90``."""
     return ", ".join(f"sm_{sm}" for sm in sms)
 
 

@@ -25,7 +25,7 @@ class _Section(BaseModel):
 
 
 class Mapping(_Section):
-    """Ranks of the three kinds of parallelism; all of them together are tp x pp x cp."""
+    """Parallelism: tensor, pipeline and context; their product is the number of ranks."""
 
     tp_size: int = Field(default=1, ge=1)
     pp_size: int = Field(default=1, ge=1)
@@ -43,19 +43,19 @@ class Mapping(_Section):
 
     @property
     def ranks(self) -> int:
-        """Processes, of one GPU each."""
+        """Number of ranks: processes of one GPU each."""
         return self.tp_size * self.pp_size * self.cp_size
 
 
 class Quantization(_Section):
-    """None: as the weights are."""
+    """Quantization of weights and KV cache; None is the weights' own dtype."""
 
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
 
 
 class Pretrained(_Section):
-    """The model; `dtype` and `logits_dtype` as float16, bfloat16, float32."""
+    """Model; `dtype` and `logits_dtype` as float16, bfloat16, float32."""
 
     architecture: str
     dtype: str
@@ -65,7 +65,7 @@ class Pretrained(_Section):
 
 
 class Plugins(_Section):
-    """What the engine's kernels can do; None is not recorded."""
+    """Plugins and kernel options of the engine; None is not recorded."""
 
     remove_input_padding: bool | None = None
     context_fmha: bool | None = None
@@ -75,7 +75,7 @@ class Plugins(_Section):
 
 
 class Limits(_Section):
-    """Lengths in tokens, `max_batch_size` in requests.
+    """Build limits: lengths in tokens, `max_batch_size` in requests.
 
     `speculative_decoding_mode` is one bit of TensorRT-LLM's SpeculativeDecodingMode: 1 none,
     2 external draft tokens, 4 Medusa, 8 lookahead, 16 ReDrafter, 32 Eagle.
@@ -93,28 +93,28 @@ class Limits(_Section):
     plugin_config: Plugins = Plugins()
 
     @model_validator(mode="after")
-    def _some_end(self) -> Self:
+    def _has_a_length(self) -> Self:
         if self.max_seq_len is None and self.max_output_len is None:
             raise ValueError("must have max_seq_len, or max_output_len")
         return self
 
     @property
     def seq_len(self) -> int:
-        """Prompt and output together."""
+        """Most tokens of prompt and output together."""
         return self.max_seq_len or self.max_input_len + (self.max_output_len or 0)
 
     @property
     def paged_kv_cache(self) -> bool:
-        """Whether keys and values lie in blocks; `kv_cache_type` replaced the plugin's flag."""
+        """Whether the KV cache is paged; `kv_cache_type` replaced the plugin's flag."""
         if self.kv_cache_type is not None:
             return self.kv_cache_type.lower() == "paged"
         return bool(self.plugin_config.paged_kv_cache)
 
 
 class EngineConfig(_Section):
-    """The whole of config.json; without `engine` it is TensorRT-LLM's own.
+    """config.json; without `engine` it is TensorRT-LLM's own.
 
-    `version` is its maker's; empty for TensorRT-LLM before 0.8, which did not say.
+    `version` is the builder library's; empty for TensorRT-LLM before 0.8, which wrote none.
     """
 
     engine: str = TENSORRT_LLM
@@ -124,12 +124,12 @@ class EngineConfig(_Section):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it needs no GPU."""
+        """Whether the engine runs on the CPU."""
         return self.engine in CPU_FAMILIES
 
 
 def parse(text: bytes, origin: str) -> EngineConfig:
-    """The config from the bytes of config.json; `origin` names them in errors.
+    """Parse the bytes of config.json; `origin` names them in errors.
 
     Raises:
         EngineCorrupt: names the key, its value and the rule.
@@ -139,7 +139,7 @@ def parse(text: bytes, origin: str) -> EngineConfig:
     except (ValueError, RecursionError) as error:
         raise EngineCorrupt(f"{origin}: not JSON: {error}") from error
     if isinstance(value, dict) and isinstance(value.get("builder_config"), dict):
-        value = _of_builder_config(value["builder_config"])
+        value = _from_builder_config(value["builder_config"])
         origin = f"{origin}, of TensorRT-LLM before 0.8"
     if not isinstance(value, dict) or not {"pretrained_config", "build_config"} <= value.keys():
         raise EngineCorrupt(
@@ -155,8 +155,8 @@ def parse(text: bytes, origin: str) -> EngineConfig:
         raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
 
 
-def _of_builder_config(old: dict[str, Any]) -> dict[str, Any]:
-    """The shape before 0.8 in the later one; what is missing in it is missed there."""
+def _from_builder_config(old: dict[str, Any]) -> dict[str, Any]:
+    """Translate the shape before 0.8 to the later one; missing keys stay missing."""
     model = {"architecture": "name", "dtype": "precision"}
     mapping = {"tp_size": "tensor_parallel", "pp_size": "pipeline_parallel"}
     limits = ("max_input_len", "max_output_len", "max_batch_size", "max_beam_width")

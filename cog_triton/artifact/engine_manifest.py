@@ -1,7 +1,7 @@
-"""``cog-triton.json``: what an engine directory holds, for which machine, checkable before loading.
+"""Engine manifest, ``cog-triton.json``: contents and target machine, verified before loading.
 
-Schema 1, the "engine.tar" section of the design: engine family, model, versions, limits, and
-size and SHA-256 of every other file.
+Schema 1, see docs/build.md, "engine.tar": engine family, model, versions, limits, and size and
+SHA-256 of every other file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 
 class FileEntry(BaseModel):
-    """A file of the engine: bytes and hex digest."""
+    """Size in bytes and hex digest of a file of the engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -29,7 +29,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The manifest; `sm`, `gpu_name` are empty and None on CPU, lengths are in tokens."""
+    """Manifest, schema 1; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -48,12 +48,12 @@ class Manifest(BaseModel):
     files: dict[str, FileEntry]
 
     def to_json(self) -> str:
-        """The text of cog-triton.json, equal for equal manifests."""
+        """Text of cog-triton.json; equal for equal manifests."""
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
 def load(engine_dir: Path) -> Manifest | None:
-    """The manifest of an engine directory, or None if it has none.
+    """Load the manifest of an engine directory; None if it has none.
 
     Raises:
         EngineCorrupt: it is there but unreadable or not of schema 1.
@@ -69,7 +69,7 @@ def load(engine_dir: Path) -> Manifest | None:
 
 
 def parse(text: bytes, origin: str) -> Manifest:
-    """A manifest from the bytes of cog-triton.json; `origin` names them in errors.
+    """Parse the bytes of cog-triton.json; `origin` names them in errors.
 
     Raises:
         EngineCorrupt: names the key, its value and the rule.
@@ -84,7 +84,7 @@ def parse(text: bytes, origin: str) -> Manifest:
 
 
 def verify(engine_dir: Path, manifest: Manifest, *, checksums: bool) -> None:
-    """Compare the files of `engine_dir` with `manifest`: sizes, and SHA-256 if `checksums`.
+    """Verify the files of `engine_dir` against `manifest`: sizes, and SHA-256 if `checksums`.
 
     Files that the manifest does not name are allowed: engines keep caches beside themselves.
 
@@ -107,7 +107,7 @@ def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> N
 
 
 def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
-    """Each file that is missing from `held` or not as `manifest` says, with what differs."""
+    """Describe each file that is missing from `held` or differs from `manifest`."""
     found = []
     for name, entry in manifest.files.items():
         try:
@@ -119,8 +119,8 @@ def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
     return found
 
 
-def unnamed(manifest: Manifest, held: Iterable[str]) -> list[str]:
-    """The names of `held` that `manifest` does not have, its own apart, sorted."""
+def unlisted(manifest: Manifest, held: Iterable[str]) -> list[str]:
+    """Names of `held` that are not in `manifest`, sorted; the manifest's own is left out."""
     return sorted(set(held) - manifest.files.keys() - {MANIFEST_NAME})
 
 

@@ -1,4 +1,4 @@
-"""engine.tar: packed byte for byte the same every time, unpacked whole or not at all."""
+"""engine.tar: reproducible packing, and atomic unpacking verified by the manifest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cog_triton.errors import BuildStepFailed, EngineCorrupt
 from cog_triton.system import atomic_write
 
 Members = Mapping[str, Path | bytes]
-"""What goes into a tar by its name there: files, and texts that are in no file."""
+"""Members of a tar by name: files, or contents that are in no file."""
 Progress = Callable[[int], None]
-"""Gets how many more bytes are done, each time."""
+"""Callback with the number of further bytes packed."""
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """An unpacked engine: its manifest, None for a tar made without one, and what to tell users."""
+    """Result of unpacking: the manifest, None for a tar without one, and warnings for users."""
 
     manifest: Manifest | None
     warnings: tuple[str, ...]
@@ -38,19 +38,19 @@ def pack(
     describe: Callable[[dict[str, FileEntry]], Manifest],
     progress: Progress = lambda _: None,
 ) -> Path:
-    """Write `members` and then their manifest to `tar_path`; equal ones give equal bytes.
+    """Pack `members` and then their manifest to `tar_path`; equal members give equal bytes.
 
-    Each file is read once: what is written is what its checksum is of. Names are sorted, times
-    zero, owners 0, modes 0644. The tar appears under its name when it is complete and on the disk.
+    Each file is read once, and hashed as it is written. Names are sorted, times zero, owners 0,
+    modes 0644. The write is atomic.
 
     Args:
-        tar_path: its suffix says how it is compressed, see `tar_compression.SUFFIXES`.
-        describe: makes the manifest from what was written; it becomes the last member.
+        tar_path: its suffix selects the compression, see `tar_compression.SUFFIXES`.
+        describe: makes the manifest of the files written; it becomes the last member.
 
     Raises:
         InvalidArgument: another suffix.
-        DiskFull: no room for it; what was under its name is as before, as after any error.
-        BuildStepFailed: a file changed meanwhile.
+        DiskFull: no space; an existing tar stays, as after any error.
+        BuildStepFailed: a file changed while it was packed.
     """
     form = tar_compression.by_name(tar_path)
     total = sum(map(size_of, members.values()))
@@ -70,7 +70,7 @@ def pack(
 
 
 def size_of(source: Path | bytes) -> int:
-    """Bytes of a member."""
+    """Size of a member in bytes."""
     return len(source) if isinstance(source, bytes) else source.stat().st_size
 
 
@@ -86,14 +86,14 @@ def _add(
     with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         header.size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        tar.addfile(header, _Counted(file, name, checksum, progress))
+        tar.addfile(header, _HashedFile(file, name, checksum, progress))
         if file.read(1):
             raise BuildStepFailed(f"{name} grew while it was packed")
     return checksum.entry()
 
 
-class _Counted:
-    """A file for tarfile to copy from, which is hashed on its way."""
+class _HashedFile:
+    """Source for tarfile to copy from, hashed while it is read."""
 
     def __init__(self, file: Readable, name: str, checksum: Checksum, progress: Progress) -> None:
         self._file, self._name, self._checksum, self._progress = file, name, checksum, progress
@@ -109,15 +109,15 @@ class _Counted:
 def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
     """Unpack a tar of any form to `target_dir`, checking every file against its manifest.
 
-    `target_dir` is replaced as a whole when everything was checked; on an error it is as before.
+    `target_dir` is replaced atomically once everything is verified; an error leaves it unchanged.
 
     Raises:
-        EngineCorrupt: no readable tar, an unsafe member, or a file that is not as the manifest
-            says; names the member.
-        DiskFull: no room for it.
+        EngineCorrupt: no readable tar, an unsafe member, or a file that differs from the
+            manifest; names the member.
+        DiskFull: no space.
     """
     target_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tar_members.refusing(tar_path):
+    with tar_members.coded_errors(tar_path):
         size, form = tar_path.stat().st_size, tar_compression.by_content(tar_path)
     plain = form == "tar"
     least = "" if plain else f"more than its {form} of "
@@ -164,8 +164,8 @@ def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
 
 
 def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
-    """Each way in which the files of a tar are not what its manifest says, naming the file."""
-    extra = engine_manifest.unnamed(manifest, held)
+    """Describe each difference between the files of a tar and its manifest, naming the file."""
+    extra = engine_manifest.unlisted(manifest, held)
     found = [f"{name} is in the tar but not in its manifest" for name in extra]
     return found + engine_manifest.differences(manifest, held)
 

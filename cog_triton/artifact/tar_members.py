@@ -1,4 +1,4 @@
-"""The members of an engine.tar, read front to back once, none of them able to do harm."""
+"""Streaming tar reader for untrusted tars: one pass, bounded memory, unsafe members refused."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_HEADER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file, link or directory of a tar, by its relative POSIX name without ``./``.
+    """File, link or directory of a tar, by its relative POSIX name without ``./``.
 
-    `link` is a link's aim, below the tar's root; `content` is a file's bytes, to be read before the
-    next member is asked for.
+    `link` is a link's target, below the tar's root; `content` is a file's bytes, to be read before
+    the next member is requested.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Member:
 
 
 def read(tar_path: Path) -> Iterator[Member]:
-    """Every member of a tar of any form, in order; memory does not grow with their sizes.
+    """Members of a tar of any compression, in order; memory does not grow with their sizes.
 
     Raises:
         EngineCorrupt: no readable tar, cut short, without files, or an unsafe member: one that
@@ -46,7 +46,7 @@ def read(tar_path: Path) -> Iterator[Member]:
     """
     names = _Names()
     with (
-        refusing(tar_path),
+        coded_errors(tar_path),
         tar_path.open("rb") as file,
         tar_compression.decompressing(file) as plain,
         tarfile.open(fileobj=_Headers(plain), mode="r:", tarinfo=_Header) as tar,
@@ -54,7 +54,7 @@ def read(tar_path: Path) -> Iterator[Member]:
         for header in tar:
             name = names.add(header)
             if header.issym():
-                yield Member(name, link=_aim(header))
+                yield Member(name, link=_link_target(header))
             elif header.isreg():
                 yield Member(name, header.size, content=_Content(tar_path, plain, header))
             elif name != ".":
@@ -64,8 +64,8 @@ def read(tar_path: Path) -> Iterator[Member]:
 
 
 @contextmanager
-def refusing(tar_path: Path) -> Iterator[None]:
-    """Turns what reading the tar at `tar_path` raises into EngineCorrupt."""
+def coded_errors(tar_path: Path) -> Iterator[None]:
+    """Context that turns errors of reading the tar at `tar_path` into EngineCorrupt."""
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError) as error:
@@ -75,7 +75,7 @@ def refusing(tar_path: Path) -> Iterator[None]:
 
 
 class _Header(tarfile.TarInfo):
-    """tarfile takes a broken header, or none, for the end of the tar; only zeros are."""
+    """Header that refuses what tarfile takes for the tar's end: a broken header, or none."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
@@ -108,7 +108,7 @@ class _Headers:
 
 
 class _Names:
-    """What has been seen: two members may not share a name, nor one lie behind another."""
+    """Names seen so far: no two members share one, and none lies below a file or link."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -116,7 +116,7 @@ class _Names:
         self.directories: set[str] = {"."}
 
     def add(self, header: tarfile.TarInfo) -> str:
-        """The member's name, if it is of a kind and at a place that it may have."""
+        """Record a member; returns its name, or refuses its kind or place."""
         if header.issparse() or not (header.isreg() or header.isdir() or header.issym()):
             raise EngineCorrupt(
                 f"member {header.name!r} is a hard link, device, pipe or sparse file"
@@ -139,8 +139,8 @@ class _Names:
         return name
 
 
-def _aim(header: tarfile.TarInfo) -> str:
-    """Only links that point down: no chain of those can leave the directory."""
+def _link_target(header: tarfile.TarInfo) -> str:
+    """Target of a link; only those that point down are safe in any chain."""
     aim = PurePosixPath(header.linkname)
     if aim.is_absolute() or ".." in aim.parts:
         raise EngineCorrupt(f"member {header.name!r} links to {header.linkname!r}, outside")
@@ -148,7 +148,7 @@ def _aim(header: tarfile.TarInfo) -> str:
 
 
 class _Content(io.RawIOBase):
-    """A member's bytes, past tarfile, which copies them twice."""
+    """Content of a member, read without tarfile, which copies it twice."""
 
     def __init__(self, tar_path: Path, plain: Source, header: tarfile.TarInfo) -> None:
         self._tar_path, self._plain, self._header = tar_path, plain, header
@@ -162,7 +162,7 @@ class _Content(io.RawIOBase):
         view = memoryview(buffer)[: size - self._done]
         if not view:
             return 0
-        with refusing(self._tar_path):
+        with coded_errors(self._tar_path):
             self._plain.seek(self._header.offset_data + self._done)
             count = self._plain.readinto(view) or 0
         if not count:

@@ -37,7 +37,7 @@ def read(path: Path) -> EngineContents:
     if path.is_dir():
         return EngineContents(path, "directory", None, *_collect(path, _directory_files(path)))
     if path.is_file():
-        with tar_members.refusing(path):
+        with tar_members.coded_errors(path):
             form = tar_compression.by_content(path)
         held = _collect(path, _tar_files(path))
         return EngineContents(path, "tar", None if form == "tar" else form, *held)

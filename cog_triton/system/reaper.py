@@ -1,11 +1,11 @@
-"""A process that sees to it that a command, and all it ever started, dies with us.
+"""Reaper: a subprocess supervisor; a command and all its descendants end with their parent.
 
     python -S -I reaper.py [--parent-fd N] [--grace S] [--unlink-shm PREFIX] -- command...
 
-`spawn` starts a command under it; an image runs it as PID 1. It needs nothing but the
-standard library. The reaper adopts orphans (PR_SET_CHILD_SUBREAPER), so no descendant
-escapes it by daemonizing, and holds one end of a pipe whose other end only its parent has:
-when the parent dies, however it dies, the pipe closes. It sleeps in poll(2) until a signal
+`spawn` starts a command under it; an image runs it as PID 1. It uses the standard library
+alone. The reaper adopts orphans (PR_SET_CHILD_SUBREAPER), so no descendant
+escapes it by daemonizing, and holds the read end of a pipe whose write end only its parent has:
+when the parent dies, even by SIGKILL, the pipe closes. It sleeps in poll(2) until a signal
 (signalfd) or that pipe wakes it. Kernel interfaces: prctl(2), signalfd(2), proc(5).
 """
 
@@ -39,8 +39,8 @@ _SIGINFO = struct.Struct("=Iii116x")  # signal, errno, code of struct signalfd_s
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
-_SWEEP_GRACE_S = 8.0
-_REWALK_S = 0.05
+_DESCENDANTS_GRACE_S = 8.0
+_RESCAN_S = 0.05
 _PROGRAM = Path(__file__).name
 _SHM_PREFIX = re.compile(r"[A-Za-z0-9_.-]{6,}")
 
@@ -50,13 +50,13 @@ def _check(command: Sequence[str], grace: float, unlink_shm: str | None) -> None
         raise ValueError("no command given")
     if not 0 <= grace <= 86400:
         raise ValueError(f"grace {grace}: need a number of seconds from 0 to 86400")
-    # A short prefix would match the files of strangers.
+    # A short prefix would match files of other programs.
     if unlink_shm is not None and not _SHM_PREFIX.fullmatch(unlink_shm):
         raise ValueError(f"shm prefix {unlink_shm!r}: need 6 or more of A-Z a-z 0-9 _ . -")
 
 
 def descendants(root: int) -> set[int]:
-    """Every process with a running thread that `root` started, directly or not."""
+    """Pids of every process with a running thread that `root` started, directly or not."""
     children: dict[int, list[int]] = {}
     running = set()
     for entry in _processes():
@@ -77,8 +77,8 @@ def descendants(root: int) -> set[int]:
     return found & running
 
 
-def _bearing(mark: str) -> set[int]:
-    """Every process that was executed with the variable `mark` in its environment."""
+def _marked(mark: str) -> set[int]:
+    """Pids of every process that was executed with the variable `mark` in its environment."""
     wanted = b"\0" + mark.encode() + b"="
     found = set()
     for entry in _processes():
@@ -99,11 +99,11 @@ def _send(pid: int, number: int) -> None:
     except ProcessLookupError:
         return
     except PermissionError:
-        _warn_of_stranger(pid)
+        _warn_other_user(pid)
 
 
 @functools.cache
-def _warn_of_stranger(pid: int) -> None:
+def _warn_other_user(pid: int) -> None:
     os.write(2, f"reaper: may not stop process {pid}: it runs as another user\n".encode())
 
 
@@ -134,8 +134,8 @@ def _signalfd(signals: Sequence[int]) -> int:
     return _libc("signalfd", -1, sigset, os.O_CLOEXEC)
 
 
-def _owed(pids: Iterable[int]) -> set[str]:
-    """The shm prefixes of reapers among `pids`: who kills them does their work for them."""
+def _shm_prefixes(pids: Iterable[int]) -> set[str]:
+    """Shared-memory prefixes of reapers among `pids`, to be removed by whoever kills these."""
     found = set()
     for pid in pids:
         try:
@@ -149,15 +149,15 @@ def _owed(pids: Iterable[int]) -> set[str]:
 
 
 class _Reaper:
-    """The process itself: start `command`, pass signals on, leave nothing behind."""
+    """The reaper process: starts `command`, forwards signals, reaps and stops all descendants."""
 
     def __init__(self, command: list[str], parent_fd: int | None, grace: float) -> None:
         self._grace = grace
-        self._asked: set[int] = set()
+        self._forwarded: set[int] = set()
         self._stop_requests = 0
         self._status: int | None = None
         self._deadline = math.inf
-        self._owed: set[str] = set()
+        self._shm_left: set[str] = set()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         watched = (*_FORWARDED, signal.SIGCHLD)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -172,7 +172,7 @@ class _Reaper:
         self._child = self._start(command)
 
     def run(self) -> int:
-        """Wait until the command and all its descendants are gone; the command's exit code."""
+        """Wait until the command and all its descendants have ended; returns the exit code."""
         while self._reap():
             if time.monotonic() >= self._deadline:
                 self._signal_all(signal.SIGKILL)
@@ -181,7 +181,7 @@ class _Reaper:
                     self._on_signals()
                 else:
                     self._on_parent_pipe()
-        for prefix in self._owed:
+        for prefix in self._shm_left:
             _unlink_shm(prefix)
         assert self._status is not None  # the command is a child, and no child is left
         code = os.waitstatus_to_exitcode(self._status)
@@ -210,7 +210,7 @@ class _Reaper:
             os._exit(126)
 
     def _reap(self) -> bool:
-        """Collect every dead child; False when no child is left, and so no descendant."""
+        """Reap every dead child; False when no child is left, and so no descendant."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -221,14 +221,14 @@ class _Reaper:
             if pid == self._child:
                 self._status = status
                 self._signal_all(signal.SIGTERM)
-                self._kill_after(min(self._grace, _SWEEP_GRACE_S))
+                self._kill_after(min(self._grace, _DESCENDANTS_GRACE_S))
 
     def _timeout_ms(self) -> int | None:
         if self._deadline == math.inf:
             return None
         # Past the deadline, look again: a process may fork between the walk and its death.
         left = self._deadline - time.monotonic()
-        return math.ceil(1000 * (left if left > 0 else _REWALK_S))
+        return math.ceil(1000 * (left if left > 0 else _RESCAN_S))
 
     def _on_signals(self) -> None:
         for number, _, code in _SIGINFO.iter_unpack(os.read(self._signals, 16 * _SIGINFO.size)):
@@ -240,19 +240,19 @@ class _Reaper:
                     self._kill_after(0)
             # A terminal's Ctrl-C has already gone to the command: it is in our group.
             if code != _SI_KERNEL:
-                self._ask(number)
+                self._forward(number)
 
     def _on_parent_pipe(self) -> None:
         assert self._parent_fd is not None
         if os.read(self._parent_fd, 4096) == b"":
             self._poller.unregister(self._parent_fd)
-            self._ask(signal.SIGTERM)
+            self._forward(signal.SIGTERM)
             self._kill_after(self._grace)
 
-    def _ask(self, number: int) -> None:
-        # Many servers take a repeated request to stop for "now": that is ours to decide.
-        repeated = number in _STOPPING and number in self._asked
-        self._asked.add(number)
+    def _forward(self, number: int) -> None:
+        # Many servers take a second SIGTERM for "now", which is the reaper's to decide.
+        repeated = number in _STOPPING and number in self._forwarded
+        self._forwarded.add(number)
         if self._status is None and not repeated:  # once it is reaped, its pid is anyone's
             _send(self._child, number)
 
@@ -265,38 +265,38 @@ class _Reaper:
             return
         pids = descendants(os.getpid())
         if number == signal.SIGKILL:
-            self._owed |= _owed(pids)
+            self._shm_left |= _shm_prefixes(pids)
         for pid in pids:
             _send(pid, number)
 
 
 class Reaped:
-    """A command under a reaper, made by `spawn`; dropping it does not stop the command."""
+    """Handle of a command under a reaper, by `spawn`; dropping it does not stop the command."""
 
     _running: set[Reaped] = set()
 
     def __init__(
-        self, process: subprocess.Popen[bytes], lifeline: IO[bytes], mark: str, shm: str | None
+        self, process: subprocess.Popen[bytes], parent_pipe: IO[bytes], mark: str, shm: str | None
     ) -> None:
         self.process = process
         """The reaper. Its exit code is the command's, or 128 + n if signal n ended that."""
-        self._lifeline = lifeline
+        self._parent_pipe = parent_pipe
         self._mark = mark
         self._shm = shm
-        self._settled = threading.Lock()
+        self._finish_lock = threading.Lock()
         self._running.add(self)
 
     def poll(self) -> int | None:
-        """The exit code if the command and all it started are gone, else None."""
+        """Exit code once the command and all it started have ended, else None."""
         code = self.process.poll()
-        return None if code is None else self._settle(code)
+        return None if code is None else self._finish(code)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once the command and all it started are gone.
+        """Wait until the command and all it started have ended; returns the exit code.
 
-        Raises subprocess.TimeoutExpired if they are not after `timeout` seconds.
+        Raises subprocess.TimeoutExpired if they have not after `timeout` seconds.
         """
-        return self._settle(self.process.wait(timeout))
+        return self._finish(self.process.wait(timeout))
 
     def terminate(self) -> None:
         """Ask the command to stop (SIGTERM); asking twice kills it and all it started."""
@@ -309,52 +309,52 @@ class Reaped:
         self.process.send_signal(number)
 
     def kill(self, timeout: float = 10.0) -> None:
-        """Kill the command and all it started, now; return when they are gone.
+        """Kill the command and all it started; returns when they have ended.
 
-        Works whatever became of the reaper: stopped, killed, or long gone. Raises a
+        Works whether the reaper runs, is stopped, was killed, or has ended. Raises a
         TimeoutError if a process survives SIGKILL for `timeout` seconds.
         """
         # The reaper goes last: until then no orphan can be adopted by anyone else.
         self._kill_descendants(timeout)
         self.process.kill()
-        self._settle(self.process.wait(timeout))
+        self._finish(self.process.wait(timeout))
 
-    def _settle(self, code: int) -> int:
-        with self._settled:
+    def _finish(self, code: int) -> int:
+        with self._finish_lock:
             if self in self._running:
-                if code < 0:  # only a killed reaper ends by a signal: do its work for it
+                if code < 0:  # only a killed reaper ends by a signal: clean up in its place
                     self._kill_descendants(timeout=10.0)
                     _unlink_shm(self._shm)
-                self._lifeline.close()
+                self._parent_pipe.close()
                 self._running.discard(self)
         return code if code >= 0 else 128 - code
 
     def _kill_descendants(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        owed: set[str] = set()
+        prefixes: set[str] = set()
         while pids := self._descendants():
-            owed |= _owed(pids)
+            prefixes |= _shm_prefixes(pids)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes {sorted(pids)} survive SIGKILL for {timeout:g} s")
             for pid in pids:
                 _send(pid, signal.SIGKILL)
             time.sleep(0.005)
-        for prefix in owed:
+        for prefix in prefixes:
             _unlink_shm(prefix)
 
     def _descendants(self) -> set[int]:
-        pids = _bearing(self._mark)
+        pids = _marked(self._mark)
         if self.process.poll() is None:  # until it is waited for, the pid is the reaper's
             pids |= descendants(self.process.pid)
         return pids - {self.process.pid}
 
 
-def _drop_lifelines() -> None:
+def _close_parent_pipes() -> None:
     for reaped in Reaped._running:
-        reaped._lifeline.close()
+        reaped._parent_pipe.close()
 
 
-os.register_at_fork(after_in_child=_drop_lifelines)
+os.register_at_fork(after_in_child=_close_parent_pipes)
 
 
 def spawn(
@@ -367,7 +367,7 @@ def spawn(
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> Reaped:
-    """Start `command` so that it, and all it ever starts, cannot outlive this process.
+    """Start `command` under a reaper, so that it and its descendants cannot outlive this process.
 
     It gets its own session and an empty stdin. When this process ends, even by SIGKILL, it
     gets SIGTERM and `grace` seconds later everything left gets SIGKILL; then the /dev/shm
@@ -390,7 +390,7 @@ def spawn(
     mark = f"COG_TRITON_REAPED_{os.urandom(8).hex()}"
     read_end, write_end = os.pipe()
     options.append(f"--parent-fd={read_end}")
-    lifeline = os.fdopen(write_end, "wb", buffering=0)
+    parent_pipe = os.fdopen(write_end, "wb", buffering=0)
     try:
         process = subprocess.Popen(
             [sys.executable, "-S", "-I", str(Path(__file__).resolve()), *options, "--", *command],
@@ -403,11 +403,11 @@ def spawn(
             start_new_session=True,
         )
     except BaseException:
-        lifeline.close()
+        parent_pipe.close()
         raise
     finally:
         os.close(read_end)
-    return Reaped(process, lifeline, mark, unlink_shm)
+    return Reaped(process, parent_pipe, mark, unlink_shm)
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Chat messages, as OpenAI's clients write them, checked and rendered to the prompt's text."""
+"""Chat messages in OpenAI's form: validation, and rendering to the prompt's text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 ROLES = ("system", "developer", "user", "assistant")
 _REFUSED_ROLES = ("tool", "function")
-# Keys of messages that clients send back as they got them; a value that is set means something.
+# Keys that clients echo back from responses: accepted while empty, refused with a value.
 _EMPTY_ONLY = (
     "annotations",
     "audio",
@@ -29,7 +29,7 @@ Message = dict[str, str]
 
 
 def parse_messages(value: object) -> list[Message]:
-    """The messages as role and text; raises BadMessages (E1006) naming the one that is wrong.
+    """Messages as role and text; raises BadMessages (E1006) naming the invalid one.
 
     A `developer` message is one of role `system`, and a content of several parts is joined by
     line breaks, as in vLLM.
@@ -47,7 +47,7 @@ def parse_messages(value: object) -> list[Message]:
 def render_messages(
     messages: Sequence[Message], system_prompt: str | None, tokenizer: EngineTokenizer
 ) -> RenderedPrompt:
-    """The prompt for `messages`, after `system_prompt` if they have no system message.
+    """Prompt of `messages`, with `system_prompt` first if they have no system message.
 
     Raises BadMessages (E1006) when the model's chat template refuses them or there is none.
     """
@@ -106,7 +106,7 @@ def _content(where: str, value: Mapping[str, Any]) -> str:
 
 
 def _text(where: str, text: str) -> str:
-    """JSON can spell half of a surrogate pair, which no tokenizer takes."""
+    """`text`, refused if it has a lone surrogate: JSON can spell one, tokenizers take none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

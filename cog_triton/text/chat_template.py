@@ -1,4 +1,4 @@
-"""The tokenizer's own chat template, as Hugging Face renders it, in a sandbox."""
+"""Chat template of the tokenizer, rendered in a sandbox as Hugging Face does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 
 def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: EngineTokenizer) -> str:
-    """The model's chat template applied to `messages`, ready for the assistant's turn.
+    """Render the model's chat template for `messages`, up to the assistant's turn.
 
     The text carries its own BOS: encode it with ``add_special_tokens=False``. Raises BadMessages
     (E1006) when the template refuses the messages or the model has none, TritonTokenizerError
@@ -53,7 +53,7 @@ def _apply(messages: Sequence[Mapping[str, Any]], tokenizer: EngineTokenizer) ->
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what to train on in some chat templates; here it is just text."""
+    """``{% generation %}``, training targets in some chat templates: rendered as text."""
 
     tags = {"generation"}
 
@@ -72,7 +72,7 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 @lru_cache(maxsize=16)
 def _compile(source: str) -> Template:
-    """The template in the environment that Hugging Face gives chat templates."""
+    """Compile a template in the environment that Hugging Face gives chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

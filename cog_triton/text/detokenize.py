@@ -1,16 +1,15 @@
-"""Token ids in, text out, one chunk at a time.
+"""Incremental detokenizer: token ids in, text out, one chunk at a time.
 
 `Detokenizer` gives exactly the text that decoding all ids at once would give, without ever
-decoding them again. What makes that hard are characters that span tokens, and each kind of
-tokenizer spreads them in its own way:
+decoding them again. Characters may span tokens, in a way that depends on the kind of tokenizer:
 
 - byte-level BPE (GPT-2, Llama 3, Qwen): a token is any run of bytes, so the bytes go through an
   incremental UTF-8 decoder;
 - byte fallback (Llama 2, Mistral, Gemma): only tokens named `<0xE2>` are bytes, and one bad byte
   spoils its whole run, so a run is held back until it ends.
 
-No text is inspected for U+FFFD to guess whether a character is complete, so a U+FFFD that the
-model meant comes out at once.
+Whether a character is complete is never guessed from U+FFFD in the text, so a U+FFFD that the
+model generates is released at once.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer:
-    """The text of one stream of token ids; special tokens are left out.
+    """Incremental decoder of one stream of token ids; special tokens are left out.
 
     ``"".join(feed(ids) ...) + flush()`` equals ``tokenizer.decode(all_ids,
     skip_special_tokens=True)`` however the ids are cut into chunks. The cost of a token does not
@@ -43,11 +42,11 @@ class Detokenizer:
             self._stream = _WindowStream(tokenizer)
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that these ids made final; ``""`` while a character is incomplete."""
+        """Text that these ids complete; ``""`` while a character is incomplete."""
         return self._stream.feed(ids)
 
     def flush(self) -> str:
-        """The text still held back; call it once, after the last id."""
+        """Text that was held back; call once, after the last id."""
         return self._stream.flush()
 
 
@@ -79,7 +78,7 @@ class _ByteLevelStream:
 
 
 class _WindowStream:
-    """Decodes the ids that are pending, after the one visible id before them for context."""
+    """Decodes pending ids together with the one visible id before them, as context."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.decode
@@ -88,14 +87,14 @@ class _WindowStream:
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> str:
-        settled = 0
+        complete = 0
         for token_id in ids:
             token = self._vocabulary.visible(token_id)
             if token is not None:
                 self._pending.append(token_id)
                 if not _BYTE_TOKEN.fullmatch(token):
-                    settled = len(self._pending)
-        return self._release(settled)
+                    complete = len(self._pending)
+        return self._release(complete)
 
     def flush(self) -> str:
         return self._release(len(self._pending))
@@ -111,7 +110,7 @@ class _WindowStream:
 
 
 class _Vocabulary:
-    """The tokens as the vocabulary spells them, less those that decoding leaves out."""
+    """Tokens as the vocabulary spells them, without special ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
@@ -125,9 +124,9 @@ class _Vocabulary:
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """What a token stands for inside a text, which need not be whole characters.
+    """Bytes of a token inside a text; they need not be whole characters.
 
-    A leading space is part of it. Of a special token it is the name, of an unknown id nothing.
+    A leading space is included. A special token gives its name, an unknown id nothing.
     """
     token: str | None = tokenizer.id_to_token(token_id)
     if token is None:
@@ -142,7 +141,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 def _spelled(token: str) -> bytes:
-    """The bytes that a token of byte-level BPE spells."""
+    """Bytes of a byte-level BPE token."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:  # an added token is plain text, not spelled in the byte alphabet
@@ -150,7 +149,7 @@ def _spelled(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """How byte-level BPE spells bytes (GPT-2): printable Latin-1 as itself, the rest from U+0100.
+    """Byte alphabet of byte-level BPE (GPT-2): printable Latin-1 as itself, the rest from U+0100.
 
     The 188 printable ones are `!`..`~`, U+00A1..U+00AC and U+00AE..U+00FF; the other 68 bytes, in
     order, are the code points from U+0100 on.
@@ -165,7 +164,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 class TokenText:
-    """Bytes of single tokens, cached; a token need not be whole characters."""
+    """Cache of `token_bytes` by token id."""
 
     def __init__(self, tokenizer: EngineTokenizer) -> None:
         self._tokenizer = tokenizer.tokenizer

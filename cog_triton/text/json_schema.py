@@ -1,7 +1,7 @@
-"""The part of JSON Schema that an answer can be held to: OpenAI's structured outputs.
+"""JSON Schema subset for constrained decoding: OpenAI's structured outputs.
 
-A grammar is compiled from it inside the engine. What the compiler would choke on must never get
-there: in OpenVINO 2026.4 one bad schema ends the whole pipeline, and all requests with it.
+The engine compiles a grammar from it. A schema that its compiler cannot take must not get there:
+in OpenVINO 2026.4 one such schema ends the whole pipeline, and all requests with it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cog_triton.errors import InvalidArgument, nearest
 OBJECT: Final = '{"type":"object"}'
 """Any JSON object: OpenAI's ``json_object``."""
 _TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
-_REMARKS = ("$schema", "title", "description", "default", "examples")
-_RULES = (
+_ANNOTATIONS = ("$schema", "title", "description", "default", "examples")
+_KEYWORDS = (
     "type",
     "properties",
     "required",
@@ -36,7 +36,7 @@ _DEFINITIONS = "#/$defs/"
 
 
 def parse_schema(text: str, where: str) -> dict[str, Any]:
-    """A schema from its JSON text; raises E1005 naming the place in it, after `where`."""
+    """Parse and validate a schema; raises E1005 naming the place in it, after `where`."""
     if len(text) > _MAX_LENGTH:
         raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
     try:
@@ -64,7 +64,7 @@ class _Check:
             self._visit(f"{self._where}.$defs.{name}", definition, 1, frozenset({name}))
 
     def _visit(self, at: str, schema: Any, depth: int, through: frozenset[str]) -> None:
-        """`through` are the definitions that led here without a value in between."""
+        """Validate `schema`; `through` are the definitions followed since the last value."""
         if schema is True:
             return
         if not isinstance(schema, dict):
@@ -72,9 +72,9 @@ class _Check:
         if depth > _MAX_DEPTH:
             raise InvalidArgument(f"{at[:200]}: nested deeper than {_MAX_DEPTH} levels")
         for name in schema:
-            if name not in _RULES and name not in _REMARKS:
+            if name not in _KEYWORDS and name not in _ANNOTATIONS:
                 raise InvalidArgument(
-                    f"{at[:200]}.{name[:80]}: not supported{nearest(name, list(_RULES))}"
+                    f"{at[:200]}.{name[:80]}: not supported{nearest(name, list(_KEYWORDS))}"
                 )
         if "$defs" in schema and schema is not self._root:
             raise InvalidArgument(f"{at[:200]}.$defs: only allowed at the top")

@@ -1,9 +1,9 @@
-"""From a prompt and a system prompt to the one text that is tokenized.
+"""Prompt templates: prompt and system prompt rendered to the text that is tokenized.
 
-The first of these that is set makes the text: the request's ``prompt_template``, the default
+The first of these that is set is used: the request's ``prompt_template``, the default
 one (``PROMPT_TEMPLATE``), the tokenizer's chat template, ``{prompt}``. The first two are Python
-format strings with nothing but ``{prompt}`` and ``{system_prompt}`` in them; what the user
-writes is data and never interpreted.
+format strings with no fields but ``{prompt}`` and ``{system_prompt}``; values are never
+interpreted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FIELDS = ["prompt", "system_prompt"]
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """What to tokenize, and whether the tokenizer is to add its special tokens to it.
+    """Text to tokenize, and whether the tokenizer adds its special tokens to it.
 
-    `warnings` says what was given but not used, without quoting it.
+    `warnings` name inputs that were not used, without quoting them.
     """
 
     text: str
@@ -39,7 +39,7 @@ def render(
     default_template: str | None,
     tokenizer: EngineTokenizer,
 ) -> RenderedPrompt:
-    """The text for one prompt; a template that is None, or a blank default, counts as not set.
+    """Render one prompt; a template that is None, or a blank default, counts as not set.
 
     Raises PromptRequired (E1001) when the text, or the prompt of a chat, is blank;
     BadPromptTemplate (E1003) when the template has no ``{prompt}`` for the prompt that was given;
@@ -81,7 +81,7 @@ def _format(origin: str, template: str, prompt: str, system_prompt: str) -> Rend
 
 
 def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None]]:
-    """Pairs of literal text and the name of the field after it, if any."""
+    """Parse a template into pairs of literal text and the field after it, if any."""
     hint = "a brace that is meant as text must be doubled, as in {{ and }}"
     try:
         pieces = list(Formatter().parse(template))

@@ -1,4 +1,4 @@
-"""How the next token is chosen: one validated set of values, shared by every engine."""
+"""Sampling parameters: one validated set, shared by every engine family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling values of one request; construction raises E1005 naming what is out of range.
+    """Sampling parameters of one request; construction raises E1005 naming one out of range.
 
     `max_tokens` and `min_tokens` count generated tokens. `temperature` 0, `top_k` 1, or
     `top_k` 0 with `top_p` 0 mean greedy decoding; `top_k` 0 alone turns top-k off. The
@@ -60,7 +60,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken, so that the seed has no effect."""
+        """Whether decoding is greedy, so that the seed has no effect."""
         return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
 
 

@@ -1,4 +1,4 @@
-"""Stop strings, found across chunk borders without ever looking back at the text."""
+"""Stop strings: streaming search across chunk borders, at constant cost a character."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cog_triton.errors import InvalidArgument
 
 
 class StopMatcher:
-    """Releases the text before the earliest occurrence of any stop string, and nothing after.
+    """Streaming matcher: releases the text before the earliest stop string, and nothing after.
 
     The occurrence that starts first wins, even when another one is complete sooner; of two that
     start together, the shorter. `matched` names it from the moment nothing can beat it. Text
@@ -28,7 +28,7 @@ class StopMatcher:
         self._found: tuple[int, str] | None = None
 
     def feed(self, text: str) -> str:
-        """The part of the text so far that is safe to release; ``""`` after a match."""
+        """Text that is safe to release now; ``""`` after a match."""
         if self.matched is not None:
             return ""
         if not self._automata:
@@ -41,7 +41,7 @@ class StopMatcher:
         return self._release(self._open_start())
 
     def flush(self) -> str:
-        """What was held back, up to a match; call it once, after the last text."""
+        """Text that was held back, up to a match; call once, after the last text."""
         return "" if self.matched is not None else self._finish()
 
     def _step(self, char: str) -> bool:
@@ -54,7 +54,7 @@ class StopMatcher:
         return self._found is not None and self._open_start() >= self._found[0]
 
     def _open_start(self) -> int:
-        """Where the earliest occurrence that is still incomplete would start."""
+        """Start of the earliest occurrence that is still incomplete."""
         return self._seen - max(automaton.depth for automaton in self._automata)
 
     def _finish(self) -> str:
@@ -71,7 +71,7 @@ class StopMatcher:
 
 
 class _Automaton:
-    """`depth`: how many characters of `stop` the text now ends with, short of all of them."""
+    """Knuth-Morris-Pratt automaton; `depth` is the length of the partial match so far."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -85,7 +85,7 @@ class _Automaton:
             self._fallback[place] = depth
 
     def step(self, char: str) -> bool:
-        """Whether the text ends with the stop string now."""
+        """Advance by one character; whether the text now ends with the stop string."""
         while self.depth and self.stop[self.depth] != char:
             self.depth = self._fallback[self.depth - 1]
         self.depth += self.stop[self.depth] == char
@@ -96,5 +96,5 @@ class _Automaton:
 
 
 def parse_stop_sequences(text: str | None) -> list[str]:
-    """The comma-separated form (``<end>,<stop>``) as a list; empty items are dropped."""
+    """Split the comma-separated form (``<end>,<stop>``); empty items are dropped."""
     return [stop for stop in (text or "").split(",") if stop]

@@ -1,4 +1,4 @@
-"""The engine's tokenizer: what tokenizer.json and tokenizer_config.json say, and nothing else."""
+"""Tokenizer of an engine, by tokenizer.json and tokenizer_config.json alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 @dataclass(frozen=True, slots=True)
 class EngineTokenizer:
-    """A tokenizer with the settings that its vocabulary file does not carry.
+    """Tokenizer with the settings that its vocabulary file does not carry.
 
     `add_bos` is tokenizer_config.json's ``add_bos_token``: whether a prompt starts with BOS, or
     None to leave that to tokenizer.json's post-processor, as Hugging Face does.
@@ -32,11 +32,11 @@ class EngineTokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> EngineTokenizer:
-        """Read the tokenizer in `directory`.
+        """Load the tokenizer in `directory`.
 
         Raises TritonTokenizerError (E2102), naming the file, for one that is missing or broken.
-        Truncation and padding that training left switched on are switched off: both would change
-        prompts unseen.
+        Truncation and padding, which training may have left on, are disabled: both would change
+        prompts silently.
         """
         path = directory / "tokenizer.json"
         text = _read(path)
@@ -65,17 +65,17 @@ class EngineTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included."""
+        """Number of tokens, including added ones."""
         size: int = self.tokenizer.get_vocab_size()
         return size
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token spelled as in the vocabulary; None if there is no such token."""
+        """Id of a token as the vocabulary spells it; None if unknown."""
         found: int | None = self.tokenizer.token_to_id(token)
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, never starting with more than one BOS.
+        """Ids of `text`, with at most one BOS at the start.
 
         `add_special_tokens` is False for text that brings its own, as that of a chat template.
         """
@@ -121,7 +121,7 @@ def _special_token(path: Path, config: dict[str, Any], name: str) -> str | None:
 
 
 def _chat_template(directory: Path, path: Path, config: dict[str, Any]) -> str | None:
-    """The template, from the place Hugging Face prefers: a file of its own, then the config."""
+    """Chat template from the place Hugging Face prefers: a file of its own, then the config."""
     own = directory / "chat_template.jinja"
     if own.is_file():
         return _read(own)

@@ -51,7 +51,7 @@ def test_the_directory_is_made_once_and_matches_its_manifest(tmp_path: Path) -> 
     assert manifest is not None
     assert manifest.model_id == "mock"
     engine_manifest.verify(made, manifest, checksums=True)
-    assert engine_manifest.unnamed(manifest, engine_manifest.files_of(made)) == []
+    assert engine_manifest.unlisted(manifest, engine_manifest.files_of(made)) == []
 
 
 def test_the_directory_has_identical_content_wherever_it_is_made(

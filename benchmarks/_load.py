@@ -18,8 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from cog_triton.bench.http_client import Client, Connection, Origin, Sink, WireError, encode, now
-from cog_triton.bench.self_monitor import Load, Monitor
+from cog_triton.bench.generator_usage import GeneratorUsage, UsageMonitor
+from cog_triton.bench.http_client import (
+    Client,
+    Connection,
+    Origin,
+    ResponseSink,
+    TransportError,
+    encode_request,
+    now,
+)
 
 _OUTPUT, _COMPLETED = b"event: output\n", b"event: completed\n"
 _TAIL = len(_COMPLETED) - 1
@@ -46,13 +54,13 @@ class Stream:
     _end: bytes | None = None
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `cog_triton.bench.http_client.Sink`."""
+        """See `ResponseSink.begin`."""
         self.status = status
         if status >= 300:
             self._end = b""
 
     def body(self, data: bytes, at: float) -> None:
-        """See `cog_triton.bench.http_client.Sink`; an event counts once its name is read."""
+        """See `ResponseSink.body`; an event counts once its name is read."""
         if self._end is not None:
             self._end += data
             return
@@ -105,7 +113,7 @@ class Wave:
 
     streams: list[Stream]
     seconds: float
-    load: Load
+    load: GeneratorUsage
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -176,7 +184,7 @@ class QuickAckConnection(Connection):
 class QuickAckClient(Client):
     """Client with a new, quickly acknowledging connection for each request."""
 
-    async def send(self, origin: Origin, request: bytes, sink: Sink) -> None:
+    async def send(self, origin: Origin, request: bytes, sink: ResponseSink) -> None:
         """See `Client.send`."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(QuickAckConnection, origin.host, origin.port)
@@ -220,8 +228,8 @@ async def _wave(
     lenient: bool,
     tokens: int,
 ) -> Wave:
-    client, monitor = (Client if plain else QuickAckClient)(_TIMEOUT_S), Monitor()
-    origin, request = encode(
+    client, monitor = (Client if plain else QuickAckClient)(_TIMEOUT_S), UsageMonitor()
+    origin, request = encode_request(
         "POST",
         f"{url}/predictions",
         {"Accept": "text/event-stream"},
@@ -244,7 +252,7 @@ async def _wave(
         while True:
             try:
                 ended = await ask()
-            except (RuntimeError, WireError, OSError) as error:
+            except (RuntimeError, TransportError, OSError) as error:
                 if not lenient:
                     raise RuntimeError(str(error)) from error
                 failures.append(str(error))

@@ -1,1 +1,1 @@
-"""Measure a served model: load generator, report, plots."""
+"""Benchmark of a served model: load generator, metrics, report and plots."""

@@ -1,4 +1,4 @@
-"""When requests are due, in seconds from the start: an open loop's schedule, known in advance."""
+"""Arrival schedule of an open loop: due times in seconds from the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST = 10_000_000
 def offsets(
     rate: float, *, poisson: bool, seed: int, duration: float | None, requests: int | None
 ) -> array[float]:
-    """Arrivals at `rate` requests a second, before `duration` seconds and at most `requests`.
+    """Due times at `rate` requests a second, before `duration` seconds and at most `requests`.
 
     Poisson arrivals have independent, exponentially distributed gaps, as those of many users who
     know nothing of each other; constant ones are 1/rate apart. One of the limits is given.

@@ -1,4 +1,4 @@
-"""``cog-triton bench``: measure, report, write files."""
+"""``cog-triton bench``: measures, reports and writes files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cog_triton.bench import export, plot, progress_line, report, server_metrics, worker_pool
-from cog_triton.bench.http_client import Client, WireError, split
-from cog_triton.bench.measurement import Measured, measured
+from cog_triton.bench.http_client import Client, TransportError, split_url
 from cog_triton.bench.options import Options, TargetName
-from cog_triton.bench.prompt_source import Prompts
+from cog_triton.bench.prompt_source import PromptSource
+from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
-from cog_triton.bench.worker_pool import Run
+from cog_triton.bench.worker_pool import RunResult
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
 
 INTERRUPTED = 130
@@ -34,14 +34,14 @@ _PORTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Files to write; None for those that are not wanted."""
+    """Output files; None for those not wanted."""
 
     json: Path | None = None
     csv: Path | None = None
     plot: Path | None = None
 
     def check(self) -> None:
-        """Raise E1005 or E1401 now for what could not be written later."""
+        """Raise E1005 or E1401 before measuring for files that could not be written."""
         for name in ("json", "csv", "plot"):
             export.require_writable(f"--{name}", getattr(self, name))
         if self.plot is not None:
@@ -49,15 +49,15 @@ class Outputs:
 
 
 def default_url(target: TargetName) -> str:
-    """Where the target is, if nothing else is said: this machine, by the settings' ports."""
+    """Base URL without --url: this machine, with the port of the settings."""
     if target is TargetName.REPLICATE:
         return "https://api.replicate.com"
     port = os.environ.get(_PORTS[target]) or KINDS[target].default_port
     return f"http://127.0.0.1:{port}"
 
 
-def key_of(target: TargetName) -> str | None:
-    """The environment's key for the target."""
+def api_key(target: TargetName) -> str | None:
+    """API key for the target from the environment."""
     names = {TargetName.REPLICATE: "REPLICATE_API_TOKEN", TargetName.OPENAI: "OPENAI_API_KEY"}
     return os.environ.get(names.get(target, "")) or None
 
@@ -77,7 +77,7 @@ def parse_inputs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_sweep(text: str) -> list[int]:
-    """Levels of concurrency, ascending; raises E1005."""
+    """Parse ascending levels of concurrency; raises E1005."""
     parts = text.split(",")
     levels = [int(part) for part in parts if part.strip().isdecimal() and int(part) > 0]
     if len(levels) != len(parts) or levels != sorted(set(levels)):
@@ -99,7 +99,7 @@ def run(
     succeeded.
     """
     outputs.check()
-    prompts = Prompts(levels[0]).describe()
+    prompts = PromptSource(levels[0]).describe()
     try:
         runs = asyncio.run(_measure(levels, metrics_url, prompts, say, err))
     except KeyboardInterrupt:
@@ -127,12 +127,12 @@ async def _measure(
     runs: list[plot.Level] = []
     for options in levels:
         before = await _scrape(options, metrics_url)
-        with progress_line.shown(err, options) as show:
+        with progress_line.display(err, options) as show:
             done = await worker_pool.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
         told = server_metrics.means(before or {}, after) if after is not None else {}
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))
-        found = measured(options, done, told)
+        found = compute_metrics(options, done, told)
         runs.append((options, done, found))
         say(report.text(options, found, prompts))
         if done.interrupted:
@@ -141,14 +141,14 @@ async def _measure(
 
 
 async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str], float] | None:
-    """The server's Prometheus metrics; None where it has none and nobody asked for them."""
+    """Prometheus metrics of the server; None if it has none and no URL was given."""
     wanted = url or _metrics_url(options)
     if wanted is None:
         return None
     client = Client(10)
     try:
         answer = await client.fetch("GET", wanted, {})
-    except WireError as error:
+    except TransportError as error:
         if url:
             raise TargetUnavailable(f"--metrics-url={url!r}: {error}") from error
         return None
@@ -164,7 +164,7 @@ async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str],
 def _metrics_url(options: Options) -> str | None:
     if options.target is TargetName.OPENAI:
         return options.url.rstrip("/").removesuffix("/v1") + "/metrics"
-    origin, _ = split(options.url)
+    origin, _ = split_url(options.url)
     if options.target is TargetName.TRITON and origin.port == 8000 and not origin.tls:
         return f"http://{origin.host}:8002/metrics"
     return None
@@ -172,24 +172,24 @@ def _metrics_url(options: Options) -> str | None:
 
 def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
     if outputs.json:
-        found: list[tuple[Options, Measured]] = [(options, item) for options, _, item in runs]
+        found: list[tuple[Options, RunMetrics]] = [(options, item) for options, _, item in runs]
         export.write("--json", outputs.json, export.as_json(runs[0][0], found))
     if outputs.csv:
-        done: list[tuple[Options, Run]] = [(options, item) for options, item, _ in runs]
+        done: list[tuple[Options, RunResult]] = [(options, item) for options, item, _ in runs]
         export.write("--csv", outputs.csv, export.as_csv(done))
     if outputs.plot:
         export.write("--plot", outputs.plot, plot.png(runs))
 
 
 def _table(runs: Sequence[plot.Level]) -> Table:
-    """A sweep at a glance."""
+    """Summary table of a sweep."""
     table = Table(title="Sweep; times in ms")
     names = ("at once", "req/s", "tok/s", "per user", "TTFT p50", "TTFT p99", "E2E p99", "failed")
     for name in names:
         table.add_column(name, justify="right")
     for options, _, found in runs:
 
-        def cell(name: str, point: str, scale: float, found: Measured = found) -> str:
+        def cell(name: str, point: str, scale: float, found: RunMetrics = found) -> str:
             summary = found.metrics.get(name)
             return "-" if summary is None else f"{getattr(summary, point) * scale:.2f}"
 

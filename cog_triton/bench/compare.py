@@ -1,4 +1,4 @@
-"""Two measurements side by side: ratios, and which is better."""
+"""Comparison of two measurements: ratios, and which is better."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOWER = {
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """A file of ``--json``; raises E1005 for anything else."""
+    """Read a file of ``--json``; raises E1005 for anything else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema"] == SCHEMA and document["runs"]:
@@ -43,7 +43,7 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def table(first: Path, second: Path) -> Table:
-    """A row for each metric that both have, at each rate that both have."""
+    """Comparison table: a row for each metric and rate that both have."""
     a, b = read(first), read(second)
     found = Table(title=f"A = {first}, B = {second}")
     for name in ("rate", "metric", "A", "B", "B / A", "better"):
@@ -67,7 +67,7 @@ def table(first: Path, second: Path) -> Table:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """Options in which the two differ, as ``name: A, B``."""
+    """Options that differ, as ``name: A, B``."""
     a, b = read(first)["options"], read(second)["options"]
     names = sorted(a.keys() | b.keys())
     return [f"{name}: {a.get(name)}, {b.get(name)}" for name in names if a.get(name) != b.get(name)]

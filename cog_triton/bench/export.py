@@ -1,4 +1,4 @@
-"""What is written for machines: the numbers as JSON, a line for each request as CSV."""
+"""JSON export of all metrics, and CSV export with a line for each request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton import __version__
-from cog_triton.bench.measurement import Measured
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import Record
-from cog_triton.bench.worker_pool import Run
+from cog_triton.bench.run_metrics import RunMetrics
+from cog_triton.bench.worker_pool import RunResult
 from cog_triton.errors import InvalidArgument
 
 SCHEMA = 1
@@ -26,8 +26,8 @@ _COLUMNS = (
 )
 
 
-def as_json(options: Options, levels: Sequence[tuple[Options, Measured]]) -> str:
-    """The configuration, and for each level of a sweep (else for the one run) all numbers."""
+def as_json(options: Options, levels: Sequence[tuple[Options, RunMetrics]]) -> str:
+    """JSON of the options, and of all metrics for each level of a sweep (or the one run)."""
     runs = [{"rate": own.rate, **_plain(asdict(measured))} for own, measured in levels]
     document = {
         "schema": SCHEMA,
@@ -38,8 +38,8 @@ def as_json(options: Options, levels: Sequence[tuple[Options, Measured]]) -> str
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def as_csv(levels: Iterable[tuple[Options, Run]]) -> str:
-    """Times in seconds, `scheduled_s` and `sent_s` from the start of the run."""
+def as_csv(levels: Iterable[tuple[Options, RunResult]]) -> str:
+    """CSV of requests; times in seconds, `scheduled_s` and `sent_s` from the start of the run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -70,7 +70,7 @@ def write(option: str, path: Path, content: str | bytes) -> None:
 
 
 def require_writable(option: str, path: Path | None) -> None:
-    """Raise E1005 now rather than after the measurement."""
+    """Raise E1005 unless the directory of `path` exists: before measuring, not after."""
     if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
         raise InvalidArgument(f"{option}={str(path)!r}: its directory does not exist")
 

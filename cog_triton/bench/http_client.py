@@ -1,7 +1,7 @@
-"""HTTP/1.1 for a load generator: one read of the socket, one time stamp, no layers between.
+"""HTTP/1.1 client of the load generator: one time stamp for each read of the socket.
 
-httptools (llhttp) parses; connections are kept and used again. A client that spends 100 us on each
-read, as the general ones do, measures itself.
+Parsed by httptools (llhttp), with keep-alive. A client that spends 100 us on each read, as general
+ones do, would measure itself.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _IDLE_S = 2.0
 """Servers close idle connections, some after 5 s; a request must not meet that."""
 
 
-class WireError(Exception):
-    """A request that got no complete answer; `kind` is short and the same for the same cause."""
+class TransportError(Exception):
+    """Request without a complete answer; `kind` is a short name of the cause."""
 
     def __init__(self, kind: str, detail: str) -> None:
         self.kind = kind
         super().__init__(detail)
 
 
-class Sink(Protocol):
-    """Takes an answer as it arrives."""
+class ResponseSink(Protocol):
+    """Receives an answer as it arrives."""
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """The head; names of headers are in lower case."""
+        """Receive status and headers; header names are in lower case."""
         ...
 
     def body(self, data: bytes, at: float) -> None:
-        """A part of the body, and when it was read, by `now`."""
+        """Receive a part of the body, read at `at` (by `now`)."""
         ...
 
 
-class Whole:
-    """A sink that keeps everything."""
+class BufferedResponse:
+    """Response sink that buffers the whole answer."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -52,17 +52,17 @@ class Whole:
         self.text = b""
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `Sink.begin`."""
+        """See `ResponseSink.begin`."""
         self.status, self.headers = status, headers
 
     def body(self, data: bytes, at: float) -> None:
-        """See `Sink.body`."""
+        """See `ResponseSink.body`."""
         self.text += data
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where connections go."""
+    """Host, port and scheme that a connection is for."""
 
     host: str
     port: int
@@ -70,13 +70,13 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The Host header."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-def split(url: str) -> tuple[Origin, str]:
-    """Origin and path of `url`; raises E1005 for what is no http(s) URL."""
+def split_url(url: str) -> tuple[Origin, str]:
+    """Split `url` into origin and path; raises E1005 unless it is an http(s) URL."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -89,11 +89,11 @@ def split(url: str) -> tuple[Origin, str]:
     return Origin(parts.hostname, port or (443 if tls else 80), tls), path
 
 
-def encode(
+def encode_request(
     method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
 ) -> tuple[Origin, bytes]:
-    """The bytes of a request, and where to send them."""
-    origin, path = split(url)
+    """Encode a request; returns where to send it, and its bytes."""
+    origin, path = split_url(url)
     lines = [f"{method} {path} HTTP/1.1", f"Host: {origin.name}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:
@@ -102,12 +102,12 @@ def encode(
 
 
 class Connection(asyncio.Protocol):
-    """One connection, with one request on it at a time."""
+    """HTTP connection with one request on it at a time."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._sink: Sink | None = None
+        self._sink: ResponseSink | None = None
         self._done: asyncio.Future[None] | None = None
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
@@ -117,17 +117,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether another request may be sent on it."""
+        """Whether it is open and not idle for too long."""
         open_ = self._transport is not None and not self._transport.is_closing()
         return open_ and now() - self.idle_since < _IDLE_S
 
-    async def exchange(self, request: bytes, sink: Sink, timeout: float) -> None:
-        """Send `request` and feed `sink` until the answer ends; raises WireError."""
+    async def exchange(self, request: bytes, sink: ResponseSink, timeout: float) -> None:
+        """Send `request` and feed `sink` until the answer ends; raises TransportError."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         self._sink, self._done, self._headed = sink, loop.create_future(), False
         timer = loop.call_later(
-            timeout, self._fail, WireError("timeout", f"no complete answer within {timeout:g} s")
+            timeout,
+            self._fail,
+            TransportError("timeout", f"no complete answer within {timeout:g} s"),
         )
         try:
             self._transport.write(request)
@@ -146,55 +148,55 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio's: the connection is there."""
+        """asyncio callback: the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's: bytes came."""
+        """asyncio callback: bytes were read."""
         self._at = now()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(WireError("not HTTP", f"the answer is not HTTP: {error}"))
+            self._fail(TransportError("not HTTP", f"the answer is not HTTP: {error}"))
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's: the connection ended, which ends a body without a length, too."""
+        """asyncio callback: the connection closed, which also ends a body without a length."""
         if self._headed and not {b"content-length", b"transfer-encoding"} & self._headers.keys():
             self._finish()
         else:
             self._fail(
-                WireError("connection closed", f"before the answer's end: {exc or 'closed'}")
+                TransportError("connection closed", f"before the answer's end: {exc or 'closed'}")
             )
 
     def on_message_begin(self) -> None:
-        """httptools': an answer begins."""
+        """httptools callback: an answer begins."""
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools': one header."""
+        """httptools callback: a header."""
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """httptools': the head is there."""
+        """httptools callback: the headers are complete."""
         self._headed = True
         if self._sink is not None:
             self._sink.begin(self._parser.get_status_code(), self._headers)
 
     def on_body(self, data: bytes) -> None:
-        """httptools': a part of the body."""
+        """httptools callback: a part of the body."""
         self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """httptools': the answer ended."""
+        """httptools callback: the answer is complete."""
         if not self._parser.should_keep_alive():
             self.close()
         self._flush()
         self._finish()
 
     def _flush(self) -> None:
-        """Hand on what one read brought, as one: a chunk of HTTP's coding means nothing."""
+        """Pass on the body of one read in one piece, whatever HTTP chunks it had."""
         if self._pieces:
             data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
@@ -205,14 +207,14 @@ class Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
-    def _fail(self, error: WireError) -> None:
+    def _fail(self, error: TransportError) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
         self.close()
 
 
 class Client:
-    """Sends requests, and keeps connections for the next ones."""
+    """HTTP client with a pool of keep-alive connections."""
 
     def __init__(self, timeout: float) -> None:
         """`timeout` is in seconds, for a whole answer."""
@@ -220,18 +222,18 @@ class Client:
         self._idle: dict[Origin, list[Connection]] = {}
         self._tls: ssl.SSLContext | None = None
 
-    async def send(self, origin: Origin, request: bytes, sink: Sink) -> None:
-        """One request and its answer; raises WireError."""
+    async def send(self, origin: Origin, request: bytes, sink: ResponseSink) -> None:
+        """Send a request and feed `sink` its answer; raises TransportError."""
         connection = await self._connection(origin)
         await connection.exchange(request, sink, self.timeout)
         self._idle.setdefault(origin, []).append(connection)
 
     async def fetch(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
-    ) -> Whole:
-        """One request and its whole answer; raises WireError."""
-        sink = Whole()
-        await self.send(*encode(method, url, headers, body), sink)
+    ) -> BufferedResponse:
+        """Send a request and buffer its answer; raises TransportError."""
+        sink = BufferedResponse()
+        await self.send(*encode_request(method, url, headers, body), sink)
         return sink
 
     def close(self) -> None:
@@ -259,7 +261,7 @@ class Client:
                 min(self.timeout, 30),
             )
         except (OSError, asyncio.TimeoutError) as error:
-            raise WireError(
+            raise TransportError(
                 "cannot connect", f"{origin.host}:{origin.port}: {error or 'no answer'}"
             ) from error
         return made

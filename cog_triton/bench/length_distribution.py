@@ -1,4 +1,4 @@
-"""How long prompts and answers are, in tokens: fixed, or drawn from a distribution."""
+"""Length distributions of prompts and answers, in tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """`text` is what the user wrote; what is drawn is rounded, and at least 1.
+    """Length distribution; `text` is the option's value. Lengths are whole and at least 1.
 
     SIGMA of ``lognormal`` is the standard deviation of the logarithm.
     """
@@ -27,11 +27,11 @@ class Lengths:
 
     @property
     def fixed(self) -> int | None:
-        """The one length there is, if there is one."""
+        """The length, if the distribution has only one."""
         return int(self.first) if self.kind == "fixed" else None
 
     def draw(self, random: Random) -> int:
-        """One length."""
+        """Draw one length."""
         return max(1, round(_DRAW[self.kind](random, self.first, self.second)))
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ _FORMS = {
 
 
 def parse(name: str, text: str) -> Lengths:
-    """The lengths that `text` describes; raises E1005 naming the option `name`."""
+    """Parse a distribution; raises E1005 naming the option `name`."""
     for kind, form in _FORMS.items():
         if match := form.fullmatch(text.strip()):
             first, second = float(match[1]), float(match[2] or 0)

@@ -1,4 +1,4 @@
-"""Sends requests when they are due, and keeps what became of each."""
+"""Load generator: sends requests when they are due, and records each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from cog_triton.bench import arrivals
 from cog_triton.bench.http_client import now
 from cog_triton.bench.options import Arrival, Options, Unit
-from cog_triton.bench.prompt_source import Prompts
+from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.request_record import CUT, FAILED, Record
 from cog_triton.bench.targets.base import Target
 
-_REFUSED_S = 0.1
-"""What a user waits after a failure: one refused at once must not ask 10000 times a second."""
+_FAILURE_PAUSE_S = 0.1
+"""Pause of a user after a failure: one refused at once must not ask 10000 times a second."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far it is; `tokens` are pieces of output."""
+    """Progress of the load; `tokens` are pieces of output."""
 
     sent: int = 0
     done: int = 0
@@ -30,17 +30,17 @@ class Progress:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Requests in flight."""
         return self.sent - self.done
 
 
 @dataclass(slots=True)
 class LoadGenerator:
-    """One process's part of the load: of `parts`, number `part`."""
+    """Load generator of one process: number `part` of `parts`."""
 
     options: Options
     target: Target
-    prompts: Prompts
+    prompts: PromptSource
     part: int = 0
     parts: int = 1
     progress: Progress = field(default_factory=Progress)
@@ -49,8 +49,8 @@ class LoadGenerator:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _started: float = 0.0
 
-    def expected(self) -> int:
-        """How many prompts to have ready, as far as that can be known; at most 2000."""
+    def expected_requests(self) -> int:
+        """Estimated number of requests, at most 2000: how many prompts to prepare."""
         options = self.options
         if options.requests is not None:
             return min(options.requests, 2000)
@@ -60,11 +60,11 @@ class LoadGenerator:
         return min(int(options.rate) * 20, 2000)
 
     def stop(self) -> None:
-        """End now: nothing more is sent, and what runs is hung up on."""
+        """Stop: nothing more is sent, and requests in flight are cancelled."""
         self._stopped.set()
 
     async def run(self, started: float) -> None:
-        """Send everything, beginning at `started` of the monotonic clock; wait for the answers."""
+        """Send all requests, starting at `started` of the monotonic clock; wait for the answers."""
         self._started = started
         drivers = {
             Unit.RPS: self._open_loop,
@@ -85,7 +85,7 @@ class LoadGenerator:
                 raise outcome
 
     async def _open_loop(self) -> None:
-        """Due times stand beforehand: a server that is slow makes nobody come later."""
+        """Open loop: due times are fixed in advance, so a slow server delays no request."""
         options = self.options
         due = arrivals.offsets(
             options.rate,
@@ -97,45 +97,47 @@ class LoadGenerator:
         for index in range(self.part, len(due), self.parts):
             at = self._started + due[index]
             await _sleep_until(at)
-            self._spawn(self._one(index, at))
-        await self._finished()
+            self._spawn(self._send_one(index, at))
+        await self._wait_for_all()
 
     async def _batches(self) -> None:
-        """`rate` requests at once, and again a pause after the last of them ended."""
+        """Batches of `rate` requests, with a pause after the last of each has ended."""
         index, size = 0, int(self.options.rate)
         await _sleep_until(self._started)
         while True:
-            count = min(size, self._left(index))
-            if count <= 0 or self._over(now()):
+            count = min(size, self._remaining(index))
+            if count <= 0 or self._time_is_up(now()):
                 return
             at = now()
             for number in range(index, index + count):
-                self._spawn(self._one(number, at))
+                self._spawn(self._send_one(number, at))
             index += count
-            await self._finished()
-            if self._left(index) > 0:
+            await self._wait_for_all()
+            if self._remaining(index) > 0:
                 refused = self.records[-1].status == FAILED
-                await asyncio.sleep(max(self.options.batch_pause, _REFUSED_S if refused else 0.0))
+                await asyncio.sleep(
+                    max(self.options.batch_pause, _FAILURE_PAUSE_S if refused else 0.0)
+                )
 
     async def _closed_loops(self) -> None:
-        """As many users as `rate`, each of whom asks again once answered."""
+        """Closed loop: `rate` users, each of whom sends the next request once answered."""
         await _sleep_until(self._started)
         numbers = iter(range(self.part, 1 << 62, self.parts))
         for _ in range(self.part, int(self.options.rate), self.parts):
             self._spawn(self._user(numbers))
-        await self._finished()
+        await self._wait_for_all()
 
     async def _user(self, numbers: Any) -> None:
         due = self._started
-        while not self._over(due):
+        while not self._time_is_up(due):
             index = next(numbers)
-            if self._left(index) <= 0:
+            if self._remaining(index) <= 0:
                 return
-            if (await self._one(index, due)).status == FAILED:
-                await asyncio.sleep(_REFUSED_S)
+            if (await self._send_one(index, due)).status == FAILED:
+                await asyncio.sleep(_FAILURE_PAUSE_S)
             due = now()
 
-    async def _one(self, index: int, due: float) -> Record:
+    async def _send_one(self, index: int, due: float) -> Record:
         record = Record(index=index, scheduled=due)
         self.records.append(record)
         self.progress.sent += 1
@@ -147,22 +149,22 @@ class LoadGenerator:
             self.progress.tokens += 0 if record.status == CUT else record.tokens or record.pieces
         return record
 
-    def _left(self, index: int) -> int:
+    def _remaining(self, index: int) -> int:
         return (1 << 62 if self.options.requests is None else self.options.requests) - index
 
-    def _over(self, at: float) -> bool:
+    def _time_is_up(self, at: float) -> bool:
         return self.options.duration is not None and at - self._started >= self.options.duration
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard)
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _discard(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or task.exception() is None:
             self._tasks.discard(task)
 
-    async def _finished(self) -> None:
+    async def _wait_for_all(self) -> None:
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
@@ -173,5 +175,5 @@ async def _sleep_until(at: float) -> None:
 
 
 def lateness(records: list[Record]) -> array[float]:
-    """How long after they were due requests were sent, in seconds."""
+    """Delay of each request's sending after it was due, in seconds."""
     return array("d", (record.sent - record.scheduled for record in records if record.sent))

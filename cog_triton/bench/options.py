@@ -1,4 +1,4 @@
-"""What is measured and how: the command line, checked."""
+"""Options of a benchmark run, validated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cog_triton.errors import InvalidArgument
 
 
 class TargetName(str, enum.Enum):
-    """What kind of server is measured."""
+    """Kind of server to measure."""
 
     COG = "cog-triton"
     TRITON = "triton"
@@ -22,7 +22,7 @@ class TargetName(str, enum.Enum):
 
 
 class Unit(str, enum.Enum):
-    """What `rate` counts."""
+    """Unit of `rate`."""
 
     RPS = "rps"
     BATCH = "batch"
@@ -30,14 +30,14 @@ class Unit(str, enum.Enum):
 
 
 class Arrival(str, enum.Enum):
-    """How requests of an open loop are spread."""
+    """Arrival process of an open loop."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
 
 
 class OutputMethod(str, enum.Enum):
-    """How an answer comes: token by token, at its end, or in pieces."""
+    """Output mode of a mock server: token by token, whole, or in pieces."""
 
     YIELD = "yield"
     WAIT = "wait"
@@ -45,7 +45,7 @@ class OutputMethod(str, enum.Enum):
 
 
 class API(str, enum.Enum):
-    """Which of OpenAI's two endpoints."""
+    """Endpoint of OpenAI's API."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -53,7 +53,7 @@ class API(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Times are in seconds. None is "not given", which a target may tell from the default."""
+    """Options of one run; times in seconds. None means "not given"."""
 
     url: str
     target: TargetName = TargetName.COG
@@ -84,7 +84,7 @@ class Options:
     slo: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise E1005 for values that do not go together."""
+        """Validate values and their combinations; raises E1005."""
         whole = self.unit is not Unit.RPS
         rules = {
             "rate": (self.rate > 0, "must be above 0"),

@@ -1,4 +1,4 @@
-"""Numbers about numbers."""
+"""Summary statistics: percentiles, and concurrency weighted by time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of a sample: percentiles are interpolated linearly, `std` is that of the whole sample."""
+    """Statistics of a sample; percentiles are interpolated linearly, `std` is the population's."""
 
     count: int
     mean: float
@@ -24,7 +24,7 @@ class Summary:
 
 
 def summarize(values: Iterable[float | None]) -> Summary | None:
-    """The summary of what is known among `values`; None if nothing is."""
+    """Summarize the values that are not None; None if there are none."""
     known = np.array([value for value in values if value is not None], dtype=float)
     if not known.size:
         return None
@@ -43,8 +43,8 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
-    """How many requests were under way, weighted by how long."""
+class Concurrency:
+    """Number of requests in flight, weighted by time."""
 
     mode: int
     mean: float
@@ -53,8 +53,10 @@ class Levels:
     min: int
 
 
-def levels(spans: Sequence[tuple[float, float]], start: float, end: float) -> Levels | None:
-    """The concurrency that `spans` (begin, end) add up to, from `start` to `end`; None if never."""
+def concurrency(
+    spans: Sequence[tuple[float, float]], start: float, end: float
+) -> Concurrency | None:
+    """Concurrency of requests with these (begin, end), from `start` to `end`; None if empty."""
     changes = [(min(max(at, start), end), step) for a, b in spans for at, step in ((a, 1), (b, -1))]
     lasted: dict[int, float] = {}
     level, before = 0, start
@@ -72,7 +74,7 @@ def levels(spans: Sequence[tuple[float, float]], start: float, end: float) -> Le
         median = value
         if passed >= total / 2:
             break
-    return Levels(
+    return Concurrency(
         mode=max(lasted, key=lambda value: lasted[value]),
         mean=sum(value * seconds for value, seconds in lasted.items()) / total,
         median=float(median),

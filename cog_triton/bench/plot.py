@@ -1,4 +1,4 @@
-"""The report as a picture: how latencies are spread, TTFT over time, and what a sweep found."""
+"""Plots: latency distributions, TTFT over time, and throughput of a sweep."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cog_triton.bench.measurement import Measured
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import FAILED, OK, Record
-from cog_triton.bench.worker_pool import Run
+from cog_triton.bench.run_metrics import RunMetrics
+from cog_triton.bench.worker_pool import RunResult
 from cog_triton.errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-Level = tuple[Options, Run, Measured]
+Level = tuple[Options, RunResult, RunMetrics]
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = (
     *("#2f6db5", "#d9822b", "#3a8f4d", "#8a5aa8", "#c8322f", "#8a8a8a"),
 )
 _DOTS = 4000
-"""More dots than these are thinned: they would lie on each other."""
+"""Maximum number of dots; more are thinned out."""
 
 
 def require() -> None:
-    """Raise E1401 if there is no matplotlib, before anything is measured."""
+    """Raise E1401 unless matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -37,7 +37,7 @@ def require() -> None:
 
 
 def png(levels: Sequence[Level]) -> bytes:
-    """The picture of a run, or of a sweep's runs."""
+    """PNG of a run, or of a sweep's runs."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -70,12 +70,12 @@ def _title(options: Options, levels: Sequence[Level]) -> str:
     return f"{options.target.value}: {rates} {unit}, {lengths}; {done} completed, {failed} failed"
 
 
-def _done(run: Run) -> list[Record]:
+def _done(run: RunResult) -> list[Record]:
     return [record for record in run.records if record.status == OK]
 
 
-def _spread(axes: Axes, run: Run) -> None:
-    """Shares of requests (of gaps, for ITL) that took at most so long."""
+def _spread(axes: Axes, run: RunResult) -> None:
+    """Plot the cumulative distributions of latencies of one run."""
     done = _done(run)
     samples: dict[str, tuple[Sequence[float | None], str]] = {
         "TTFT": ([record.ttft for record in done], _BLUE),
@@ -117,7 +117,7 @@ def _share_axes(axes: Axes) -> None:
 
 
 def _curve(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
-    """The distribution; what came in one read is 0 apart and has no place on a log axis."""
+    """Plot a cumulative distribution; gaps of 0 (one read) have no place on a log axis."""
     if not values:
         return
     milliseconds = np.sort(np.array(values)) * 1000
@@ -221,7 +221,7 @@ def _finish(axes: Axes) -> None:
 
 
 def _shades(count: int) -> list[str]:
-    """From light to dark, so that a sweep's levels can be told in order."""
+    """Colours from light to dark, one for each level of a sweep."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -229,7 +229,7 @@ def _shades(count: int) -> list[str]:
 
 
 def _readable(axis: Axis) -> None:
-    """1, 2, 5, 10 ... on a logarithmic axis, the powers alone on a long one, as plain numbers."""
+    """Label a logarithmic axis in plain numbers: 1, 2, 5, 10, or powers of 10 on a long one."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()

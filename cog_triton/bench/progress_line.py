@@ -1,4 +1,4 @@
-"""How far a measurement is: one line that changes on a terminal, plain lines elsewhere."""
+"""Progress display: one changing line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PLAIN_S = 5.0
 
 
 @contextmanager
-def shown(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
-    """What `fleet.measure` calls; the line is gone at the end."""
+def display(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
+    """The callback for `worker_pool.measure`; a terminal's line is removed at the end."""
     if console.is_terminal and not console.is_dumb_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield lambda progress, seconds: live.update(
@@ -36,7 +36,7 @@ def shown(console: Console, options: Options) -> Iterator[Callable[[Progress, fl
 
 
 def line(options: Options, progress: Progress, seconds: float) -> str:
-    """Seconds, requests and tokens so far."""
+    """Text of the line: seconds, requests and tokens so far."""
     of = f" of {options.duration:g}" if options.duration else ""
     wanted = f" of {options.requests}" if options.requests else ""
     failed = f", {progress.failed} failed" if progress.failed else ""

@@ -1,4 +1,4 @@
-"""Prompts of a file: JSON lines, or one JSON list, of prompts or conversations."""
+"""Prompt files: JSON lines, or one JSON list, of prompts or conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cog_triton.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prompt; a chat's `messages` up to its user's turn, with the `reply` that followed."""
+    """A prompt, or a chat's `messages` up to a user's turn, with the `reply` that followed."""
 
     text: str
     messages: tuple[Mapping[str, str], ...] = ()
@@ -22,7 +22,7 @@ class Entry:
 
 
 def read(path: Path) -> list[Entry]:
-    """Entries of JSON lines, or of one JSON list; raises E1005 naming the line."""
+    """Read a prompt file; raises E1005 naming the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -59,7 +59,7 @@ def _values(path: Path, text: str) -> list[tuple[int, Any]]:
 
 
 def _entry(value: Any) -> Entry | None:
-    """A prompt, OpenAI's messages, or ShareGPT's conversation up to its first reply."""
+    """Parse a prompt, OpenAI's messages, or ShareGPT's conversation up to its first reply."""
     if not isinstance(value, dict):
         return None
     count = value.get("output_tokens", 0)

@@ -1,4 +1,4 @@
-"""What is asked: prompts of a wanted length, made from a seed or read from a file."""
+"""Prompt source: random prompts of a given length, or prompts of a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 DEFAULT_OUTPUT = 128
 _ID_RANGE = (100, 900)
-"""Token ids where the tokenizer is not known: every vocabulary in use has these."""
+"""Range of random token ids without a tokenizer; every vocabulary in use has these."""
 _WORDS = tuple(
     """
     the quick brown fox over lazy dog and of to in is that for it on with as at by from this
@@ -29,7 +29,7 @@ _WORDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`ids` are the text's tokens where they are known, and `output_tokens` how many to ask for."""
+    """A prompt: text, its token ids (None if unknown), and the number of tokens to ask for."""
 
     text: str
     ids: tuple[int, ...] | None
@@ -37,11 +37,11 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] = ()
 
 
-class Prompts:
-    """A prompt for each request's number: the same ones for the same seed, in any process."""
+class PromptSource:
+    """Prompts by request number: the same for the same seed, in any process."""
 
     def __init__(self, options: Options) -> None:
-        """Raises E1005 for a file that cannot be read, or a tokenizer that no word of ours fits."""
+        """Raises E1005 for an unreadable file, or a tokenizer without tokens for our words."""
         self._seed = options.seed
         self._input = options.input_lengths
         self._output = options.output_lengths
@@ -61,7 +61,7 @@ class Prompts:
         self._ready: list[Prompt] = []
 
     def prepare(self, count: int) -> None:
-        """Make the first `count` now, so that it takes no time later."""
+        """Make the first `count` prompts in advance."""
         self._ready = [self._make(index) for index in range(count)]
 
     def get(self, index: int) -> Prompt:
@@ -69,7 +69,7 @@ class Prompts:
         return self._ready[index] if 0 <= index < len(self._ready) else self._make(index)
 
     def describe(self) -> str:
-        """How long prompts are and how well that is known, for the report."""
+        """Description of prompt lengths for the report."""
         if self._file:
             return f"{len(self._file)} prompts of a file"
         how = "exact by --tokenizer" if self._tokenizer else "words; --tokenizer makes exact tokens"
@@ -90,7 +90,7 @@ class Prompts:
         return Prompt(" ".join(random.choices(_WORDS, k=length)), ids, wanted)
 
     def _exact(self, length: int, wanted: int, random: Random) -> Prompt:
-        """Words until they are `length` tokens; each is one, but for the first and for the BOS."""
+        """Choose words until they are exactly `length` tokens."""
         words = random.choices(self._words, k=length)
         for _ in range(8):
             text = " ".join(words)
@@ -112,7 +112,7 @@ class Prompts:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _reply(self, entry: Entry) -> int:
-        """As long as the reply in the file, or what it asks for."""
+        """Output length of a file's entry: what it asks for, else its reply's."""
         if entry.output_tokens:
             return entry.output_tokens
         if not entry.reply:

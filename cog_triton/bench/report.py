@@ -1,12 +1,12 @@
-"""Text report: the sections of the original cog-triton's script, then the field's metrics."""
+"""Text report: the sections of the original cog-triton's script, then the field's run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cog_triton.bench.measurement import Compared, Measured
 from cog_triton.bench.options import Options, OutputMethod, Unit
 from cog_triton.bench.percentiles import Summary
+from cog_triton.bench.run_metrics import RunMetrics, ServerMetric
 
 _RULE = "-" * 30
 _MS = (
@@ -24,22 +24,22 @@ _PLAIN = (
 )
 
 
-def text(options: Options, measured: Measured, prompts: str) -> str:
-    """The whole report; `prompts` says how long they are."""
+def text(options: Options, run: RunMetrics, prompts: str) -> str:
+    """The whole report; `prompts` describes the prompt lengths."""
     parts = [
         _titled("Test Configuration:", _configuration(options, prompts)),
-        _titled("Concurrency levels:", _concurrency(measured), rule=False),
-        _titled("Statistics for completed predictions:", _single_stream(measured)),
-        [_RULE, *_latency(measured)],
-        _titled("Server-side metrics:", _server(measured)),
-        [_RULE, *_totals(measured)],
-        _titled("Metrics (defined in docs/bench.md):", _field(options, measured)),
-        _titled("Load generator:", _generator(measured)),
+        _titled("Concurrency levels:", _concurrency(run), rule=False),
+        _titled("Statistics for completed predictions:", _single_stream(run)),
+        [_RULE, *_latency(run)],
+        _titled("Server-side metrics:", _server(run)),
+        [_RULE, *_totals(run)],
+        _titled("Metrics (defined in docs/bench.md):", _field(options, run)),
+        _titled("Load generator:", _generator(run)),
     ]
-    if measured.failures:
-        parts.append(_titled("Failures by code:", _failures(measured)))
-    if measured.notes:
-        parts.append(_titled("Notes:", [f"{note}." for note in measured.notes]))
+    if run.failures:
+        parts.append(_titled("Failures by code:", _failures(run)))
+    if run.notes:
+        parts.append(_titled("Notes:", [f"{note}." for note in run.notes]))
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -69,8 +69,8 @@ def _configuration(options: Options, prompts: str) -> Iterator[str]:
     yield f"Warm-up requests: {options.warmup}, seed: {options.seed}"
 
 
-def _concurrency(measured: Measured) -> Iterator[str]:
-    levels = measured.concurrency
+def _concurrency(run: RunMetrics) -> Iterator[str]:
+    levels = run.concurrency
     if levels is None:
         yield "Nothing ran"
         return
@@ -81,9 +81,9 @@ def _concurrency(measured: Measured) -> Iterator[str]:
     yield f"Min concurrency: {levels.min}"
 
 
-def _single_stream(measured: Measured) -> Iterator[str]:
+def _single_stream(run: RunMetrics) -> Iterator[str]:
     yield "Single-stream TPS:"
-    tps = measured.metrics.get("single_stream_tps")
+    tps = run.metrics.get("single_stream_tps")
     if tps is None:
         yield "SSTPS - unknown: the server tells no token counts"
         return
@@ -94,8 +94,8 @@ def _single_stream(measured: Measured) -> Iterator[str]:
     yield f"SSTPS - Min: {tps.min:.3f}"
 
 
-def _latency(measured: Measured) -> Iterator[str]:
-    latency = measured.metrics.get("e2el")
+def _latency(run: RunMetrics) -> Iterator[str]:
+    latency = run.metrics.get("e2el")
     if latency is None:
         yield "Latency - unknown: no request was completed"
         return
@@ -106,7 +106,7 @@ def _latency(measured: Measured) -> Iterator[str]:
     yield f"Min response latency: {latency.min:.3f} seconds"
 
 
-def _server(measured: Measured) -> Iterator[str]:
+def _server(run: RunMetrics) -> Iterator[str]:
     titles = {
         "tps": "Server-side TPS",
         "latency": "Response Latency",
@@ -114,19 +114,19 @@ def _server(measured: Measured) -> Iterator[str]:
         "queue_time": "Queue Time",
     }
     for name, title in titles.items():
-        if name in measured.server:
+        if name in run.server:
             yield title
-            yield from _compared(measured.server[name])
-    if measured.prometheus:
+            yield from _server_metric(run.server[name])
+    if run.prometheus:
         yield "From /metrics, over this run"
-        for key, value in measured.prometheus.items():
+        for key, value in run.prometheus.items():
             shown = f"mean {value * 1000:.2f} ms" if "_seconds" in key else f"{value:.0f}"
             yield f"--{key}: {shown}"
-    if not measured.server and not measured.prometheus:
+    if not run.server and not run.prometheus:
         yield "The server tells none"
 
 
-def _compared(compared: Compared) -> Iterator[str]:
+def _server_metric(compared: ServerMetric) -> Iterator[str]:
     names = {"mean": "mean", "std": "std", "median": "p50", "min": "min", "max": "max"}
     for shown, name in names.items():
         expected = getattr(compared.expected, name) if compared.expected else None
@@ -134,27 +134,27 @@ def _compared(compared: Compared) -> Iterator[str]:
         yield f"--{wanted}Actual {shown}: {getattr(compared.actual, name):.3f}"
 
 
-def _totals(measured: Measured) -> Iterator[str]:
-    if measured.interrupted:
+def _totals(run: RunMetrics) -> Iterator[str]:
+    if run.interrupted:
         yield "Interrupted: this is what was done so far"
-    yield f"Total requests made: {measured.made}"
-    yield f"Total requests started: {measured.started}"
-    yield f"Total requests completed: {measured.completed}"
-    if measured.cut:
-        yield f"Cut off by the interruption: {measured.cut}"
-    yield f"Failure rate: {measured.failure_rate:.3f}, Total failures: {measured.failed}"
-    yield f"Cog already running prediction: {measured.failures.get('HTTP 409', 0)}"
-    yield f"E2E throughput: {measured.rates['requests']:.3f} rps"
+    yield f"Total requests made: {run.made}"
+    yield f"Total requests started: {run.started}"
+    yield f"Total requests completed: {run.completed}"
+    if run.cut:
+        yield f"Cut off by the interruption: {run.cut}"
+    yield f"Failure rate: {run.failure_rate:.3f}, Total failures: {run.failed}"
+    yield f"Cog already running prediction: {run.failures.get('HTTP 409', 0)}"
+    yield f"E2E throughput: {run.rates['requests']:.3f} rps"
 
 
-def _field(options: Options, measured: Measured) -> Iterator[str]:
+def _field(options: Options, run: RunMetrics) -> Iterator[str]:
     columns = ("mean", "p50", "p90", "p95", "p99", "max")
     yield f"{'':22}" + "".join(f"{name:>10}" for name in columns)
     for rows, scale in ((_MS, 1000.0), (_PLAIN, 1.0)):
         for title, name in rows:
-            if summary := measured.metrics.get(name):
+            if summary := run.metrics.get(name):
                 yield f"{title:22}" + "".join(_cell(summary, name, scale) for name in columns)
-    rates = measured.rates
+    rates = run.rates
     yield f"Request throughput: {rates['requests']:.3f} requests/s"
     if "output_tokens" in rates:
         yield f"Output token throughput: {rates['output_tokens']:.1f} tokens/s"
@@ -172,8 +172,8 @@ def _cell(summary: Summary, name: str, scale: float) -> str:
     return f"{getattr(summary, name) * scale:>10.2f}"
 
 
-def _generator(measured: Measured) -> Iterator[str]:
-    own = measured.generator
+def _generator(run: RunMetrics) -> Iterator[str]:
+    own = run.generator
     yield f"CPU of the busiest process: {own.cpu:.1%} of a core"
     yield f"Event-loop lag: p99 {own.lag_p99 * 1000:.1f} ms, max {own.lag_max * 1000:.1f} ms"
     yield f"Requests sent after they were due: p99 {own.late_p99 * 1000:.1f} ms"
@@ -181,6 +181,6 @@ def _generator(measured: Measured) -> Iterator[str]:
         yield f"WARNING: {own.warning}"
 
 
-def _failures(measured: Measured) -> Iterator[str]:
-    for code, count in measured.failures.items():
-        yield f"{code}: {count}, such as: {' '.join(measured.examples[code].split())[:160]}"
+def _failures(run: RunMetrics) -> Iterator[str]:
+    for code, count in run.failures.items():
+        yield f"{code}: {count}, such as: {' '.join(run.examples[code].split())[:160]}"

@@ -1,4 +1,4 @@
-"""What became of one request."""
+"""Record of one request: times, token counts and outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OK, FAILED, CUT = "ok", "failed", "cut"
 
 @dataclass(slots=True)
 class Record:
-    """Times are seconds of the system's monotonic clock, the same in all processes of a machine.
+    """One request; times in seconds of the monotonic clock, which all processes share.
 
     `times` has each read that brought output, and `counts` how many pieces of it; a piece is an
     event, or a token where the target tells tokens apart. A request that the user's Ctrl-C ended
@@ -33,17 +33,17 @@ class Record:
     server: dict[str, float] = field(default_factory=dict)
 
     def output(self, at: float, pieces: int) -> None:
-        """A read brought `pieces`."""
+        """Record a read with `pieces` pieces of output."""
         self.times.append(at)
         self.counts.append(pieces)
 
     def fail(self, code: str, error: str) -> None:
-        """Tell why there is no answer."""
+        """Record a failure."""
         self.status, self.code, self.error = FAILED, code, error[:500]
 
     @property
     def pieces(self) -> int:
-        """How many pieces of output came."""
+        """Number of pieces of output."""
         return sum(self.counts)
 
     @property
@@ -53,27 +53,27 @@ class Record:
 
     @property
     def latency(self) -> float:
-        """From when it was due to the answer's end: what a user waits."""
+        """E2E latency: from when it was due to the answer's end."""
         return self.ended - self.scheduled
 
     @property
     def service(self) -> float:
-        """From when it was sent to the answer's end."""
+        """E2E latency from sending."""
         return self.ended - self.sent
 
     @property
     def ttft(self) -> float | None:
-        """From when it was due to the first output; None for answers that came whole."""
+        """TTFT: from when it was due to the first output; None for answers that came whole."""
         return self.times[0] - self.scheduled if self.times else None
 
     @property
     def ttft_sent(self) -> float | None:
-        """From when it was sent to the first output."""
+        """TTFT from sending; None for answers that came whole."""
         return self.times[0] - self.sent if self.times else None
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each output token after the first: (E2E - TTFT) / (n - 1).
+        """TPOT: seconds for each output token after the first, (E2E - TTFT) / (n - 1).
 
         None where one read brought all of the output, which says nothing of its rate.
         """
@@ -85,13 +85,13 @@ class Record:
 
     @property
     def single_stream_tps(self) -> float | None:
-        """Output tokens over the whole time from sending to the end."""
+        """Output tokens a second, from sending to the end."""
         if self.tokens is None or self.service <= 0:
             return None
         return self.tokens / self.service
 
     def gaps(self) -> list[float]:
-        """Seconds from piece to piece; those that one read brought are 0 apart."""
+        """ITL: seconds between pieces; those of one read are 0 apart."""
         found: list[float] = []
         before: float | None = None
         for at, count in zip(self.times, self.counts, strict=True):

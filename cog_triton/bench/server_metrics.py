@@ -1,4 +1,4 @@
-"""What a server's Prometheus metrics say of the time between two looks at them."""
+"""Prometheus metrics of the server: changes between two scrapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Samples = Mapping[tuple[str, str], float]
 
 
 def parse(text: str) -> Samples:
-    """Values by name and labels."""
+    """Parse metrics into values by name and labels."""
     found: dict[tuple[str, str], float] = {}
     for name, labels, value in _LINE.findall(text):
         try:
@@ -28,7 +28,7 @@ def parse(text: str) -> Samples:
 
 
 def means(before: Samples, after: Samples) -> dict[str, float]:
-    """Mean seconds of each histogram of a request's times, and tokens made, between the two."""
+    """Mean seconds of each request histogram, and tokens generated, between two scrapes."""
     change = {key: value - before.get(key, 0.0) for key, value in after.items()}
     found: dict[str, float] = {}
     for (name, labels), value in change.items():
@@ -49,7 +49,7 @@ def means(before: Samples, after: Samples) -> dict[str, float]:
 
 
 def _short(labels: str) -> str:
-    """The model alone: what tells Triton's models apart."""
+    """Label of the model, which tells Triton's models apart."""
     values = dict(_LABEL.findall(labels))
     model = values.get("model") if "version" in values else None
     return f" ({model})" if model else ""

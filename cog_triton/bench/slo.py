@@ -1,4 +1,4 @@
-"""Service level objectives: limits in milliseconds that a good request stays within."""
+"""Service level objectives (SLO): limits in milliseconds for goodput."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("ttft", "tpot", "e2el")
 
 
 def parse(text: str) -> dict[str, float]:
-    """``ttft:200,tpot:50`` as milliseconds by name; raises E1005 for what is no objective."""
+    """Parse ``ttft:200,tpot:50`` into milliseconds by name; raises E1005."""
     limits: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition(":")
@@ -29,7 +29,7 @@ def parse(text: str) -> dict[str, float]:
 
 
 def met(limits: Mapping[str, float], seconds: Mapping[str, float | None]) -> bool:
-    """Whether a request with these times was good; a time that nobody knows meets no limit."""
+    """Whether a request with these times meets all limits; an unknown time meets none."""
     for name, limit in limits.items():
         value = seconds.get(name)
         if value is None or value * 1000 > limit:

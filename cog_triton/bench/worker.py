@@ -1,4 +1,4 @@
-"""One process of the load generator: ``python -m cog_triton.bench.worker``, told by stdin.
+"""Load generator process: ``python -m cog_triton.bench.worker``, controlled through stdin.
 
 Generating load in a process of its own keeps the display and everything else off its event loop.
 When stdin ends, the parent has died or wants an end, and so does this.
@@ -13,18 +13,18 @@ import sys
 from contextlib import suppress
 
 from cog_triton.bench import targets
+from cog_triton.bench.generator_usage import UsageMonitor
 from cog_triton.bench.http_client import Client
 from cog_triton.bench.load_generator import LoadGenerator, Progress
-from cog_triton.bench.prompt_source import Prompts
-from cog_triton.bench.self_monitor import Monitor
-from cog_triton.bench.worker_protocol import Frame, Ready, Result, Task, encode, read
+from cog_triton.bench.prompt_source import PromptSource
+from cog_triton.bench.worker_protocol import Message, Ready, Result, Task, encode, read
 from cog_triton.errors import CogTritonError
 
 _PROGRESS_S = 0.25
 
 
-def _send(frame: Frame) -> None:
-    sys.stdout.buffer.write(encode(frame))
+def _send(message: Message) -> None:
+    sys.stdout.buffer.write(encode(message))
     sys.stdout.buffer.flush()
 
 
@@ -32,16 +32,16 @@ async def _generate(task: Task, reader: asyncio.StreamReader) -> Result:
     client = Client(task.options.timeout)
     target = targets.make(task.options, client)
     await target.prepare()
-    prompts = Prompts(task.options)
+    prompts = PromptSource(task.options)
     generator = LoadGenerator(task.options, target, prompts, task.part, task.parts)
-    prompts.prepare(generator.expected())
-    gc.freeze()  # what is there now stays; looking through it again would only delay
+    prompts.prepare(generator.expected_requests())
+    gc.freeze()  # prompts and options stay; collecting them again would only delay
     _send(Ready())
     start = await read(reader)
-    monitor = Monitor()
+    monitor = UsageMonitor()
     background = [
-        asyncio.create_task(_tell(generator.progress)),
-        asyncio.create_task(_listen(reader, generator)),
+        asyncio.create_task(_report_progress(generator.progress)),
+        asyncio.create_task(_wait_for_stop(reader, generator)),
     ]
     monitor.start()
     try:
@@ -53,14 +53,14 @@ async def _generate(task: Task, reader: asyncio.StreamReader) -> Result:
         client.close()
 
 
-async def _tell(progress: Progress) -> None:
+async def _report_progress(progress: Progress) -> None:
     while True:
         await asyncio.sleep(_PROGRESS_S)
         _send(progress)
 
 
-async def _listen(reader: asyncio.StreamReader, generator: LoadGenerator) -> None:
-    """Stop at the parent's word, and at its end."""
+async def _wait_for_stop(reader: asyncio.StreamReader, generator: LoadGenerator) -> None:
+    """Stop when the parent says so, or ends."""
     with suppress(asyncio.IncompleteReadError):
         await read(reader)
     generator.stop()

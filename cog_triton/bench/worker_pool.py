@@ -1,4 +1,4 @@
-"""The load generator's processes, seen from the one that shows and reports."""
+"""Pool of load generator processes, controlled by the process that reports."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cog_triton.bench import targets
+from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.load_generator import Progress
 from cog_triton.bench.options import Options
-from cog_triton.bench.prompt_source import Prompts
+from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.request_record import FAILED, OK, Record
-from cog_triton.bench.self_monitor import Load
-from cog_triton.bench.worker_protocol import Frame, Ready, Result, Start, Stop, Task, encode, read
+from cog_triton.bench.worker_protocol import Message, Ready, Result, Start, Stop, Task, encode, read
 from cog_triton.errors import CogTritonError, GenericError, NothingSucceeded
 
 _LEAD_S = 0.05
-_CUT_S = 10.0
-Show = Callable[[Progress, float], None]
+_STOP_TIMEOUT_S = 10.0
+ProgressCallback = Callable[[Progress, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What was measured; `started` and `ended` are when the first was due and the last ended."""
+class RunResult:
+    """Records of one run; `started` and `ended`: first request due, last one ended."""
 
     records: list[Record]
-    loads: Sequence[Load]
+    usages: Sequence[GeneratorUsage]
     notes: Sequence[str]
     started: float
     ended: float
@@ -37,12 +37,12 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the run, above 0."""
         return max(self.ended - self.started, 1e-9)
 
 
 async def warm_up(options: Options) -> list[str]:
-    """Find the target and send it the warm-up requests; returns its notes.
+    """Prepare the target and send the warm-up requests; returns the target's notes.
 
     Raises what `Target.prepare` raises, and E2400 when a warm-up request fails.
     """
@@ -50,7 +50,7 @@ async def warm_up(options: Options) -> list[str]:
     try:
         target = targets.make(options, client)
         await target.prepare()
-        prompts = Prompts(options)
+        prompts = PromptSource(options)
         records = [Record(index=-1 - number, scheduled=now()) for number in range(options.warmup)]
         await asyncio.gather(
             *(target.measure(prompts.get(record.index), record) for record in records)
@@ -66,8 +66,8 @@ async def warm_up(options: Options) -> list[str]:
     return target.notes
 
 
-async def measure(options: Options, show: Show) -> Run:
-    """Run the load in processes of its own; Ctrl-C ends it early, with what there is.
+async def measure(options: Options, show: ProgressCallback) -> RunResult:
+    """Run the load in worker processes; Ctrl-C ends it early and keeps its records.
 
     `show` gets the progress of all and the seconds since the start, a few times a second.
     """
@@ -99,11 +99,11 @@ async def measure(options: Options, show: Show) -> Run:
     )
     ends = [record.ended for record in records if record.status in (OK, FAILED)]
     notes = dict.fromkeys(note for result in results for note in result.notes)
-    loads = [result.load for result in results]
-    return Run(records, loads, list(notes), at, max(ends, default=at), stop.is_set())
+    usages = [result.usage for result in results]
+    return RunResult(records, usages, list(notes), at, max(ends, default=at), stop.is_set())
 
 
-async def _show(workers: Sequence[_Worker], started: float, show: Show) -> None:
+async def _show(workers: Sequence[_Worker], started: float, show: ProgressCallback) -> None:
     while True:
         await asyncio.sleep(0.25)
         parts = [worker.progress for worker in workers]
@@ -120,7 +120,7 @@ async def _stop(workers: Sequence[_Worker], stop: asyncio.Event) -> None:
     await stop.wait()
     for worker in workers:
         worker.send(Stop())
-    await asyncio.sleep(_CUT_S)
+    await asyncio.sleep(_STOP_TIMEOUT_S)
     for worker in workers:
         worker.kill()
 
@@ -140,23 +140,23 @@ class _Worker:
         )
         self.send(self._task)
 
-    def send(self, frame: Frame) -> None:
+    def send(self, message: Message) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(ConnectionError):
-            self._process.stdin.write(encode(frame))
+            self._process.stdin.write(encode(message))
 
     async def ready(self) -> None:
-        frame = await self._frame()
-        assert isinstance(frame, Ready)
+        message = await self._message()
+        assert isinstance(message, Ready)
 
     async def result(self) -> Result:
         while True:
-            frame = await self._frame()
-            if isinstance(frame, Result):
-                return frame
-            assert isinstance(frame, Progress)
-            self.progress = frame
+            message = await self._message()
+            if isinstance(message, Result):
+                return message
+            assert isinstance(message, Progress)
+            self.progress = message
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -168,19 +168,19 @@ class _Worker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _CUT_S)
+            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._process.kill()
             await self._process.wait()
 
-    async def _frame(self) -> Frame:
+    async def _message(self) -> Message:
         assert self._process is not None
         assert self._process.stdout is not None
         try:
-            frame: Frame = await read(self._process.stdout)
+            message: Message = await read(self._process.stdout)
         except asyncio.IncompleteReadError:
             code = await self._process.wait()
             raise GenericError(f"the load generator ended with exit code {code}") from None
-        if isinstance(frame, CogTritonError):
-            raise frame
-        return frame
+        if isinstance(message, CogTritonError):
+            raise message
+        return message

@@ -1,4 +1,4 @@
-"""What the load generator's processes say to each other: pickles with their length before."""
+"""Messages between the reporting process and its workers: length-prefixed pickles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.load_generator import Progress
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import Record
-from cog_triton.bench.self_monitor import Load
 from cog_triton.errors import CogTritonError
 
 _LENGTH = struct.Struct("<Q")
@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process does."""
+    """Work of one process."""
 
     options: Options
     part: int
@@ -28,40 +28,40 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Everything is prepared; the parent answers with when to begin."""
+    """Prepared; the parent answers with `Start`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When to begin, by the monotonic clock."""
+    """Time to start, of the monotonic clock."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End now, with what there is."""
+    """Stop, and send the records there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one process did."""
+    """Records of one process."""
 
     records: list[Record]
-    load: Load
+    usage: GeneratorUsage
     notes: list[str]
 
 
-Frame = Task | Ready | Start | Stop | Progress | Result | CogTritonError
+Message = Task | Ready | Start | Stop | Progress | Result | CogTritonError
 
 
-def encode(frame: Frame) -> bytes:
-    """The bytes of a frame."""
-    data = pickle.dumps(frame)
+def encode(message: Message) -> bytes:
+    """Encode a message."""
+    data = pickle.dumps(message)
     return _LENGTH.pack(len(data)) + data
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
-    """The next frame; raises IncompleteReadError when there are no more."""
+    """Read the next message; raises IncompleteReadError at the end."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return pickle.loads(await reader.readexactly(length))

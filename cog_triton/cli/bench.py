@@ -241,7 +241,7 @@ def bench(
             buffer_size=buffer_size,
             tps=tps,
             api=api,
-            api_key=command.key_of(target),
+            api_key=command.api_key(target),
             stream=stream,
             ignore_eos=ignore_eos,
             inputs=command.parse_inputs(inputs or []),
@@ -253,7 +253,7 @@ def bench(
             if rate is not None or unit is Unit.BATCH:
                 raise InvalidArgument("--sweep: sets --unit concurrency and --rate itself")
             levels = [
-                # Prompts of their own: a cache of prefixes must not know those of the level before.
+                # Other prompts at each level, which no prefix cache knows from the level before.
                 dataclasses.replace(
                     options, unit=Unit.CONCURRENCY, rate=float(level), seed=seed + number
                 )

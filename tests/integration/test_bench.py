@@ -1,4 +1,4 @@
-"""The benchmark against the real Cog and the real Triton, with an engine whose times are known."""
+"""``cog-triton bench`` against real Cog and Triton, with a mock engine of known timing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def sane(found: dict[str, Any], tokens: int) -> None:
         ),
     ],
 )
-def test_the_originals_command_lines(
+def test_command_lines_of_the_original_run_unchanged(
     line: str, tokens: int, tps: int, mock: Stack, tmp_path: Path
 ) -> None:
     """As they are; only --requests ends them sooner."""
@@ -111,7 +111,7 @@ def test_the_originals_command_lines(
     assert server["ttft"]["actual"]["mean"] <= ours["ttft_from_sending"]["mean"]
 
 
-def test_an_answer_in_pieces(mock: Stack, tmp_path: Path) -> None:
+def test_output_method_buffer_is_measured_in_pieces(mock: Stack, tmp_path: Path) -> None:
     """Of 28 tokens at 100 a second eight are a piece: text comes after 8, 16, 24 and all."""
     found = of_method(mock, tmp_path, "buffer", "--buffer_size", 8)
     sane(found, 28)
@@ -120,7 +120,7 @@ def test_an_answer_in_pieces(mock: Stack, tmp_path: Path) -> None:
     assert metrics.get("itl", {"count": 0})["count"] <= 3 * 3, "pieces of three that were late join"
 
 
-def test_an_answer_as_a_whole(mock: Stack, tmp_path: Path) -> None:
+def test_output_method_wait_has_one_latency(mock: Stack, tmp_path: Path) -> None:
     """Its first text is its last: that time is its latency, and no other is told for it."""
     found = of_method(mock, tmp_path, "wait")
     metrics = found["metrics"]
@@ -159,7 +159,9 @@ def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[s
         ("openai", ["--api", "completions"]),
     ],
 )
-def test_every_target(target: str, more: list[str], mock: Stack, tmp_path: Path) -> None:
+def test_every_target_counts_all_tokens(
+    target: str, more: list[str], mock: Stack, tmp_path: Path
+) -> None:
     engine = mock_directory.make_engine(tmp_path)
     bench(
         mock,
@@ -179,7 +181,7 @@ def test_every_target(target: str, more: list[str], mock: Stack, tmp_path: Path)
         assert {row["input_tokens"] for row in rows} == {"24"}
 
 
-def test_what_prometheus_says_agrees(mock: Stack, tmp_path: Path) -> None:
+def test_prometheus_metrics_agree_with_the_client(mock: Stack, tmp_path: Path) -> None:
     bench(
         mock,
         *("--target", "openai", "--requests", 4, "--rate", 20, "--n_output_tokens", 6),
@@ -190,7 +192,7 @@ def test_what_prometheus_says_agrees(mock: Stack, tmp_path: Path) -> None:
     assert told["cog_triton_time_to_first_token_seconds"] > 0
 
 
-def test_failures_have_their_code(mock: Stack) -> None:
+def test_failed_requests_are_counted_by_code(mock: Stack) -> None:
     said = bench(
         mock,
         *("--requests", 2, "--rate", 20, "--warmup", 0, "--input", "prompt= "),

@@ -1,4 +1,4 @@
-"""Options, records and runs for the tests of the benchmark."""
+"""Options, request records and runs for tests of the benchmark."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from array import array
 from typing import Any
 
 from cog_triton.bench import length_distribution
+from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import OK, Record
-from cog_triton.bench.self_monitor import Load
-from cog_triton.bench.worker_pool import Run
+from cog_triton.bench.worker_pool import RunResult
 
 START = 1000.0
 
@@ -42,8 +42,8 @@ def record(index: int, due: float, *arrivals: float, **changes: Any) -> Record:
     return found
 
 
-def run(*records: Record, cpu: float = 0.5, lag: float = 0.001, **changes: Any) -> Run:
+def run(*records: Record, cpu: float = 0.5, lag: float = 0.001, **changes: Any) -> RunResult:
     ended = max(item.ended for item in records)
-    load = Load(cpu=cpu, wall=10.0, lags=array("d", [lag] * 10))
+    usage = GeneratorUsage(cpu=cpu, wall=10.0, lags=array("d", [lag] * 10))
     values = {"notes": (), "started": START, "ended": ended, "interrupted": False, **changes}
-    return Run(records=list(records), loads=[load], **values)
+    return RunResult(records=list(records), usages=[usage], **values)

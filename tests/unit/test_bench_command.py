@@ -1,4 +1,4 @@
-"""``cog-triton bench`` from the command line, with its own process, against a scripted server."""
+"""``cog-triton bench`` as a process, against a scripted server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_command_line_of_the_original(
     assert "--tps is not sent: the server has no such input." in said
 
 
-def test_files(server: ScriptedServer, tmp_path: Path) -> None:
+def test_json_csv_and_plot_files_are_written(server: ScriptedServer, tmp_path: Path) -> None:
     code, _ = run(
         *("--url", server.url, "--unit", "concurrency", "--rate", 2, "--requests", 6),
         *("--processes", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"),
@@ -88,14 +88,14 @@ def test_files(server: ScriptedServer, tmp_path: Path) -> None:
     assert "same" in said
 
 
-def test_a_sweep(server: ScriptedServer) -> None:
+def test_a_sweep_measures_each_concurrency(server: ScriptedServer) -> None:
     code, said = run("--url", server.url, "--sweep", "1,2,4", "--requests", 4, "--warmup", 0)
     assert code == 0
     assert re.findall(r"Rate: (\S+) concurrency", said) == ["1.0", "2.0", "4.0"]
     assert "Sweep" in said
 
 
-def test_json_on_stdout_is_alone_there(server: ScriptedServer) -> None:
+def test_json_on_stdout_has_the_report_on_stderr(server: ScriptedServer) -> None:
     done = subprocess.run(
         [*BENCH, server.url, *["--requests", "2", "--rate", "50", "--json", "-"]],
         capture_output=True,
@@ -107,7 +107,7 @@ def test_json_on_stdout_is_alone_there(server: ScriptedServer) -> None:
     assert "Test Configuration:" in done.stderr
 
 
-def test_when_everything_fails_the_report_and_the_reason_come() -> None:
+def test_a_run_without_success_reports_and_exits_with_the_reason() -> None:
     with serving(by_path(of_cog(*USUAL), FULL)) as server:
         code, said = run("--url", server.url, "--requests", 3, "--rate", 50, "--warmup", 0)
     assert code == 1
@@ -116,7 +116,7 @@ def test_when_everything_fails_the_report_and_the_reason_come() -> None:
     assert "E2400 NothingSucceeded: no request succeeded; HTTP 409" in said
 
 
-def test_a_warm_up_that_fails_ends_it() -> None:
+def test_a_failed_warm_up_request_ends_the_run() -> None:
     with serving(by_path(of_cog(*USUAL), FULL)) as server:
         code, said = run("--url", server.url, "--requests", 3)
     assert code == 1
@@ -124,7 +124,7 @@ def test_a_warm_up_that_fails_ends_it() -> None:
     assert "Test Configuration" not in said
 
 
-def test_ctrl_c_reports_what_was_done() -> None:
+def test_ctrl_c_reports_the_requests_so_far() -> None:
     parts = [*STREAM[:2], HANG]
 
     def answer(request: object) -> list[object]:
@@ -157,7 +157,7 @@ def test_ctrl_c_reports_what_was_done() -> None:
     assert "Cut off by the interruption: 1" in said
 
 
-def test_nothing_is_left_when_the_parent_is_killed(server: ScriptedServer) -> None:
+def test_workers_end_when_their_parent_is_killed(server: ScriptedServer) -> None:
     process = subprocess.Popen(
         [*BENCH, server.url, "--duration", "60", "--rate", "20"],
         stdout=subprocess.DEVNULL,
@@ -197,7 +197,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_progress_is_a_line_that_goes_or_lines_that_stay(
+def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -206,14 +206,14 @@ def test_progress_is_a_line_that_goes_or_lines_that_stay(
     shown = "8 rps: 7 of 30 s: 9 of 4 done, 3 running, 1 failed, 100 output tokens/s"
     assert line(own, now, 7.0) == shown
     plain, terminal = io.StringIO(), io.StringIO()
-    with progress_line.shown(Console(file=plain, width=200), own) as show:
+    with progress_line.display(Console(file=plain, width=200), own) as show:
         for seconds in (4.9, 5.1, 7.0, 10.2):
             show(now, seconds)
     assert [text.split(" of ")[0] for text in plain.getvalue().splitlines()] == [
         "8 rps: 5",
         "8 rps: 10",
     ]
-    with progress_line.shown(Console(file=terminal, width=200, force_terminal=True), own) as show:
+    with progress_line.display(Console(file=terminal, width=200, force_terminal=True), own) as show:
         show(now, 7.0)
     assert shown in terminal.getvalue()
 
@@ -234,14 +234,14 @@ def test_progress_is_a_line_that_goes_or_lines_that_stay(
         ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
     ],
 )
-def test_refusals(arguments: str, says: str) -> None:
+def test_invalid_options_are_refused_by_name(arguments: str, says: str) -> None:
     code, said = run(*arguments.split())
     assert code == 1
     assert says in said
     assert "Traceback" not in said
 
 
-def test_an_unreachable_server_is_told_before_any_load() -> None:
+def test_an_unreachable_server_is_reported_before_any_load() -> None:
     (port,) = free_ports(1)
     code, said = run("--url", f"http://127.0.0.1:{port}")
     assert code == 1

@@ -1,4 +1,4 @@
-"""HTTP client of the load generator, over real sockets."""
+"""The load generator's HTTP client, over real sockets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 from scripted_server import HANG, RESET, Answer, serving, stream, whole
 
-from cog_triton.bench.http_client import Client, Whole, WireError, encode, split
+from cog_triton.bench.http_client import (
+    BufferedResponse,
+    Client,
+    TransportError,
+    encode_request,
+    split_url,
+)
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import free_ports
 
 
-class Pieces(Whole):
+class Pieces(BufferedResponse):
     """Keeps reads apart."""
 
     def __init__(self) -> None:
@@ -38,8 +44,8 @@ def talk(answer: Answer, work: Callable[[str, Client], Coroutine[Any, Any, Any]]
         return asyncio.run(main(server.url)), server
 
 
-def test_an_answer_and_its_request() -> None:
-    async def work(url: str, client: Client) -> Whole:
+def test_a_request_is_sent_and_its_answer_buffered() -> None:
+    async def work(url: str, client: Client) -> BufferedResponse:
         return await client.fetch("POST", f"{url}/a?b=c", {"X-Y": "z"}, b'{"n": 1}')
 
     answer, server = talk([whole(b"hello", "201 Created")], work)
@@ -49,10 +55,10 @@ def test_an_answer_and_its_request() -> None:
     assert (request.path, request.json) == ("/a?b=c", {"n": 1})
 
 
-def test_a_stream_comes_as_it_is_sent() -> None:
+def test_a_stream_is_passed_on_as_it_arrives() -> None:
     async def work(url: str, client: Client) -> Pieces:
         sink = Pieces()
-        await client.send(*encode("POST", url, {}, b"{}"), sink)
+        await client.send(*encode_request("POST", url, {}, b"{}"), sink)
         return sink
 
     sink, _ = talk(stream(b"one", b"two", b"three"), work)
@@ -61,17 +67,17 @@ def test_a_stream_comes_as_it_is_sent() -> None:
     assert times == sorted(times)
 
 
-def test_chunks_of_one_read_come_as_one() -> None:
+def test_chunks_of_one_read_are_passed_on_together() -> None:
     async def work(url: str, client: Client) -> Pieces:
         sink = Pieces()
-        await client.send(*encode("POST", url, {}, b"{}"), sink)
+        await client.send(*encode_request("POST", url, {}, b"{}"), sink)
         return sink
 
     sink, _ = talk([b"".join(stream(b"one", b"two", b"three"))], work)  # type: ignore[arg-type]
     assert [data for _, data in sink.reads] == [b"onetwothree"]
 
 
-def test_connections_are_kept() -> None:
+def test_connections_are_reused() -> None:
     async def work(url: str, client: Client) -> int:
         for _ in range(3):
             await client.fetch("GET", url, {})
@@ -84,12 +90,12 @@ def test_connections_are_kept() -> None:
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
-    async def work(url: str, client: Client) -> Whole:
+    async def work(url: str, client: Client) -> BufferedResponse:
         return await client.fetch("GET", url, {})
 
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
-    async def main() -> Whole:
+    async def main() -> BufferedResponse:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(head + b"all of it")
@@ -117,10 +123,10 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
         (stream(b"abc", HANG), "timeout"),
     ],
 )
-def test_answers_that_do_not_end(answer: Answer, kind: str) -> None:
+def test_incomplete_answers_are_transport_errors(answer: Answer, kind: str) -> None:
     async def work(url: str, client: Client) -> str:
         client.timeout = 0.3
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(TransportError) as caught:
             await client.fetch("GET", url, {})
         return caught.value.kind
 
@@ -128,18 +134,18 @@ def test_answers_that_do_not_end(answer: Answer, kind: str) -> None:
     assert found == kind
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection_is_a_transport_error() -> None:
     (port,) = free_ports(1)
 
     async def main() -> None:
         await Client(5).fetch("GET", f"http://127.0.0.1:{port}", {})
 
-    with pytest.raises(WireError, match=f"127.0.0.1:{port}") as caught:
+    with pytest.raises(TransportError, match=f"127.0.0.1:{port}") as caught:
         asyncio.run(main())
     assert caught.value.kind == "cannot connect"
 
 
-def test_a_cancelled_request_hangs_up() -> None:
+def test_a_cancelled_request_closes_its_connection() -> None:
     async def work(url: str, client: Client) -> None:
         task = asyncio.create_task(client.fetch("GET", url, {}))
         await asyncio.sleep(0.1)
@@ -159,8 +165,8 @@ def test_a_cancelled_request_hangs_up() -> None:
         ("http://[::1]:80", "::1", 80, False, "/", "[::1]"),
     ],
 )
-def test_urls(url: str, host: str, port: int, tls: bool, path: str, name: str) -> None:
-    origin, found = split(url)
+def test_urls_are_split(url: str, host: str, port: int, tls: bool, path: str, name: str) -> None:
+    origin, found = split_url(url)
     assert (origin.host, origin.port, origin.tls, found) == (host, port, tls, path)
     assert origin.name == name
 
@@ -168,6 +174,6 @@ def test_urls(url: str, host: str, port: int, tls: bool, path: str, name: str) -
 @pytest.mark.parametrize(
     "url", ["", "localhost:5000", "ftp://a", "http://", "http://u:p@a", "http://a:x"]
 )
-def test_bad_urls(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument, match=r"--url=.*must be http"):
-        split(url)
+        split_url(url)

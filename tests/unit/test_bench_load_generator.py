@@ -1,4 +1,4 @@
-"""What is asked and when: schedules, lengths, prompts, and the three kinds of load."""
+"""Load generator: arrival schedules, length distributions, prompts, and the three kinds of load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cog_triton.bench import arrivals, length_distribution
 from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.load_generator import LoadGenerator
 from cog_triton.bench.options import Arrival, Unit
-from cog_triton.bench.prompt_source import Prompt, Prompts
+from cog_triton.bench.prompt_source import Prompt, PromptSource
 from cog_triton.bench.request_record import CUT, OK, Record
 from cog_triton.bench.targets.base import Failure, Target
 from cog_triton.errors import InvalidArgument
@@ -28,12 +28,12 @@ def offsets(**changes: Any) -> list[float]:
     return list(arrivals.offsets(10.0, **{**values, **changes}))
 
 
-def test_constant_arrivals() -> None:
+def test_constant_arrivals_are_evenly_spaced() -> None:
     assert offsets(poisson=False, duration=0.5) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
     assert len(offsets(poisson=False, requests=3)) == 3
 
 
-def test_poisson_arrivals_are_those_of_the_seed() -> None:
+def test_poisson_arrivals_depend_on_the_seed() -> None:
     found = offsets(duration=1000.0)
     assert found == offsets(duration=1000.0)
     assert found != offsets(duration=1000.0, seed=2)
@@ -46,7 +46,7 @@ def test_poisson_arrivals_are_those_of_the_seed() -> None:
     assert deviation == pytest.approx(mean, rel=0.05)
 
 
-def test_a_schedule_ends_at_whichever_limit_is_first() -> None:
+def test_a_schedule_ends_at_the_first_limit() -> None:
     assert len(offsets(duration=1000.0, requests=7)) == 7
     assert offsets(duration=0.05, requests=7, poisson=False) == [0]
 
@@ -60,7 +60,7 @@ def test_a_schedule_ends_at_whichever_limit_is_first() -> None:
         ("lognormal:100,0.5", 1, 2000, 100 * 1.1331),
     ],
 )
-def test_lengths(text: str, low: int, high: int, mean: float) -> None:
+def test_length_distributions(text: str, low: int, high: int, mean: float) -> None:
     found = length_distribution.parse("--n", text)
     random = Random(3)
     drawn = [found.draw(random) for _ in range(4000)]
@@ -73,17 +73,17 @@ def test_lengths(text: str, low: int, high: int, mean: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "1.5", "uniform:9-3", "uniform:0-3", "normal:100", "zipf:3", "100,20"]
 )
-def test_bad_lengths(text: str) -> None:
+def test_invalid_length_distributions_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=f"--n='{text}': must be N, uniform"):
         length_distribution.parse("--n", text)
 
 
-def test_prompts_are_those_of_the_seed_and_number() -> None:
-    first, second = Prompts(options(seed=5)), Prompts(options(seed=5))
+def test_prompts_depend_on_seed_and_request_number() -> None:
+    first, second = PromptSource(options(seed=5)), PromptSource(options(seed=5))
     second.prepare(3)
     assert [first.get(i) for i in range(-1, 5)] == [second.get(i) for i in range(-1, 5)]
     assert first.get(0) != first.get(1)
-    assert Prompts(options(seed=6)).get(0) != first.get(0)
+    assert PromptSource(options(seed=6)).get(0) != first.get(0)
     one = first.get(0)
     assert len(one.text.split()) == 10
     assert one.ids is not None
@@ -92,11 +92,11 @@ def test_prompts_are_those_of_the_seed_and_number() -> None:
     assert "words" in first.describe()
 
 
-def test_prompts_of_an_exact_number_of_tokens(tmp_path: Path) -> None:
+def test_prompts_have_exactly_the_tokens_asked_for(tmp_path: Path) -> None:
     tokenizer = byte_level()
     save(tmp_path, tokenizer)
     wanted = length_distribution.parse("n", "uniform:1-60")
-    prompts = Prompts(options(tokenizer=tmp_path, input_lengths=wanted))
+    prompts = PromptSource(options(tokenizer=tmp_path, input_lengths=wanted))
     found = set()
     for index in range(50):
         prompt = prompts.get(index)
@@ -112,7 +112,7 @@ CHAT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "
 SHARED = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "a b c d"}]
 
 
-def test_a_file_of_prompts(tmp_path: Path) -> None:
+def test_a_prompt_file_of_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     values = [
         {"prompt": "plain", "output_tokens": 9},
@@ -120,7 +120,7 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
         {"conversations": SHARED},
     ]
     path.write_text("\n".join(map(json.dumps, values)) + "\n\n")
-    prompts = Prompts(options(prompt_file=path, output_lengths=None))
+    prompts = PromptSource(options(prompt_file=path, output_lengths=None))
     found = {prompt.text: prompt for prompt in map(prompts.get, range(3))}
     assert found["plain"].output_tokens == 9
     assert found["Hi"].messages == tuple(CHAT)
@@ -128,13 +128,13 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     assert found["one two"].output_tokens == 4
     assert prompts.get(3) == prompts.get(0)
     assert prompts.describe() == "3 prompts of a file"
-    assert Prompts(options(prompt_file=path)).get(0).output_tokens == 5
+    assert PromptSource(options(prompt_file=path)).get(0).output_tokens == 5
 
 
-def test_a_file_that_is_one_list(tmp_path: Path) -> None:
+def test_a_prompt_file_of_one_json_list(tmp_path: Path) -> None:
     path = tmp_path / "share.json"
     path.write_text(json.dumps([{"conversations": SHARED}], indent=1))
-    assert Prompts(options(prompt_file=path)).get(0).text == "one two"
+    assert PromptSource(options(prompt_file=path)).get(0).text == "one two"
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_a_file_that_is_one_list(tmp_path: Path) -> None:
         ('{"conversations": [{"from": "gpt", "value": "first"}]}', "entry 1"),
     ],
 )
-def test_bad_files(content: str, says: str, tmp_path: Path) -> None:
+def test_invalid_prompt_files_are_refused_by_line(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(InvalidArgument, match=says):
-        Prompts(options(prompt_file=path))
+        PromptSource(options(prompt_file=path))
 
 
 class Slow(Target):
@@ -186,7 +186,7 @@ class Slow(Target):
 def loaded(target: Slow, stop_after: float | None = None, **changes: Any) -> list[Record]:
     async def main() -> list[Record]:
         own = options(**changes)
-        generator = LoadGenerator(own, target, Prompts(own))
+        generator = LoadGenerator(own, target, PromptSource(own))
         if stop_after is not None:
             asyncio.get_running_loop().call_later(stop_after, generator.stop)
         await generator.run(now())
@@ -208,7 +208,7 @@ def test_an_open_loop_does_not_wait_for_a_slow_server() -> None:
     assert [record.status for record in records] == [OK] * 6
 
 
-def test_lateness_of_the_generator_is_part_of_latency_and_not_of_service() -> None:
+def test_late_sending_counts_in_latency_but_not_from_sending() -> None:
     class Blocking(Slow):
         async def send(self, prompt: Prompt, record: Record) -> None:
             import time
@@ -222,7 +222,7 @@ def test_lateness_of_the_generator_is_part_of_latency_and_not_of_service() -> No
     assert last.latency - last.service == pytest.approx(last.sent - last.scheduled)
 
 
-def test_batches_go_when_the_last_one_is_done() -> None:
+def test_a_batch_starts_when_the_one_before_has_ended() -> None:
     target = Slow(0.01, most=99)
     records = loaded(target, unit=Unit.BATCH, rate=3.0, requests=8, batch_pause=0.02)
     due = sorted({record.scheduled for record in records})
@@ -234,14 +234,14 @@ def test_batches_go_when_the_last_one_is_done() -> None:
         assert after - ended >= 0.02
 
 
-def test_users_ask_again_when_answered() -> None:
+def test_closed_loop_users_send_again_once_answered() -> None:
     target = Slow(0.005, most=99)
     records = loaded(target, unit=Unit.CONCURRENCY, rate=3.0, requests=20)
     assert target.most == 3
     assert sorted(record.index for record in records) == list(range(20))
 
 
-def test_a_duration_ends_what_is_sent_and_not_what_runs() -> None:
+def test_a_duration_ends_sending_and_lets_running_requests_end() -> None:
     records = loaded(
         Slow(0.03, most=99), unit=Unit.CONCURRENCY, rate=2.0, requests=None, duration=0.05
     )
@@ -249,7 +249,7 @@ def test_a_duration_ends_what_is_sent_and_not_what_runs() -> None:
     assert all(record.status == OK for record in records)
 
 
-def test_users_who_are_refused_do_not_ask_at_once() -> None:
+def test_users_pause_after_a_failure() -> None:
     target = Slow(0, broken=True)
     records = loaded(target, unit=Unit.CONCURRENCY, rate=1.0, requests=None, duration=0.25)
     assert 1 <= len(records) <= 3
@@ -257,17 +257,17 @@ def test_users_who_are_refused_do_not_ask_at_once() -> None:
 
 
 @pytest.mark.parametrize("unit", list(Unit))
-def test_a_stop_cuts_what_runs(unit: Unit) -> None:
+def test_a_stop_cancels_running_requests(unit: Unit) -> None:
     records = loaded(Slow(60, most=9), 0.1, unit=unit, rate=2.0, arrival=Arrival.CONSTANT)
     assert records
     assert {record.status for record in records} == {CUT}
 
 
 @pytest.mark.parametrize("unit", [Unit.RPS, Unit.CONCURRENCY])
-def test_the_parts_of_several_processes_make_the_whole(unit: Unit) -> None:
+def test_processes_share_the_requests_without_overlap(unit: Unit) -> None:
     async def part(number: int) -> list[Record]:
         own = options(unit=unit, rate=200.0, requests=50)
-        generator = LoadGenerator(own, Slow(0, most=9), Prompts(own), number, 3)
+        generator = LoadGenerator(own, Slow(0, most=9), PromptSource(own), number, 3)
         await generator.run(now())
         return generator.records
 
@@ -289,6 +289,6 @@ def test_the_parts_of_several_processes_make_the_whole(unit: Unit) -> None:
         ({"duration": 0.0}, "--duration=0.0: must be above 0"),
     ],
 )
-def test_values_that_do_not_go(changes: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         options(**changes)

@@ -1,4 +1,4 @@
-"""The numbers of a measurement, against those worked out by hand."""
+"""Metrics of a run and summary statistics, against values worked out by hand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from bench_runs import START, options, record, run
 
 from cog_triton.bench import server_metrics, slo
-from cog_triton.bench.measurement import measured
-from cog_triton.bench.percentiles import levels, summarize
+from cog_triton.bench.percentiles import concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED
+from cog_triton.bench.run_metrics import compute_metrics
 from cog_triton.errors import InvalidArgument
 
 
-def test_a_summary() -> None:
+def test_summary_of_a_sample() -> None:
     found = summarize([4.0, None, 1.0, 3.0, 2.0, 5.0])
     assert found is not None
     values = dataclasses.asdict(found)
@@ -25,22 +25,22 @@ def test_a_summary() -> None:
     assert summarize([None]) is None
 
 
-def test_levels_are_weighted_by_time() -> None:
+def test_concurrency_is_weighted_by_time() -> None:
     # 0..1: none, 1..2: one, 2..5: two, 5..8: one, 8..10: none
-    found = levels([(1, 5), (2, 8)], 0, 10)
+    found = concurrency([(1, 5), (2, 8)], 0, 10)
     assert found is not None
     assert (found.mode, found.median, found.max, found.min) == (1, 1, 2, 0)
     assert found.mean == pytest.approx((1 + 6 + 3) / 10)
 
 
-def test_a_request_that_begins_as_another_ends_is_no_second_one() -> None:
-    found = levels([(0, 5), (5, 10)], 0, 10)
+def test_back_to_back_requests_are_not_concurrent() -> None:
+    found = concurrency([(0, 5), (5, 10)], 0, 10)
     assert found is not None
     assert (found.max, found.min, found.mean) == (1, 1, 1)
-    assert levels([], 0, 0) is None
+    assert concurrency([], 0, 0) is None
 
 
-def test_times_of_a_request() -> None:
+def test_latencies_of_a_request() -> None:
     one = record(0, 1.0, 1.5, 1.7, 2.1)
     assert one.ttft == pytest.approx(0.5)
     assert one.ttft_sent == pytest.approx(0.4)
@@ -51,7 +51,7 @@ def test_times_of_a_request() -> None:
     assert one.gaps() == pytest.approx([0.2, 0.4])
 
 
-def test_pieces_of_one_read_are_not_apart() -> None:
+def test_pieces_of_one_read_have_no_gap() -> None:
     one = record(0, 0.0)
     one.output(1.0, 2)
     one.output(3.0, 3)
@@ -59,20 +59,20 @@ def test_pieces_of_one_read_are_not_apart() -> None:
     assert one.pieces == 5
 
 
-def test_an_answer_that_one_read_brought_has_no_rate() -> None:
+def test_an_answer_of_one_read_has_no_tpot() -> None:
     one = record(0, 0.0, output_tokens=5)
     one.output(1000.1, 5)
     assert one.ttft == pytest.approx(0.1)
     assert one.tpot is None
 
 
-def test_an_answer_that_came_whole_has_no_first_token() -> None:
+def test_an_answer_that_came_whole_has_no_ttft() -> None:
     one = record(0, 0.0, output_tokens=5)
     assert (one.ttft, one.tpot, one.gaps()) == (None, None, [])
     assert one.single_stream_tps == pytest.approx(50)
 
 
-def test_all_numbers_of_a_run() -> None:
+def test_all_metrics_of_a_run() -> None:
     records = [
         record(0, 0.0, 0.5, 1.0, 1.5),
         record(1, 1.0, 2.0, 2.2, 2.4),
@@ -80,7 +80,7 @@ def test_all_numbers_of_a_run() -> None:
         record(3, 3.0, status=FAILED, code="HTTP 409", error="busy"),
     ]
     limits = {"ttft": 600.0, "tpot": 550.0}
-    found = measured(options(slo=limits, tps=4.0), run(*records, ended=1004.0), {})
+    found = compute_metrics(options(slo=limits, tps=4.0), run(*records, ended=1004.0), {})
     assert (found.made, found.started, found.completed, found.failed, found.cut) == (4, 4, 2, 2, 0)
     assert found.failure_rate == 0.5
     assert found.failures == {"E2107": 1, "HTTP 409": 1}
@@ -104,10 +104,10 @@ def test_all_numbers_of_a_run() -> None:
     assert found.generator.late_p99 == pytest.approx(0.1)
 
 
-def test_what_the_server_tells_against_what_is_expected() -> None:
+def test_server_metrics_have_expected_values_from_tps() -> None:
     told = {"predict_time": 0.8, "time_to_first_token": 0.3}
     records = [record(0, 0.0, 0.5, 1.0, server=told), record(1, 0.0, 0.5, server={})]
-    found = measured(options(tps=4.0), run(*records), {})
+    found = compute_metrics(options(tps=4.0), run(*records), {})
     assert found.server["tps"].actual.mean == pytest.approx(2 / 0.8)
     assert found.server["latency"].expected is not None
     assert found.server["latency"].expected.min == pytest.approx(1 / 4)
@@ -115,28 +115,28 @@ def test_what_the_server_tells_against_what_is_expected() -> None:
     assert found.server["ttft"].expected is not None
     assert found.server["ttft"].expected.mean == pytest.approx(0.25)
     assert "queue_time" not in found.server
-    unexpected = measured(options(), run(*records), {})
+    unexpected = compute_metrics(options(), run(*records), {})
     assert unexpected.server["tps"].expected is None
-    flat_out = measured(options(tps=0.0), run(*records), {})
+    flat_out = compute_metrics(options(tps=0.0), run(*records), {})
     assert flat_out.server["tps"].expected is None
 
 
-def test_what_a_mock_server_expects_of_itself_goes_first() -> None:
+def test_expected_values_of_a_mock_server_take_precedence() -> None:
     told = {"predict_time": 0.8, "expected_duration": 0.7, "expected_tokens_per_second": 3.0}
-    found = measured(options(tps=4.0), run(record(0, 0.0, 0.5, 1.0, server=told)), {})
+    found = compute_metrics(options(tps=4.0), run(record(0, 0.0, 0.5, 1.0, server=told)), {})
     assert found.server["latency"].expected is not None
     assert found.server["latency"].expected.mean == 0.7
     assert found.server["tps"].expected is not None
     assert found.server["tps"].expected.mean == 3
 
 
-def test_what_was_cut_neither_failed_nor_succeeded() -> None:
+def test_cut_requests_neither_failed_nor_succeeded() -> None:
     records = [
         record(0, 0.0, 1.0),
         record(1, 0.5, status=CUT),
         record(2, 0.6, sent=0.0, status=CUT),
     ]
-    found = measured(options(), run(*records, interrupted=True), {})
+    found = compute_metrics(options(), run(*records, interrupted=True), {})
     assert (found.made, found.started, found.completed, found.failed, found.cut) == (3, 2, 1, 0, 2)
 
 
@@ -150,25 +150,25 @@ def test_what_was_cut_neither_failed_nor_succeeded() -> None:
         ({}, 0.009, ""),
     ],
 )
-def test_a_generator_that_is_the_bottleneck_says_so(
+def test_a_bottleneck_in_the_generator_is_a_warning(
     state: dict[str, float], sent: float, says: str
 ) -> None:
-    found = measured(options(), run(record(0, 0.0, 1.0, sent=START + sent), **state), {})
+    found = compute_metrics(options(), run(record(0, 0.0, 1.0, sent=START + sent), **state), {})
     assert says in found.generator.warning
     assert bool(found.generator.warning) == bool(says)
 
 
-def test_short_answers_and_unknown_counts_are_told() -> None:
+def test_short_answers_and_unknown_counts_are_noted() -> None:
     records = [
         record(0, 0.0, 1.0, wanted_tokens=5),
         record(1, 0.0, 1.0, output_tokens=None),
     ]
-    notes = measured(options(), run(*records), {}).notes
+    notes = compute_metrics(options(), run(*records), {}).notes
     assert "1 of 2 answers have fewer tokens than were asked for" in notes
     assert any("does not tell all token counts" in note for note in notes)
 
 
-def test_objectives() -> None:
+def test_slo_is_met_only_within_all_limits() -> None:
     limits = slo.parse("ttft:200, e2el:5000.5")
     assert limits == {"ttft": 200, "e2el": 5000.5}
     assert slo.met(limits, {"ttft": 0.2, "e2el": 5})
@@ -178,12 +178,12 @@ def test_objectives() -> None:
 
 
 @pytest.mark.parametrize("text", ["ttf:1", "ttft", "ttft:0", "ttft:x", "ttft:nan"])
-def test_bad_objectives(text: str) -> None:
+def test_invalid_slos_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--slo="):
         slo.parse(text)
 
 
-def test_what_changed_in_a_servers_metrics() -> None:
+def test_changes_between_two_scrapes_of_server_metrics() -> None:
     before = server_metrics.parse(
         "# HELP x y\n"
         "cog_triton_time_to_first_token_seconds_sum 1.0\n"

@@ -1,4 +1,4 @@
-"""What is printed and written: word for word where people read, by value where programs do.
+"""Report, JSON, CSV, comparison and plots of ``cog-triton bench``.
 
 After a change that is meant: UPDATE_GOLDEN=1 pytest tests/unit/test_bench_report.py, and read the
 diff of tests/unit/golden/bench.
@@ -18,17 +18,17 @@ from bench_runs import options, record, run
 from rich.console import Console
 
 from cog_triton.bench import compare, export, length_distribution, plot, report
-from cog_triton.bench.measurement import measured
 from cog_triton.bench.options import Options, OutputMethod, Unit
 from cog_triton.bench.request_record import CUT, FAILED
-from cog_triton.bench.worker_pool import Run
+from cog_triton.bench.run_metrics import compute_metrics
+from cog_triton.bench.worker_pool import RunResult
 from cog_triton.errors import InvalidArgument, MissingExtra
 
 GOLDEN = Path(__file__).parent / "golden" / "bench"
 TOLD = {"predict_time": 0.9, "tokens_per_second": 3.5, "time_to_first_token": 0.25}
 
 
-def originals_run() -> tuple[Options, Run]:
+def originals_run() -> tuple[Options, RunResult]:
     """As the sample report of the original cog-triton's README, in small."""
     own = options(
         unit=Unit.BATCH,
@@ -50,7 +50,7 @@ def originals_run() -> tuple[Options, Run]:
     )
 
 
-def open_run() -> tuple[Options, Run]:
+def open_run() -> tuple[Options, RunResult]:
     own = options(rate=8.0, duration=30.0, requests=100, slo={"ttft": 450.0, "e2el": 900.0})
     return own, run(
         record(0, 0.0, 0.5, 1.0),
@@ -61,7 +61,7 @@ def open_run() -> tuple[Options, Run]:
     )
 
 
-def nothing() -> tuple[Options, Run]:
+def nothing() -> tuple[Options, RunResult]:
     own = options(requests=1, output_lengths=None)
     return own, run(record(0, 0.0, status=FAILED, code="timeout", error="no answer"))
 
@@ -70,10 +70,10 @@ CASES = {"original": originals_run, "interrupted": open_run, "nothing": nothing}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_report(case: str) -> None:
+def test_the_report_is_word_for_word_as_recorded(case: str) -> None:
     own, done = CASES[case]()
     told = {"cog_triton_queue_time_seconds": 0.0012, "cog_triton_generation_tokens_total": 9.0}
-    found = measured(own, done, told if case == "interrupted" else {})
+    found = compute_metrics(own, done, told if case == "interrupted" else {})
     text = report.text(own, found, "10 (words; --tokenizer makes exact tokens)")
     path = GOLDEN / f"{case}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -82,9 +82,9 @@ def test_the_report(case: str) -> None:
     assert text == path.read_text()
 
 
-def test_the_originals_sections_are_there_in_its_order() -> None:
+def test_the_report_has_the_sections_of_the_original_in_order() -> None:
     own, done = originals_run()
-    text = report.text(own, measured(own, done, {}), "10")
+    text = report.text(own, compute_metrics(own, done, {}), "10")
     names = [
         "Test Configuration:",
         "Output Method: yield",
@@ -122,9 +122,9 @@ def test_the_originals_sections_are_there_in_its_order() -> None:
         assert any(line.startswith(name) for line in lines), name
 
 
-def test_json_has_every_number() -> None:
+def test_json_has_every_metric() -> None:
     own, done = originals_run()
-    found = json.loads(export.as_json(own, [(own, measured(own, done, {}))]))
+    found = json.loads(export.as_json(own, [(own, compute_metrics(own, done, {}))]))
     assert found["schema"] == 1
     assert found["options"]["unit"] == "batch"
     assert found["options"]["api_key"] is None
@@ -152,7 +152,7 @@ def saved(path: Path, scale: float, **changes: Any) -> Path:
     """A measurement that takes `scale` times as long."""
     own = options(rate=4.0, **changes)
     records = [record(i, i * scale, *(scale * (i + at) for at in (0.5, 1.0))) for i in range(4)]
-    path.write_text(export.as_json(own, [(own, measured(own, run(*records), {}))]))
+    path.write_text(export.as_json(own, [(own, compute_metrics(own, run(*records), {}))]))
     return path
 
 
@@ -162,7 +162,7 @@ def compared(*paths: Path) -> str:
     return out.getvalue()
 
 
-def test_two_measurements_side_by_side(tmp_path: Path) -> None:
+def test_comparison_of_two_measurements(tmp_path: Path) -> None:
     fast, slow = saved(tmp_path / "a.json", 1.0, seed=1), saved(tmp_path / "b.json", 2.0, seed=2)
     cells = {row[2]: row for row in _rows(compared(fast, slow))}
     assert cells["request throughput, /s"][3:7] == ["1.000", "0.500", "0.500", "A"]
@@ -179,7 +179,7 @@ def _rows(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 2, "runs": [1]}'])
-def test_files_that_cannot_be_compared(content: str, tmp_path: Path) -> None:
+def test_invalid_files_to_compare_are_refused(content: str, tmp_path: Path) -> None:
     good, bad = saved(tmp_path / "a.json", 1.0), tmp_path / "bad.json"
     bad.write_text(content)
     for pair in ((good, bad), (bad, good), (good, tmp_path / "none.json")):
@@ -187,32 +187,32 @@ def test_files_that_cannot_be_compared(content: str, tmp_path: Path) -> None:
             compare.table(*pair)
 
 
-def test_files_are_checked_before_anything_runs(tmp_path: Path) -> None:
+def test_output_files_are_checked_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="its directory does not exist"):
         export.require_writable("--csv", tmp_path / "none" / "x.csv")
     with pytest.raises(InvalidArgument, match=r"--json=.*cannot be written"):
         export.write("--json", tmp_path, "x")
 
 
-def test_pictures() -> None:
+def test_plots_of_runs_and_sweeps_are_png() -> None:
     pytest.importorskip("matplotlib")
     own, done = originals_run()
-    one = plot.png([(own, done, measured(own, done, {}))])
+    one = plot.png([(own, done, compute_metrics(own, done, {}))])
     levels = []
     for rate in (1.0, 2.0, 4.0):
         own = options(unit=Unit.CONCURRENCY, rate=rate)
-        levels.append((own, done, measured(own, done, {})))
+        levels.append((own, done, compute_metrics(own, done, {})))
     empty, failed = nothing()
     for picture in (
         one,
         plot.png(levels),
-        plot.png([(empty, failed, measured(empty, failed, {}))]),
+        plot.png([(empty, failed, compute_metrics(empty, failed, {}))]),
     ):
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 10_000
 
 
-def test_without_matplotlib_a_picture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -1,4 +1,4 @@
-"""What is sent to each kind of server, and how its answers are counted."""
+"""Benchmark targets: the requests sent to each kind of server, and how answers are counted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ OUTPUT = b'event: output\ndata: {"chunk": "a"}\n\n'
 STREAM = stream(b"event: start\ndata: {}\n\n", OUTPUT, OUTPUT + OUTPUT, prediction())
 
 
-def test_cog_streamed() -> None:
+def test_cog_streamed_answers_are_counted() -> None:
     record, (request,), notes = measure(by_path(of_cog(*USUAL), STREAM))
     assert request.path == "/predictions"
     assert request.json == {"input": {"prompt": "one two", "max_tokens": 5, "min_tokens": 5}}
@@ -99,7 +99,7 @@ def test_cog_streamed() -> None:
     assert notes == []
 
 
-def test_cog_whole() -> None:
+def test_cog_whole_answers_are_counted() -> None:
     body = json.dumps({"status": "succeeded", "metrics": METRICS, "output": ["a"]}).encode()
     for known, changes in (
         (of_cog(*USUAL), {"output_method": OutputMethod.WAIT}),
@@ -111,7 +111,7 @@ def test_cog_whole() -> None:
         assert bool(notes) is not bool(changes)
 
 
-def test_a_mock_server_gets_what_it_takes() -> None:
+def test_a_mock_server_gets_its_own_inputs() -> None:
     known = of_cog("prompt", "n_output_tokens", "tps", "output_method", "buffer_size", "max_tokens")
     wanted = {"tps": 100.0, "output_method": OutputMethod.BUFFER, "buffer_size": 4}
     _, (request,), notes = measure(by_path(known, STREAM), **wanted)
@@ -127,7 +127,7 @@ def test_a_mock_server_gets_what_it_takes() -> None:
     assert request.json["input"] == {"prompt": "one two", "n_output_tokens": 5}
 
 
-def test_another_server_does_not_get_them() -> None:
+def test_other_servers_do_not_get_inputs_of_the_mock() -> None:
     _, (request,), notes = measure(
         by_path(of_cog(*USUAL), STREAM), tps=100.0, output_method=OutputMethod.YIELD
     )
@@ -135,7 +135,7 @@ def test_another_server_does_not_get_them() -> None:
     assert notes == ["--tps is not sent: the server has no such input"]
 
 
-def test_old_names_chats_and_more_inputs() -> None:
+def test_cog_legacy_input_names_chats_and_extra_inputs() -> None:
     _, (request,), _ = measure(by_path(of_cog("prompt", "max_new_tokens", "top_k"), STREAM))
     assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5}
     _, (request,), _ = measure(
@@ -148,7 +148,7 @@ def test_old_names_chats_and_more_inputs() -> None:
     assert request.json["input"] == {"prompt": "one two", "max_tokens": 5}
 
 
-def test_numbers_of_a_log() -> None:
+def test_numbers_are_read_from_a_prediction_log() -> None:
     log = (
         "Tokens processed: 5\nServerside tokens per second: 95.56\n"
         "Serverside execution time: 1.34 seconds\nServerside time to first token: 0.01 seconds\n"
@@ -179,7 +179,7 @@ def test_numbers_of_a_log() -> None:
         ([*stream(OUTPUT, end=False), object()], "connection closed", "before the answer's end"),
     ],
 )
-def test_failures_of_cog(parts: list[Part], code: str, says: str) -> None:
+def test_cog_failures_have_codes(parts: list[Part], code: str, says: str) -> None:
     record, _, _ = measure(by_path(of_cog(*USUAL), parts))
     assert (record.status, record.code) == (FAILED, code)
     assert says in record.error
@@ -200,14 +200,14 @@ def test_failures_of_cog(parts: list[Part], code: str, says: str) -> None:
         (of_cog("prompt"), {"inputs": {"tpo_k": 1}}, "E1005 .*--input tpo_k: .*it has prompt"),
     ],
 )
-def test_servers_that_cannot_be_measured(
+def test_servers_that_cannot_be_measured_are_refused(
     known: dict[str, bytes], changes: dict[str, Any], says: str
 ) -> None:
     assert re.search(says, refusal(by_path(known, STREAM), **changes))
 
 
 @pytest.mark.parametrize("name", [TargetName.COG, TargetName.TRITON, TargetName.OPENAI])
-def test_nobody_there(name: TargetName) -> None:
+def test_an_absent_server_is_e1400(name: TargetName) -> None:
     (port,) = free_ports(1)
     with pytest.raises(CogTritonError, match=r"E1400 .*cannot connect.*cog-triton serve"):
         asyncio.run(_measure(f"http://127.0.0.1:{port}", ASKED, {"target": name}))
@@ -229,7 +229,7 @@ TEXT = of_triton("ensemble", ["text_input", "exclude_input_in_output"], ["text_o
 TRITON = {"target": TargetName.TRITON}
 
 
-def test_triton_with_token_ids() -> None:
+def test_triton_engine_model_gets_token_ids() -> None:
     parts = stream(
         event(output_ids=1), event(output_ids=[2, 3]) + event(output_ids=[4]), event(output_ids=[])
     )
@@ -248,7 +248,7 @@ def test_triton_with_token_ids() -> None:
     assert "random" in notes[0]
 
 
-def test_triton_with_text() -> None:
+def test_triton_ensemble_gets_text() -> None:
     parts = stream(event(text_output="a"), event(text_output=""))
     record, (request,), notes = measure(by_path(TEXT, parts), ignore_eos=False, **TRITON)
     assert request.path == "/v2/models/ensemble/generate_stream"
@@ -264,7 +264,7 @@ def test_triton_with_text() -> None:
     assert "counts as a token" in notes[0]
 
 
-def test_triton_whole() -> None:
+def test_triton_whole_answers_are_counted() -> None:
     body = json.dumps({"output_ids": [1, 2, 3]}).encode()
     record, (request,), _ = measure(
         by_path(DIRECT, [whole(body)]), model="tensorrt_llm", stream=False, **TRITON
@@ -273,7 +273,7 @@ def test_triton_whole() -> None:
     assert (record.status, record.ttft, record.output_tokens) == (OK, None, 3)
 
 
-def test_triton_counts_of_its_own() -> None:
+def test_triton_token_counts_take_precedence() -> None:
     names = ["return_num_output_tokens", "return_num_input_tokens"]
     known = of_triton("ensemble", ["text_input", *names], ["text_output", "num_output_tokens"])
     parts = stream(event(text_output="ab", num_output_tokens=3, num_input_tokens=9))
@@ -290,7 +290,7 @@ def test_triton_counts_of_its_own() -> None:
         ([whole(b'{"error": "no"}', "500 Internal Server Error")], "HTTP 500"),
     ],
 )
-def test_failures_of_triton(parts: list[Part], code: str) -> None:
+def test_triton_failures_have_codes(parts: list[Part], code: str) -> None:
     record, _, _ = measure(by_path(DIRECT, parts), model="tensorrt_llm", **TRITON)
     assert (record.status, record.code) == (FAILED, code)
 
@@ -311,7 +311,7 @@ CHAT = stream(delta(""), delta("a"), delta('"content": ""') + delta("b"), delta(
 OPENAI = {"target": TargetName.OPENAI}
 
 
-def test_chat() -> None:
+def test_openai_chat_is_streamed_with_usage() -> None:
     record, (request,), notes = measure(by_path(of_openai("small"), CHAT), **OPENAI)
     assert request.path == "/v1/chat/completions"
     assert request.json == {
@@ -327,7 +327,7 @@ def test_chat() -> None:
     assert notes == []
 
 
-def test_completions_whole() -> None:
+def test_openai_whole_completions_are_counted() -> None:
     body = {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
     known = of_openai("a", "b", ignores=False)
     record, (request,), notes = measure(
@@ -340,14 +340,14 @@ def test_completions_whole() -> None:
     assert "may end early" in notes[0]
 
 
-def test_a_server_without_usage_has_its_events_counted() -> None:
+def test_openai_without_usage_counts_events() -> None:
     parts = stream(delta("a"), delta("b"), DONE)
     record, _, notes = measure(by_path(of_openai("x"), parts), **OPENAI)
     assert (record.status, record.output_tokens) == (OK, 2)
     assert "sends no usage" in notes[0]
 
 
-def test_a_base_url_may_end_in_v1() -> None:
+def test_openai_base_url_may_end_in_v1() -> None:
     with serving(by_path(of_openai("x"), CHAT)) as server:
         record, _ = asyncio.run(_measure(f"{server.url}/v1/", ASKED, OPENAI))
     assert record.status == OK
@@ -361,12 +361,12 @@ def test_a_base_url_may_end_in_v1() -> None:
         ([whole(b'{"error": {"message": "x"}}', "429 Too Many Requests")], "HTTP 429"),
     ],
 )
-def test_failures_of_openai(parts: list[Part], code: str) -> None:
+def test_openai_failures_have_codes(parts: list[Part], code: str) -> None:
     record, _, _ = measure(by_path(of_openai("x"), parts), **OPENAI)
     assert (record.status, record.code) == (FAILED, code)
 
 
-def test_openai_refusals() -> None:
+def test_openai_invalid_options_are_refused() -> None:
     assert "name one of the server's: a, b" in refusal(by_path(of_openai("a", "b"), CHAT), **OPENAI)
     no_key = {"/v1/models": whole(b"{}", "401 Unauthorized")}
     assert "E1007 Unauthorized" in refusal(by_path(no_key, CHAT), **OPENAI)
@@ -421,7 +421,7 @@ class LookAlike:
             return asyncio.run(_measure(self.url, ASKED, values))
 
 
-def test_replicate_streamed() -> None:
+def test_replicate_predictions_are_streamed() -> None:
     server = LookAlike()
     record, _ = server.measured()
     assert (record.status, record.error) == (OK, "")
@@ -440,7 +440,7 @@ def test_replicate_streamed() -> None:
         ("deployments/me/small", "/v1/deployments/me/small/predictions", None),
     ],
 )
-def test_replicate_polled(model: str, path: str, version: str | None) -> None:
+def test_replicate_predictions_are_polled(model: str, path: str, version: str | None) -> None:
     server = LookAlike()
     record, _ = server.measured(model=model, stream=False, ignore_eos=True)
     assert (record.status, record.ttft, record.output_tokens) == (OK, None, 5)
@@ -450,13 +450,13 @@ def test_replicate_polled(model: str, path: str, version: str | None) -> None:
     assert body["input"]["min_tokens"] == 5
 
 
-def test_a_model_on_replicate_that_does_not_stream() -> None:
+def test_replicate_without_streaming_is_polled() -> None:
     record, target = LookAlike(streams=False).measured()
     assert (record.status, record.ttft) == (OK, None)
     assert any("does not stream" in note for note in target.notes)
 
 
-def test_a_prediction_on_replicate_that_fails() -> None:
+def test_replicate_failed_prediction_has_a_code() -> None:
     record, _ = LookAlike("failed").measured()
     assert (record.status, record.code) == (FAILED, "E1001")
 
@@ -471,10 +471,10 @@ def test_a_prediction_on_replicate_that_fails() -> None:
         ({"model": "you/small"}, "E1400 .*HTTP 404"),
     ],
 )
-def test_replicate_refusals(changes: dict[str, Any], says: str) -> None:
+def test_replicate_invalid_options_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(CogTritonError, match=says):
         LookAlike().measured(**changes)
 
 
-def test_keys_are_not_shown() -> None:
+def test_api_keys_are_not_in_outputs() -> None:
     assert "r8_key" not in repr(options(api_key="r8_key"))

@@ -13,7 +13,7 @@ from _report import Report
 from against_original import KINDS, ORIGINAL, OURS, Kind, tell
 from scripted_server import RESET, Part, Request, ScriptedServer
 
-from cog_triton.bench.self_monitor import Load
+from cog_triton.bench.generator_usage import GeneratorUsage
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -87,7 +87,7 @@ def cell(rate: int, failures: int = 0, cpu: float = 0.1) -> LoadCost:
     """One second in which `rate` tokens came, of one prediction if any."""
     stream = Stream(ended=1.0, told={"output_token_count": rate})
     stream.times, stream.counts = array("d", [0.5]), array("l", [rate])
-    load = Load(cpu=0.1, wall=1.0, lags=array("d"))
+    load = GeneratorUsage(cpu=0.1, wall=1.0, lags=array("d"))
     failed = ["a prediction failed: illegal status line"] * failures
     return LoadCost(Wave([stream] if rate else [], 1.0, load, failed), {"cog": cpu})
 

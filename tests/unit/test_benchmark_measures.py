@@ -23,7 +23,7 @@ from _report import Figure, Grid, Report, Target, read_figures, summary
 from original_way import repository
 from original_way.decode import Text
 
-from cog_triton.bench.self_monitor import Load
+from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.triton.model_repository import read_config, render_repository
@@ -94,7 +94,7 @@ def test_numbers_of_a_stream() -> None:
 
 
 def test_numbers_of_a_wave() -> None:
-    load = Load(cpu=0.5, wall=2.0, lags=array("d", [0.001] * 98 + [0.003] * 2))
+    load = GeneratorUsage(cpu=0.5, wall=2.0, lags=array("d", [0.001] * 98 + [0.003] * 2))
     both = Wave([stream([1.0, 2.0], [1, 1], 2), stream([3.0], [4], 8)], 4.0, load)
     assert (both.tokens, both.tokens_per_second) == (10, 2.5)
     assert both.events_per_read == 2

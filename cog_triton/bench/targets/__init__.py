@@ -1,4 +1,4 @@
-"""Kinds of server that can be measured."""
+"""Benchmark targets: one module for each kind of server."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ KINDS: dict[TargetName, type[Target]] = {
 
 
 def make(options: Options, client: Client) -> Target:
-    """The target that `options` name."""
+    """Make the target that `options` name."""
     return KINDS[options.target](options, client)

@@ -1,4 +1,4 @@
-"""Cog's /predictions: ours, the mock's, or any other with a prompt."""
+"""Target: Cog's /predictions, of any predictor with a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cog_triton.bench.options import OutputMethod
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
-from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
+from cog_triton.bench.targets.base import Failure, JSONObject, Target, failure, parse_object
 from cog_triton.errors import InvalidArgument
 from cog_triton.text import sse
 
@@ -24,7 +24,7 @@ _LOGGED = {
 
 
 class CogTarget(Target):
-    """Streams with ``Accept: text/event-stream`` where the server can, else asks for the whole."""
+    """Cog server; streamed with ``Accept: text/event-stream`` if the server can, else whole."""
 
     name = "cog-triton"
     default_port = 5000
@@ -32,7 +32,7 @@ class CogTarget(Target):
 
     async def prepare(self) -> None:
         """See `Target.prepare`."""
-        answer = await self.look(f"{self.url}/openapi.json")
+        answer = await self.get(f"{self.url}/openapi.json")
         try:
             paths, schemas = self._read(answer.text) if answer.status == 200 else ({}, {})
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -51,8 +51,8 @@ class CogTarget(Target):
         self._fixed = self._inputs(known)
 
     async def _require_ready(self) -> None:
-        health = await self.look(f"{self.url}/health-check")
-        status = object_of(health.text).get("status") if health.status == 200 else None
+        health = await self.get(f"{self.url}/health-check")
+        status = parse_object(health.text).get("status") if health.status == 200 else None
         if status not in (None, "READY", "BUSY"):
             raise self.unavailable(f"its /health-check says {status}")
 
@@ -60,10 +60,10 @@ class CogTarget(Target):
         document = json.loads(text)
         return document["paths"], document.get("components", {}).get("schemas", {})
 
-    def _inputs(self, known: Mapping[str, Any]) -> Object:
-        """Inputs that are the same for all; raises E1005 for those that the server drops."""
+    def _inputs(self, known: Mapping[str, Any]) -> JSONObject:
+        """Inputs that all requests share; raises E1005 for those that the server lacks."""
         options = self.options
-        inputs: Object = {}
+        inputs: JSONObject = {}
         method = options.output_method
         if method and "output_method" in known:
             inputs["output_method"] = method.value
@@ -93,7 +93,7 @@ class CogTarget(Target):
         count = prompt.output_tokens
         chat = self._chats and prompt.messages
         asked = {"messages": list(prompt.messages)} if chat else {"prompt": prompt.text}
-        inputs: Object = {**asked, self._length: count, **self._fixed}
+        inputs: JSONObject = {**asked, self._length: count, **self._fixed}
         if self._shortest and self._length != "n_output_tokens":
             inputs.setdefault("min_tokens", count)
         completed = b""
@@ -112,13 +112,13 @@ class CogTarget(Target):
         )
         if answer.streamed and not completed:
             raise Failure("stream ended early", "there was no event 'completed'")
-        self._finish(object_of(completed if answer.streamed else answer.text), record)
+        self._finish(parse_object(completed if answer.streamed else answer.text), record)
 
-    def _finish(self, prediction: Object, record: Record) -> None:
+    def _finish(self, prediction: JSONObject, record: Record) -> None:
         if prediction.get("status") != "succeeded":
             text = str(prediction.get("error") or prediction)
             raise failure(text, str(prediction.get("status") or "malformed answer"))
-        told = told_by(prediction)
+        told = reported_numbers(prediction)
         record.server = told
         if "input_token_count" in told:
             record.input_tokens = int(told["input_token_count"])
@@ -126,8 +126,8 @@ class CogTarget(Target):
             record.output_tokens = int(told["output_token_count"])
 
 
-def told_by(prediction: Object) -> dict[str, float]:
-    """Numbers of a prediction's metrics, else of its log, as older servers print them."""
+def reported_numbers(prediction: JSONObject) -> dict[str, float]:
+    """Numbers in a prediction's metrics, else in its log, as older servers print them."""
     logs = str(prediction.get("logs") or "")
     found = {
         name: float(match[1]) for name, form in _LOGGED.items() if (match := form.search(logs))

@@ -1,14 +1,14 @@
-"""Any server of OpenAI's API: chats or completions, streamed, with the usage at the end."""
+"""Target: OpenAI's API, chats or completions, with usage at the end of streams."""
 
 from __future__ import annotations
 
 import re
 
-from cog_triton.bench.http_client import WireError
+from cog_triton.bench.http_client import TransportError
 from cog_triton.bench.options import API
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
-from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
+from cog_triton.bench.targets.base import Failure, JSONObject, Target, failure, parse_object
 from cog_triton.errors import InvalidArgument, Unauthorized
 from cog_triton.text import sse
 
@@ -19,7 +19,7 @@ _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 
 class OpenAITarget(Target):
-    """Base URLs with and without ``/v1`` are the same."""
+    """OpenAI-compatible server; base URLs with and without ``/v1`` are the same."""
 
     name = "openai"
     default_port = 8080
@@ -30,12 +30,12 @@ class OpenAITarget(Target):
         self.url = self.url.removesuffix("/v1")
         if self.options.api_key:
             self.headers["Authorization"] = f"Bearer {self.options.api_key}"
-        answer = await self.look(f"{self.url}/v1/models")
+        answer = await self.get(f"{self.url}/v1/models")
         if answer.status == 401:
             raise Unauthorized(f"{self.url}/v1/models: set OPENAI_API_KEY")
         if answer.status != 200:
             raise self.unavailable(f"/v1/models answers HTTP {answer.status}")
-        names = [str(model["id"]) for model in object_of(answer.text).get("data", [])]
+        names = [str(model["id"]) for model in parse_object(answer.text).get("data", [])]
         wanted = self.options.model
         if not wanted and len(names) != 1:
             raise InvalidArgument(f"--model: name one of the server's: {', '.join(names[:20])}")
@@ -52,14 +52,14 @@ class OpenAITarget(Target):
     async def _has_ignore_eos(self) -> bool:
         try:
             described = await self.client.fetch("GET", f"{self.url}/openapi.json", self.headers)
-        except WireError:
+        except TransportError:
             return False
         return described.status == 200 and b'"ignore_eos"' in described.text
 
     async def send(self, prompt: Prompt, record: Record) -> None:
         """See `Target.send`."""
         chat = self.options.api is API.CHAT
-        body: Object = {"model": self._model, "max_tokens": prompt.output_tokens}
+        body: JSONObject = {"model": self._model, "max_tokens": prompt.output_tokens}
         if chat:
             messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
             body["messages"] = messages
@@ -90,7 +90,7 @@ class OpenAITarget(Target):
         if answer.streamed and not ends:
             raise Failure("stream ended early", "there was neither usage nor [DONE]")
         last = next(filter(None, reversed(ends)), b"") if answer.streamed else answer.text
-        usage = object_of(last).get("usage") if last else None
+        usage = parse_object(last).get("usage") if last else None
         if usage:
             record.input_tokens = int(usage["prompt_tokens"])
             record.output_tokens = int(usage["completion_tokens"])

@@ -1,15 +1,22 @@
-"""Replicate's API: a prediction is created, then streamed or polled until it ends."""
+"""Target: Replicate's API; a prediction is created, then streamed or polled."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 
-from cog_triton.bench.http_client import encode, now
+from cog_triton.bench.http_client import encode_request, now
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
-from cog_triton.bench.targets.base import Answer, Failure, Object, Target, failure, object_of
-from cog_triton.bench.targets.cog import told_by
+from cog_triton.bench.targets.base import (
+    CountingSink,
+    Failure,
+    JSONObject,
+    Target,
+    failure,
+    parse_object,
+)
+from cog_triton.bench.targets.cog import reported_numbers
 from cog_triton.errors import InvalidArgument, Unauthorized
 from cog_triton.text import sse
 
@@ -18,7 +25,7 @@ _ENDED = ("succeeded", "failed", "canceled", "aborted")
 
 
 class ReplicateTarget(Target):
-    """``--model OWNER/NAME[:VERSION]`` or ``deployments/OWNER/NAME``."""
+    """Replicate model: ``--model OWNER/NAME[:VERSION]`` or ``deployments/OWNER/NAME``."""
 
     name = "replicate"
     default_port = 443
@@ -37,7 +44,7 @@ class ReplicateTarget(Target):
             )
         self.headers["Authorization"] = f"Bearer {options.api_key}"
         kind = match[1] or "models"
-        described = await self.look(f"{self.url}/v1/{kind}/{match[2]}")
+        described = await self.get(f"{self.url}/v1/{kind}/{match[2]}")
         if described.status == 401:
             raise Unauthorized(f"{self.url}: REPLICATE_API_TOKEN is refused")
         if described.status != 200:
@@ -51,15 +58,15 @@ class ReplicateTarget(Target):
     async def send(self, prompt: Prompt, record: Record) -> None:
         """See `Target.send`."""
         options = self.options
-        inputs: Object = {"prompt": prompt.text, "max_tokens": prompt.output_tokens}
+        inputs: JSONObject = {"prompt": prompt.text, "max_tokens": prompt.output_tokens}
         if options.ignore_eos:
             inputs["min_tokens"] = prompt.output_tokens
-        body: Object = {"input": {**inputs, **options.inputs}, "stream": options.streamed}
+        body: JSONObject = {"input": {**inputs, **options.inputs}, "stream": options.streamed}
         if self._version:
             body["version"] = self._version
         answer = await self.post(self._create, body, record, lambda event: 0)
         record.ended = 0.0
-        prediction = object_of(answer.text)
+        prediction = parse_object(answer.text)
         stream = prediction["urls"].get("stream") if options.streamed else None
         if stream:
             await self._stream(stream, record)
@@ -70,7 +77,7 @@ class ReplicateTarget(Target):
         ended = await self._poll(prediction, record)
         if ended["status"] != "succeeded":
             raise failure(str(ended.get("error") or ended["status"]), ended["status"])
-        record.server = told_by(ended)
+        record.server = reported_numbers(ended)
         counts = record.server
         if "input_token_count" in counts:
             record.input_tokens = int(counts["input_token_count"])
@@ -88,20 +95,20 @@ class ReplicateTarget(Target):
                 )
             return int(kind == b"output")
 
-        answer = Answer(record, event)
+        answer = CountingSink(record, event)
         head = {**self.headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
-        await self.client.send(*encode("GET", url, head), answer)
+        await self.client.send(*encode_request("GET", url, head), answer)
         answer.require_ok()
         record.ended = answer.at
         if wrong:
             raise wrong[0]
 
-    async def _poll(self, prediction: Object, record: Record) -> Object:
+    async def _poll(self, prediction: JSONObject, record: Record) -> JSONObject:
         while prediction["status"] not in _ENDED:
             answer = await self.client.fetch("GET", prediction["urls"]["get"], self.headers)
             if answer.status != 200:
                 raise failure(answer.text.decode("utf-8", "replace"), f"HTTP {answer.status}")
-            prediction = object_of(answer.text)
+            prediction = parse_object(answer.text)
             if prediction["status"] not in _ENDED:
                 await asyncio.sleep(self.options.poll_interval)
         record.ended = record.ended or now()

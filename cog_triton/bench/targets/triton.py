@@ -1,4 +1,4 @@
-"""Triton's generate_stream: the ensemble's, with text, or the engine model's, with token ids."""
+"""Target: Triton's generate_stream, of the ensemble in text or the engine model in ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import Record
-from cog_triton.bench.targets.base import Failure, Object, Target, failure, object_of
+from cog_triton.bench.targets.base import Failure, JSONObject, Target, failure, parse_object
 
 _IDS = re.compile(rb'"output_ids"\s*:\s*(?:\[([^\]]*)\]|-?\d)')
 _NO_END = -1
 
 
 class TritonTarget(Target):
-    """``--model tensorrt_llm`` is sent token ids, any other model text."""
+    """Triton model; ``--model tensorrt_llm`` gets token ids, any other text."""
 
     name = "triton"
     default_port = 8000
@@ -25,12 +25,12 @@ class TritonTarget(Target):
         """See `Target.prepare`."""
         self._model = self.options.model or "ensemble"
         self._base = f"{self.url}/v2/models/{quote(self._model, safe='')}"
-        answer = await self.look(f"{self._base}/ready")
+        answer = await self.get(f"{self._base}/ready")
         if answer.status != 200:
             raise self.unavailable(f"model {self._model!r} is not ready (HTTP {answer.status})")
-        described = await self.look(f"{self._base}/config")
-        outputs = object_of(described.text).get("output", []) if described.status == 200 else []
-        inputs = object_of(described.text).get("input", []) if described.status == 200 else []
+        described = await self.get(f"{self._base}/config")
+        outputs = parse_object(described.text).get("output", []) if described.status == 200 else []
+        inputs = parse_object(described.text).get("input", []) if described.status == 200 else []
         self._takes = {str(item.get("name")) for item in inputs}
         self._direct = "input_ids" in self._takes
         self._counted = "num_output_tokens" in {item.get("name") for item in outputs}
@@ -61,14 +61,14 @@ class TritonTarget(Target):
             raise raise_later[0]
         if not answer.streamed:
             last = b"data: " + answer.text
-        told = object_of(last.removeprefix(b"data:").strip()) if last else {}
+        told = parse_object(last.removeprefix(b"data:").strip()) if last else {}
         if self._direct:
             record.input_tokens = len(prompt.ids or ())
             record.output_tokens = record.pieces if answer.streamed else self._count_ids(last)
         else:
             self._counts(told, record)
 
-    def _counts(self, told: Object, record: Record) -> None:
+    def _counts(self, told: JSONObject, record: Record) -> None:
         if self._counted and "num_output_tokens" in told:
             record.output_tokens = int(told["num_output_tokens"])
         elif record.pieces:
@@ -76,10 +76,10 @@ class TritonTarget(Target):
         if "num_input_tokens" in told:
             record.input_tokens = int(told["num_input_tokens"])
 
-    def _ids(self, prompt: Prompt) -> Object:
+    def _ids(self, prompt: Prompt) -> JSONObject:
         if prompt.ids is None:
             raise Failure("no token ids", "a prompt file needs --tokenizer for this model")
-        body: Object = {
+        body: JSONObject = {
             "input_ids": list(prompt.ids),
             "input_lengths": len(prompt.ids),
             "request_output_len": prompt.output_tokens,
@@ -89,8 +89,8 @@ class TritonTarget(Target):
             body["exclude_input_in_output"] = True
         return body | self._ending()
 
-    def _text(self, prompt: Prompt) -> Object:
-        body: Object = {
+    def _text(self, prompt: Prompt) -> JSONObject:
+        body: JSONObject = {
             "text_input": prompt.text,
             "max_tokens": prompt.output_tokens,
             "bad_words": "",
@@ -104,7 +104,7 @@ class TritonTarget(Target):
                 body[name] = True
         return body | self._ending()
 
-    def _ending(self) -> Object:
+    def _ending(self) -> JSONObject:
         return {} if self.options.ignore_eos is False else {"end_id": _NO_END}
 
     def _count_ids(self, data: bytes) -> int:

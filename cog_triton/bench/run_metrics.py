@@ -1,4 +1,4 @@
-"""From records to the numbers of the report. docs/bench.md has every definition."""
+"""Metrics of a run, computed from its request records; docs/bench.md defines each."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cog_triton.bench import slo
+from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.load_generator import lateness
 from cog_triton.bench.options import Options
-from cog_triton.bench.percentiles import Levels, Summary, levels, summarize
+from cog_triton.bench.percentiles import Concurrency, Summary, concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
-from cog_triton.bench.self_monitor import Load
-from cog_triton.bench.worker_pool import Run
+from cog_triton.bench.worker_pool import RunResult
 
 BUSY_CPU, BUSY_LAG_S = 0.85, 0.010
-"""Beyond these the generator's own delays show in what it measures."""
+"""Thresholds beyond which the generator's own delays distort its measurements."""
 
 _PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
     "ttft": lambda record: record.ttft,
@@ -36,16 +36,16 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """What the server tells of each request, and what it should be."""
+class ServerMetric:
+    """A metric that the server reports for each request, and its expected value."""
 
     expected: Summary | None
     actual: Summary
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
-    """The load generator's own state; times in seconds, `cpu` of one core, the busiest process."""
+class GeneratorHealth:
+    """Health of the load generator: CPU share of the busiest process, delays in seconds."""
 
     cpu: float
     lag_p99: float
@@ -55,8 +55,8 @@ class Generator:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Everything of one run; times in seconds, rates per second."""
+class RunMetrics:
+    """All metrics of one run; times in seconds, rates per second."""
 
     seconds: float
     made: int
@@ -67,22 +67,24 @@ class Measured:
     interrupted: bool
     failures: Mapping[str, int]
     examples: Mapping[str, str]
-    concurrency: Levels | None
+    concurrency: Concurrency | None
     metrics: Mapping[str, Summary]
     rates: Mapping[str, float]
-    server: Mapping[str, Compared]
+    server: Mapping[str, ServerMetric]
     prometheus: Mapping[str, float]
-    generator: Generator
+    generator: GeneratorHealth
     notes: Sequence[str] = field(default_factory=list)
 
     @property
     def failure_rate(self) -> float:
-        """Failures among what ended."""
+        """Share of failures among ended requests."""
         return self.failed / max(1, self.completed + self.failed)
 
 
-def measured(options: Options, run: Run, prometheus: Mapping[str, float]) -> Measured:
-    """The numbers of `run`."""
+def compute_metrics(
+    options: Options, run: RunResult, prometheus: Mapping[str, float]
+) -> RunMetrics:
+    """Compute all metrics of `run`."""
     by_status = Counter(record.status for record in run.records)
     done = [record for record in run.records if record.status == OK]
     failed = [record for record in run.records if record.status == FAILED]
@@ -96,7 +98,7 @@ def measured(options: Options, run: Run, prometheus: Mapping[str, float]) -> Mea
         notes.append(f"{short} of {len(done)} answers have fewer tokens than were asked for")
     if done and any(record.tokens is None for record in done):
         notes.append("The server does not tell all token counts: metrics of tokens lack those")
-    return Measured(
+    return RunMetrics(
         seconds=run.seconds,
         made=len(run.records),
         started=sum(1 for record in run.records if record.sent),
@@ -106,12 +108,12 @@ def measured(options: Options, run: Run, prometheus: Mapping[str, float]) -> Mea
         interrupted=run.interrupted,
         failures=dict(Counter(record.code for record in failed).most_common()),
         examples={record.code: record.error for record in reversed(failed)},
-        concurrency=levels(spans, run.started, max(run.ended, run.started)),
+        concurrency=concurrency(spans, run.started, max(run.ended, run.started)),
         metrics={name: summary for name, summary in found.items() if summary},
         rates=_rates(options, done, run.seconds),
         server=_server(options, done),
         prometheus=prometheus,
-        generator=_generator(run.loads, run.records),
+        generator=_generator_health(run.usages, run.records),
         notes=notes,
     )
 
@@ -133,8 +135,8 @@ def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str
     return rates
 
 
-def _server(options: Options, done: Sequence[Record]) -> dict[str, Compared]:
-    """TPS, latency and TTFT as told with the answers, beside what is expected of them.
+def _server(options: Options, done: Sequence[Record]) -> dict[str, ServerMetric]:
+    """TPS, latency and TTFT that the server reports with answers, and their expected values.
 
     A mock server tells that, too; else it follows from --tps.
     """
@@ -155,7 +157,7 @@ def _server(options: Options, done: Sequence[Record]) -> dict[str, Compared]:
     for name, of in told.items():
         if actual := summarize(map(of, done)):
             wanted = summarize(_expected(name, options.tps, record) for record in done)
-            found[name] = Compared(wanted, actual)
+            found[name] = ServerMetric(wanted, actual)
     return found
 
 
@@ -167,9 +169,11 @@ def _expected(name: str, tps: float | None, record: Record) -> float | None:
     return follows.get(name)
 
 
-def _generator(loads: Sequence[Load], records: Sequence[Record]) -> Generator:
-    cpu = max((load.cpu / load.wall for load in loads if load.wall > 0), default=0.0)
-    lags = summarize(lag for load in loads for lag in load.lags)
+def _generator_health(
+    usages: Sequence[GeneratorUsage], records: Sequence[Record]
+) -> GeneratorHealth:
+    cpu = max((usage.cpu / usage.wall for usage in usages if usage.wall > 0), default=0.0)
+    lags = summarize(lag for usage in usages for lag in usage.lags)
     late = summarize(lateness(list(records)))
     reasons = []
     if cpu > BUSY_CPU:
@@ -185,7 +189,7 @@ def _generator(loads: Sequence[Load], records: Sequence[Record]) -> Generator:
             f"the load generator was a bottleneck: {' and '.join(reasons)}{whose}; its own delays"
             " are in the numbers. Use --processes, a lower load or another machine"
         )
-    return Generator(
+    return GeneratorHealth(
         cpu,
         lags.p99 if lags else 0.0,
         lags.max if lags else 0.0,

@@ -1,4 +1,4 @@
-"""Whether the load generator keeps up: its share of a CPU, and how late its event loop runs."""
+"""CPU usage and event-loop lag of a load generator process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PERIOD_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Of one process: seconds of CPU and of time, and the event loop's delays, in seconds."""
+class GeneratorUsage:
+    """Usage of one process: CPU seconds, wall seconds, and event-loop lags in seconds."""
 
     cpu: float
     wall: float
     lags: array[float]
 
 
-class Monitor:
-    """Measures from `start` to `stop`, by a timer that should fire every 20 ms."""
+class UsageMonitor:
+    """Measures usage from `start` to `stop`; lag is that of a timer of 20 ms."""
 
     def __init__(self) -> None:
         self._lags = array("d")
@@ -30,15 +30,15 @@ class Monitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin, within a running loop."""
+        """Start measuring, within a running event loop."""
         self._cpu, self._wall = time.process_time(), now()
         self._arm()
 
-    def stop(self) -> Load:
-        """What was measured."""
+    def stop(self) -> GeneratorUsage:
+        """Stop measuring; returns the usage since `start`."""
         if self._timer is not None:
             self._timer.cancel()
-        return Load(time.process_time() - self._cpu, now() - self._wall, self._lags)
+        return GeneratorUsage(time.process_time() - self._cpu, now() - self._wall, self._lags)
 
     def _arm(self) -> None:
         self._due = now() + _PERIOD_S

@@ -1,4 +1,4 @@
-"""Our HTTP server over a Triton that answers as told."""
+"""Our HTTP server over a Triton with scripted responses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Served:
     metrics: Metrics
     admission: Admission
     ended: list[tuple[Generation, BaseException | None]] = field(default_factory=list)
-    trouble: CogTritonError | None = None
+    failure: CogTritonError | None = None
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(
@@ -65,12 +65,12 @@ class Served:
         return httpx.post(f"{self.url}{path}", timeout=PATIENCE_S, **options)
 
     def require_ready(self) -> None:
-        if self.trouble is not None:
-            raise self.trouble
+        if self.failure is not None:
+            raise self.failure
 
 
-class Seen(Metrics):
-    """Remembers what became of generations."""
+class RecordingMetrics(Metrics):
+    """Metrics that also keep every ended generation with its error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def api(
     limits = EngineLimits(
         max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
     )
-    metrics, admission = Seen(), Admission(slots, queue)
+    metrics, admission = RecordingMetrics(), Admission(slots, queue)
     with serving(answer) as triton:
         client = TritonClient(
             triton.url,

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that answers each request with bytes of the test's choice."""
+"""A real HTTP server on 127.0.0.1 that sends scripted bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small tritonserver of our own: a real process with stubs, a port, and ways to go wrong."""
+"""A small tritonserver in Python: a real process with stubs and a port, and ways to fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cog_triton.settings import Settings, load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.server import TritonServer
 
-# Goes wrong as the files beside it say: each is looked at when a request comes.
+# Fails as files beside it say; they are checked at each request.
 PROGRAM = """
 import http.server, json, os, pathlib, subprocess, sys, time
 here = pathlib.Path(__file__).parent
@@ -62,7 +62,7 @@ Server(("127.0.0.1", port), Handler).serve_forever()
 
 
 class SmallTriton:
-    """Where it is, and what may be done to it."""
+    """One small Triton, its settings, and its failures."""
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self._bin = directory / "triton" / "bin"
@@ -82,18 +82,18 @@ class SmallTriton:
         )
         self.server = TritonServer(self.settings, directory / "repository", directory)
 
-    def goes_wrong(self, how: str) -> None:
-        """``dies`` at its next start, ``hangs``, is ``unready`` or ``broken`` from now on."""
+    def fail(self, how: str) -> None:
+        """Fail from now on: ``dies`` at the next start, ``hangs``, ``unready`` or ``broken``."""
         (self._bin / how).touch()
 
-    def is_well(self) -> None:
-        """Nothing goes wrong any more."""
+    def recover(self) -> None:
+        """Stop all failures."""
         for how in ("dies", "hangs", "unready", "broken"):
             (self._bin / how).unlink(missing_ok=True)
 
     @property
     def starts(self) -> list[int]:
-        """The process of each start."""
+        """Process id of each start."""
         file = self._bin / "starts"
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 

@@ -1,4 +1,4 @@
-"""The engine's admission: at most so many inside, first come first served, nobody forgotten."""
+"""Admission control: concurrency limit, FIFO queue, cancellation, rejection."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from cog_triton.settings import load_settings
 PATIENCE_S = 10
 
 
-class Guest:
-    """A thread that goes in, stays until it may leave, and keeps what it was refused with."""
+class Request:
+    """A thread that takes a slot until told to leave, and keeps the error it was rejected with."""
 
     def __init__(self, admission: Admission) -> None:
         self.ticket = Ticket()
-        self.inside, self.may_leave = Event(), Event()
+        self.running, self.may_finish = Event(), Event()
         self.error: Exception | None = None
         self._admission = admission
-        self.thread = threading.Thread(target=self._visit)
+        self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
-    def _visit(self) -> None:
+    def _run(self) -> None:
         try:
             with self._admission.slot(self.ticket):
-                self.ticket.on_end(self.may_leave.set)
-                self.inside.set()
-                assert self.may_leave.wait(PATIENCE_S)
+                self.ticket.on_end(self.may_finish.set)
+                self.running.set()
+                assert self.may_finish.wait(PATIENCE_S)
                 self.ticket.raise_error()
         except (Overloaded, TritonUnavailable) as error:
             self.error = error
 
-    def leave(self) -> None:
-        self.may_leave.set()
+    def finish(self) -> None:
+        self.may_finish.set()
         self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
@@ -55,51 +55,51 @@ def until(condition: object) -> None:
 
 @contextmanager
 def full(slots: int, waiting: int, queue: float = 10):
-    """A admission with every slot taken and a line before it."""
+    """Admission control with every slot taken, and a queue."""
     admission = Admission(slots, queue)
-    guests = []
+    requests = []
     try:
         for place in range(slots + waiting):
-            guests.append(Guest(admission))
+            requests.append(Request(admission))
             until(lambda place=place: admission.running + admission.waiting == place + 1)
-        yield admission, guests[:slots], guests[slots:]
+        yield admission, requests[:slots], requests[slots:]
     finally:
-        for guest in guests:
-            guest.ticket.cancel()
-            guest.leave()
+        for request in requests:
+            request.ticket.cancel()
+            request.finish()
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-def test_no_more_than_the_slots_are_inside() -> None:
-    with full(2, 3) as (admission, inside, line):
+def test_at_most_slots_requests_run() -> None:
+    with full(2, 3) as (admission, running, queued):
         assert (admission.running, admission.waiting) == (2, 3)
-        assert all(guest.inside.wait(PATIENCE_S) for guest in inside)
-        assert not any(guest.inside.is_set() for guest in line)
+        assert all(request.running.wait(PATIENCE_S) for request in running)
+        assert not any(request.running.is_set() for request in queued)
 
 
-def test_who_comes_first_goes_in_first() -> None:
-    with full(1, 3) as (_, (first,), line):
-        first.leave()
-        for place, guest in enumerate(line):
-            assert guest.inside.wait(PATIENCE_S)
-            assert not any(later.inside.is_set() for later in line[place + 1 :])
-            guest.leave()
+def test_queue_is_first_in_first_out() -> None:
+    with full(1, 3) as (_, (first,), queued):
+        first.finish()
+        for place, request in enumerate(queued):
+            assert request.running.wait(PATIENCE_S)
+            assert not any(later.running.is_set() for later in queued[place + 1 :])
+            request.finish()
 
 
-def test_beyond_the_queue_it_is_told_what_runs_and_waits() -> None:
-    with full(2, 3, queue=3) as (admission, inside, _):
+def test_full_queue_raises_overloaded_with_counts() -> None:
+    with full(2, 3, queue=3) as (admission, running, _):
         with pytest.raises(Overloaded) as caught, admission.slot(Ticket()):
             pass
         for words in ("2 predictions run", "3 wait", "MAX_QUEUE", "try again"):
             assert words in caught.value.detail
-        inside[0].leave()
-        late = Guest(admission)
+        running[0].finish()
+        late = Request(admission)
         until(lambda: admission.waiting == 3)
         late.ticket.cancel()
-        late.leave()
+        late.finish()
 
 
-def test_without_a_queue_only_the_slots_count() -> None:
+def test_queue_of_zero_rejects_when_slots_are_full() -> None:
     with (
         full(1, 0, queue=0) as (admission, _, _),
         pytest.raises(Overloaded),
@@ -108,25 +108,25 @@ def test_without_a_queue_only_the_slots_count() -> None:
         pass
 
 
-def test_who_is_cancelled_while_waiting_leaves_the_line_at_once() -> None:
-    with full(1, 3) as (admission, (first,), line):
-        line[1].ticket.cancel()
-        line[1].thread.join(PATIENCE_S)
-        assert isinstance(line[1].error, TritonUnavailable)
-        assert not line[1].inside.is_set()
+def test_cancelling_a_queued_request_removes_it() -> None:
+    with full(1, 3) as (admission, (first,), queued):
+        queued[1].ticket.cancel()
+        queued[1].thread.join(PATIENCE_S)
+        assert isinstance(queued[1].error, TritonUnavailable)
+        assert not queued[1].running.is_set()
         assert admission.waiting == 2
-        first.leave()
-        assert line[0].inside.wait(PATIENCE_S)
-        line[0].leave()
-        assert line[2].inside.wait(PATIENCE_S)
+        first.finish()
+        assert queued[0].running.wait(PATIENCE_S)
+        queued[0].finish()
+        assert queued[2].running.wait(PATIENCE_S)
 
 
-def test_closing_ends_who_is_inside_and_who_waits_and_who_comes() -> None:
-    with full(2, 2) as (admission, inside, line):
+def test_close_fails_running_queued_and_new_requests() -> None:
+    with full(2, 2) as (admission, running, queued):
         admission.close(TritonUnavailable("it has died"))
-        for guest in (*inside, *line):
-            guest.thread.join(PATIENCE_S)
-            assert "it has died" in str(guest.error)
+        for request in (*running, *queued):
+            request.thread.join(PATIENCE_S)
+            assert "it has died" in str(request.error)
         with pytest.raises(TritonUnavailable, match="it has died"), admission.slot(Ticket()):
             pass
         admission.open()
@@ -134,7 +134,7 @@ def test_closing_ends_who_is_inside_and_who_waits_and_who_comes() -> None:
             assert admission.running == 1
 
 
-def test_errors_are_not_shared_between_threads() -> None:
+def test_each_request_gets_its_own_copy_of_the_error() -> None:
     with full(1, 1) as (admission, (first,), (second,)):
         admission.close(TritonUnavailable("it has died"))
         first.thread.join(PATIENCE_S)
@@ -142,22 +142,22 @@ def test_errors_are_not_shared_between_threads() -> None:
         assert first.error is not second.error
 
 
-def test_refusing_lets_who_is_there_go_on() -> None:
+def test_reject_new_lets_running_and_queued_requests_finish() -> None:
     with full(1, 1) as (admission, (first,), (second,)):
         admission.reject_new(TritonUnavailable("stopping"))
         with pytest.raises(TritonUnavailable, match="stopping"), admission.slot(Ticket()):
             pass
-        first.leave()
-        assert second.inside.wait(PATIENCE_S)
+        first.finish()
+        assert second.running.wait(PATIENCE_S)
         assert first.error is None
         assert admission.wait_until_idle(0.01) is False
         with ThreadPoolExecutor() as pool:
             idle = pool.submit(admission.wait_until_idle, PATIENCE_S)
-            second.leave()
+            second.finish()
             assert idle.result() is True
 
 
-def test_what_was_cancelled_before_it_came_holds_nothing() -> None:
+def test_cancelled_before_admission_takes_no_place() -> None:
     with full(1, 0) as (admission, _, _):
         ticket = Ticket()
         ticket.cancel()
@@ -166,18 +166,18 @@ def test_what_was_cancelled_before_it_came_holds_nothing() -> None:
         assert admission.waiting == 0
 
 
-def test_queue_time() -> None:
+def test_queue_time_is_measured_until_admission() -> None:
     with full(1, 1) as (_, (first,), (second,)):
         assert first.ticket.queue_time == 0
         assert second.ticket.queue_time is None
         time.sleep(0.02)
-        first.leave()
-        assert second.inside.wait(PATIENCE_S)
+        first.finish()
+        assert second.running.wait(PATIENCE_S)
         assert second.ticket.queue_time is not None
         assert second.ticket.queue_time >= 0.02
 
 
-def test_an_error_inside_frees_the_slot() -> None:
+def test_exception_frees_the_slot() -> None:
     admission = Admission(1, 0)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), admission.slot(Ticket()):
@@ -185,7 +185,7 @@ def test_an_error_inside_frees_the_slot() -> None:
     assert admission.running == 0
 
 
-def test_the_first_reason_is_the_one_that_is_told() -> None:
+def test_first_error_of_a_ticket_wins() -> None:
     ticket = Ticket()
     ticket.fail(TritonUnavailable("first"))
     ticket.fail(TritonUnavailable("second"))
@@ -195,14 +195,14 @@ def test_the_first_reason_is_the_one_that_is_told() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 4), st.data())
-def test_many_that_come_go_and_are_cancelled_leave_an_empty_door(
+def test_random_arrivals_and_cancellations_leave_no_slot_taken(
     slots: int, data: st.DataObject
 ) -> None:
     admission = Admission(slots, 8)
     cancelled = data.draw(st.sets(st.integers(0, 29)))
     most = 0
 
-    def visit(number: int) -> None:
+    def run(number: int) -> None:
         nonlocal most
         ticket = Ticket()
         if number in cancelled:
@@ -215,7 +215,7 @@ def test_many_that_come_go_and_are_cancelled_leave_an_empty_door(
             pass
 
     with ThreadPoolExecutor(30) as pool:
-        list(pool.map(visit, range(30)))
+        list(pool.map(run, range(30)))
     assert most <= slots
     assert (admission.running, admission.waiting) == (0, 0)
 
@@ -232,7 +232,7 @@ def test_many_that_come_go_and_are_cancelled_leave_an_empty_door(
         (256, 40, 20, (40, 20)),
     ],
 )
-def test_slots_and_queue(
+def test_limits_follow_batch_size_and_settings(
     cog: int, concurrency: int | None, queue: int | None, expected: tuple[int, int]
 ) -> None:
     given = load_settings(cog_max_concurrency=cog, max_concurrency=concurrency, max_queue=queue)
@@ -243,7 +243,7 @@ def test_slots_and_queue(
 @pytest.mark.parametrize(
     ("cog", "queue", "needed"), [(256, None, None), (106, 64, 107), (107, 64, None), (16, None, 22)]
 )
-def test_a_cog_that_would_answer_409_first_is_told_of(
+def test_warns_when_cog_max_concurrency_is_too_low(
     cog: int, queue: int | None, needed: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     admission_for(load_settings(cog_max_concurrency=cog, max_queue=queue), 16)

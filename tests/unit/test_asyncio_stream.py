@@ -1,4 +1,4 @@
-"""A stream that an event loop reads: nothing is lost, doubled or out of order."""
+"""Asynchronous stream reader: no item is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def all_of(reading: AsyncStreamReader[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("pause", [None, 0, 0.0003])
-def test_everything_arrives_once_and_in_order(pause: float | None) -> None:
+def test_items_arrive_once_and_in_order(pause: float | None) -> None:
     line = Line()
 
     def write() -> None:
@@ -105,7 +105,7 @@ def test_everything_arrives_once_and_in_order(pause: float | None) -> None:
     assert line.closed.is_set()
 
 
-def test_the_event_loop_reads_and_only_when_something_came() -> None:
+def test_event_loop_reads_only_when_data_has_arrived() -> None:
     line = Line()
 
     async def read() -> None:
@@ -124,7 +124,7 @@ def test_the_event_loop_reads_and_only_when_something_came() -> None:
     assert line.reads == 6
 
 
-def test_many_are_read_side_by_side() -> None:
+def test_many_streams_are_read_concurrently() -> None:
     async def read() -> None:
         lines = [Line() for _ in range(50)]
         readings = [reading_of(line) for line in lines]
@@ -139,7 +139,7 @@ def test_many_are_read_side_by_side() -> None:
     asyncio.run(read())
 
 
-def test_what_arrives_while_nobody_looks_comes_together() -> None:
+def test_unread_items_come_as_one_list() -> None:
     async def read() -> list[int] | None:
         line = Line()
         reading = reading_of(line)
@@ -156,7 +156,7 @@ def test_what_arrives_while_nobody_looks_comes_together() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 255])
-def test_an_error_comes_after_what_was_read_before_it(first: int) -> None:
+def test_error_comes_after_items_read_before_it(first: int) -> None:
     async def read() -> None:
         line = Line()
         reading = reading_of(line)
@@ -174,7 +174,7 @@ def test_an_error_comes_after_what_was_read_before_it(first: int) -> None:
     asyncio.run(read())
 
 
-def test_an_error_before_the_first_pause() -> None:
+def test_error_before_the_first_pause_is_raised() -> None:
     def items() -> Generator[int | None, None, None]:
         raise ValueError("refused")
         yield None
@@ -189,7 +189,7 @@ def test_an_error_before_the_first_pause() -> None:
     asyncio.run(read())
 
 
-def test_nothing_within_the_time_is_an_empty_list() -> None:
+def test_read_timeout_returns_an_empty_list() -> None:
     async def read() -> None:
         line = Line()
         reading = reading_of(line)
@@ -203,7 +203,7 @@ def test_nothing_within_the_time_is_an_empty_list() -> None:
     asyncio.run(read())
 
 
-def test_silence_expires_and_what_comes_in_time_does_not() -> None:
+def test_silent_connection_expires_after_its_timeout() -> None:
     async def read() -> None:
         line = Line(timeout=0.4)
         reading = reading_of(line)
@@ -218,7 +218,7 @@ def test_silence_expires_and_what_comes_in_time_does_not() -> None:
     asyncio.run(read())
 
 
-def test_a_descriptor_that_is_used_again_is_another_streams() -> None:
+def test_reused_file_descriptor_belongs_to_the_new_stream() -> None:
     async def read() -> None:
         descriptors = set()
         for number in range(50):
@@ -236,7 +236,7 @@ def test_a_descriptor_that_is_used_again_is_another_streams() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_loop_that_has_ended_leaves_nothing_open(begun: bool) -> None:
+def test_closed_event_loop_closes_the_items(begun: bool) -> None:
     line = Line()
 
     async def leave() -> None:

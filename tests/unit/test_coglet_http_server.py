@@ -1,4 +1,4 @@
-"""Cog's server, started by us: the options of its socket, and all else as without us."""
+"""Cog's HTTP server as we start it: socket options, and otherwise unchanged behaviour."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def accepted_nodelay(found: socket.socket) -> int:
         return nodelay(connection)
 
 
-def test_what_the_socket_accepts_sends_at_once(listening: socket.socket) -> None:
+def test_accepted_sockets_have_nodelay(listening: socket.socket) -> None:
     assert accepted_nodelay(listening) == 0
     tune_listening_socket(listening.getsockname()[1], PATIENCE_S)
     assert accepted_nodelay(listening) == 1
@@ -47,7 +47,7 @@ def test_what_the_socket_accepts_sends_at_once(listening: socket.socket) -> None
         listening.accept()
 
 
-def test_a_burst_finds_places(listening: socket.socket) -> None:
+def test_backlog_holds_a_burst_of_connections(listening: socket.socket) -> None:
     listening.listen(16)
     tune_listening_socket(listening.getsockname()[1], PATIENCE_S)
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def test_a_burst_finds_places(listening: socket.socket) -> None:
             stack.enter_context(socket.create_connection(listening.getsockname(), timeout=5))
 
 
-def test_a_socket_that_comes_later_is_met(caplog: pytest.LogCaptureFixture) -> None:
+def test_socket_that_listens_later_is_tuned(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         waiting = threading.Thread(
@@ -72,7 +72,7 @@ def test_a_socket_that_comes_later_is_met(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.text == ""
 
 
-def test_nothing_else_is_touched_and_giving_up_is_told(
+def test_other_sockets_are_untouched_and_a_timeout_warns(
     listening: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_ports(1)[0]
@@ -95,7 +95,7 @@ def test_nothing_else_is_touched_and_giving_up_is_told(
         (["--host", "127.0.0.1"], {"COG_PREDICT_TYPE_STUB": "a.py:A"}, 1, "Address already in use"),
     ],
 )
-def test_wrong_starts_end_as_cogs_own_do(
+def test_bad_arguments_fail_as_with_cogs_own_server(
     arguments: list[str],
     environment: dict[str, str],
     code: int,

@@ -1,4 +1,4 @@
-"""A stream is live and cancellable; its loop runs in a thread, its reader in another."""
+"""Concurrent streaming through coglet: live chunks, contexts, cancellation."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def start(
     return future, future.result()
 
 
-def test_chunks_come_out_while_more_are_made(loop: asyncio.AbstractEventLoop) -> None:
+def test_chunks_are_streamed_as_they_are_made(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     _, stream = start(loop, source.chunks())
     for text in ("a", "b", "c"):
@@ -98,7 +98,7 @@ def test_chunks_come_out_while_more_are_made(loop: asyncio.AbstractEventLoop) ->
     assert source.closed.is_set()
 
 
-def test_an_error_comes_unchanged_after_the_text_before_it(loop: asyncio.AbstractEventLoop) -> None:
+def test_error_comes_unchanged_after_earlier_chunks(loop: asyncio.AbstractEventLoop) -> None:
     source, error = Source(), InvalidArgument("top_k=-1")
     _, stream = start(loop, source.chunks(), source.cancel)
     source.send("a", error)
@@ -109,7 +109,7 @@ def test_an_error_comes_unchanged_after_the_text_before_it(loop: asyncio.Abstrac
     assert not source.cancelled.is_set()
 
 
-def test_closing_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
+def test_closing_the_stream_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     _, stream = start(loop, source.chunks())
     source.send("a")
@@ -118,7 +118,7 @@ def test_closing_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
     assert source.closed.is_set()
 
 
-def test_dropping_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
+def test_dropping_the_stream_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     future, stream = start(loop, source.chunks())
     source.send("a")
@@ -127,7 +127,7 @@ def test_dropping_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
     assert source.closed.wait(PATIENCE_S)
 
 
-def test_what_is_never_read_never_starts(loop: asyncio.AbstractEventLoop) -> None:
+def test_unread_stream_never_starts(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     _, stream = start(loop, source.chunks())
     stream.close()  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def test_what_is_never_read_never_starts(loop: asyncio.AbstractEventLoop) -> Non
     assert not source.started.is_set()
 
 
-def test_chunks_see_the_context_of_their_prediction(loop: asyncio.AbstractEventLoop) -> None:
+def test_chunks_run_in_the_context_of_their_prediction(loop: asyncio.AbstractEventLoop) -> None:
     """Cog finds by it whose log a print() and whose metrics a record_metric() are."""
 
     def chunks() -> Generator[str, None, None]:
@@ -163,7 +163,7 @@ def watched_end(seen: list[str], error: Exception | None = None) -> Generator[st
         seen.append(PREDICTION.get())
 
 
-def test_chunks_that_fail_see_their_context(loop: asyncio.AbstractEventLoop) -> None:
+def test_failing_chunks_run_in_their_context(loop: asyncio.AbstractEventLoop) -> None:
     seen: list[str] = []
     _, stream = start(loop, watched_end(seen, ValueError("no")))
     with pytest.raises(ValueError, match="no"):
@@ -171,7 +171,7 @@ def test_chunks_that_fail_see_their_context(loop: asyncio.AbstractEventLoop) -> 
     assert seen == ["one"]
 
 
-def test_chunks_that_are_closed_see_their_context(loop: asyncio.AbstractEventLoop) -> None:
+def test_closed_chunks_run_in_their_context(loop: asyncio.AbstractEventLoop) -> None:
     seen: list[str] = []
     _, stream = start(loop, watched_end(seen))
     assert next(stream) == "a"
@@ -191,7 +191,7 @@ def test_cancelling_the_future_cancels_the_stream(loop: asyncio.AbstractEventLoo
     assert source.closed.is_set()
 
 
-def test_text_before_a_cancellation_is_not_lost(loop: asyncio.AbstractEventLoop) -> None:
+def test_chunks_before_a_cancellation_are_kept(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     future, stream = start(loop, source.chunks(), source.cancel)
     source.send("a", "b")
@@ -201,7 +201,7 @@ def test_text_before_a_cancellation_is_not_lost(loop: asyncio.AbstractEventLoop)
         next(stream)
 
 
-def test_a_reader_that_waits_is_woken_by_a_cancellation(loop: asyncio.AbstractEventLoop) -> None:
+def test_cancellation_wakes_a_waiting_reader(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     future, stream = start(loop, source.chunks(), source.cancel)
     with ThreadPoolExecutor() as pool:
@@ -213,7 +213,7 @@ def test_a_reader_that_waits_is_woken_by_a_cancellation(loop: asyncio.AbstractEv
     assert source.closed.is_set()
 
 
-def test_a_cancellation_before_there_is_a_stream(loop: asyncio.AbstractEventLoop) -> None:
+def test_cancellation_before_the_stream_exists_cancels_it(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
 
     async def run() -> Iterator[str]:
@@ -228,7 +228,7 @@ def test_a_cancellation_before_there_is_a_stream(loop: asyncio.AbstractEventLoop
         next(stream)
 
 
-def test_a_prediction_is_run_where_it_is_asked_for(loop: asyncio.AbstractEventLoop) -> None:
+def test_prediction_runs_on_the_calling_thread(loop: asyncio.AbstractEventLoop) -> None:
     """The event loop takes no part: on the way to it and back a request would wait for others."""
     threads: list[int] = []
 
@@ -244,7 +244,7 @@ def test_a_prediction_is_run_where_it_is_asked_for(loop: asyncio.AbstractEventLo
     busy.set()
 
 
-def test_what_a_prediction_raises_comes_out(loop: asyncio.AbstractEventLoop) -> None:
+def test_exception_of_a_prediction_is_raised(loop: asyncio.AbstractEventLoop) -> None:
     async def run() -> Iterator[str]:
         raise InvalidArgument("top_k=-1")
 
@@ -252,7 +252,7 @@ def test_what_a_prediction_raises_comes_out(loop: asyncio.AbstractEventLoop) -> 
         asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop).result()
 
 
-def test_a_prediction_that_waits_is_refused(loop: asyncio.AbstractEventLoop) -> None:
+def test_prediction_that_awaits_is_rejected(loop: asyncio.AbstractEventLoop) -> None:
     async def run() -> None:
         await asyncio.sleep(0)
 
@@ -260,7 +260,7 @@ def test_a_prediction_that_waits_is_refused(loop: asyncio.AbstractEventLoop) -> 
         asyncio.run_coroutine_threadsafe(_ctx_wrapper(run()), loop).result()
 
 
-def test_a_coroutine_that_still_runs_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
+def test_running_coroutine_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
     started, cancelled = threading.Event(), threading.Event()
 
     async def run() -> None:
@@ -276,7 +276,7 @@ def test_a_coroutine_that_still_runs_is_cancelled(loop: asyncio.AbstractEventLoo
     assert cancelled.wait(PATIENCE_S)
 
 
-def test_one_stream_of_many_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
+def test_cancelling_one_stream_leaves_the_others(loop: asyncio.AbstractEventLoop) -> None:
     sources = [Source() for _ in range(8)]
     started = [start(loop, source.chunks(), source.cancel) for source in sources]
     started[3][0].cancel()
@@ -287,7 +287,7 @@ def test_one_stream_of_many_is_cancelled(loop: asyncio.AbstractEventLoop) -> Non
             assert "".join(stream) == f"{place}"
 
 
-def test_other_futures_are_what_they_were(loop: asyncio.AbstractEventLoop) -> None:
+def test_other_coroutines_get_the_original_future(loop: asyncio.AbstractEventLoop) -> None:
     async def answer() -> int:
         return 42
 
@@ -305,7 +305,7 @@ def test_other_futures_are_what_they_were(loop: asyncio.AbstractEventLoop) -> No
         asyncio.run_coroutine_threadsafe(fail(), loop).result(PATIENCE_S)
 
 
-def test_nothing_is_kept_of_streams_that_are_over(loop: asyncio.AbstractEventLoop) -> None:
+def test_finished_streams_are_not_kept_in_memory(loop: asyncio.AbstractEventLoop) -> None:
     before = len(concurrent_streaming._cancellers)
     for _ in range(5):
         source = Source()
@@ -317,7 +317,7 @@ def test_nothing_is_kept_of_streams_that_are_over(loop: asyncio.AbstractEventLoo
     assert len(concurrent_streaming._cancellers) == before
 
 
-def test_installing_twice_wraps_once(loop: asyncio.AbstractEventLoop) -> None:
+def test_installing_twice_patches_once(loop: asyncio.AbstractEventLoop) -> None:
     once: Callable[..., Any] = asyncio.run_coroutine_threadsafe
     concurrent_streaming.install(start)
     assert asyncio.run_coroutine_threadsafe is once

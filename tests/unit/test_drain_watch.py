@@ -1,4 +1,4 @@
-"""Being told to stop: by a file, or by a port on which nobody listens any more."""
+"""Graceful drain: triggered by a file, or by a port that is no longer listened on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-def test_who_listens_is_seen(host: str) -> None:
+def test_listening_port_is_detected(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, 0), family=family)
@@ -33,7 +33,7 @@ def test_who_listens_is_seen(host: str) -> None:
     assert not drain_watch.is_listening(port)
 
 
-def test_a_connection_on_the_port_is_no_listener() -> None:
+def test_connection_without_a_listener_does_not_count() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
@@ -41,7 +41,7 @@ def test_a_connection_on_the_port_is_no_listener() -> None:
             assert not drain_watch.is_listening(port)
 
 
-def test_a_listener_that_goes_is_told_once() -> None:
+def test_drain_is_called_once_when_the_listener_closes() -> None:
     told = threading.Semaphore(0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         drain_watch.start(listener.getsockname()[1], None, told.release)
@@ -50,7 +50,7 @@ def test_a_listener_that_goes_is_told_once() -> None:
     assert not told.acquire(timeout=0.1)
 
 
-def test_a_listener_that_is_yet_to_come_is_waited_for() -> None:
+def test_drain_waits_for_a_listener_to_appear() -> None:
     told = threading.Event()
     (port,) = free_ports(1)
     drain_watch.start(port, None, told.set)
@@ -60,7 +60,7 @@ def test_a_listener_that_is_yet_to_come_is_waited_for() -> None:
     assert told.wait(PATIENCE_S)
 
 
-def test_a_file_is_removed_when_everything_has_ended(tmp_path: Path) -> None:
+def test_drain_file_triggers_drain_and_is_removed_after_it(tmp_path: Path) -> None:
     file = tmp_path / "drain"
     told, ended = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""From token ids to text: fitted into the engine's limits, streamed, stopped, counted."""
+"""Text generation from token ids: limits, streaming, stopping, counts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LENGTHS = st.integers(1, 64)
 
 
 @given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from([0, 5, 40]))
-def test_what_is_planned_fits_and_is_only_cut_when_it_must_be(
+def test_plan_fits_the_limits_and_clamps_only_when_needed(
     max_input: int, max_seq: int, prompt: int, max_tokens: int, min_tokens: int, own: int
 ) -> None:
     sampling = SamplingParams(max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens))
@@ -92,7 +92,7 @@ def test_what_is_planned_fits_and_is_only_cut_when_it_must_be(
     assert bool(generation.notes) is (max_tokens > limit - prompt)
 
 
-def test_a_clamped_request_says_so() -> None:
+def test_clamped_max_tokens_is_noted() -> None:
     generation = plan(limits(), 80, SamplingParams(max_tokens=512, seed=3, temperature=0.5))
     assert generation.sampling.max_tokens == 20
     assert (generation.sampling.seed, generation.sampling.temperature) == (3, 0.5)
@@ -102,7 +102,7 @@ def test_a_clamped_request_says_so() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "own"), [(91, 0), (100, 0), (5000, 0), (10, 10), (60, 50)])
-def test_a_prompt_without_room_names_both_numbers(prompt: int, own: int) -> None:
+def test_too_long_prompt_names_length_and_limit(prompt: int, own: int) -> None:
     with pytest.raises(PromptTooLong) as caught:
         plan(limits(), prompt, SamplingParams(max_tokens=1), own)
     limit = min(90, own - 1) if own else 90
@@ -111,7 +111,7 @@ def test_a_prompt_without_room_names_both_numbers(prompt: int, own: int) -> None
     )
 
 
-def test_an_own_limit_beyond_the_engines_changes_nothing() -> None:
+def test_max_sequence_length_above_the_engines_is_ignored() -> None:
     assert plan(limits(), 90, SamplingParams(max_tokens=99), own=10**6).sampling.max_tokens == 10
 
 
@@ -135,7 +135,7 @@ def text_of(
     return chunks, generation, server.requests[0].json
 
 
-def test_text_comes_as_it_is_generated() -> None:
+def test_text_is_streamed_as_it_is_generated() -> None:
     texts = ["the ", "quick ", "größer"]
     seen = [Event() for _ in texts]
     answer = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
@@ -148,7 +148,7 @@ def test_text_comes_as_it_is_generated() -> None:
         assert list(chunks) == []
 
 
-def test_what_became_of_a_generation() -> None:
+def test_generation_has_counts_times_and_finish_reason() -> None:
     chunks, generation, _ = text_of(tokens("the ", "quick ", "größer"))
     assert "".join(chunks) == "the quick größer"
     assert generation.finish_reason == "stop"
@@ -162,14 +162,14 @@ def test_what_became_of_a_generation() -> None:
     )
 
 
-def test_a_character_that_spans_events_comes_whole() -> None:
+def test_character_split_over_events_is_joined() -> None:
     ids = TOKENIZER.encode("\U0001f600")
     assert len(ids) > 1
     chunks, _, _ = text_of([event(output_ids=[token]) for token in ids])
     assert chunks == ["\U0001f600"]
 
 
-def test_the_request_is_the_engines() -> None:
+def test_engine_request_has_all_parameters() -> None:
     settings = load_settings(end_id=11)
     _, _, sent = text_of(
         tokens("a"), settings=settings, seed=0, temperature=0.5, top_k=3, min_tokens=1
@@ -182,7 +182,7 @@ def test_the_request_is_the_engines() -> None:
     assert sent["id"]
 
 
-def test_a_generation_without_tokens() -> None:
+def test_generation_without_tokens_is_empty() -> None:
     chunks, generation, _ = text_of([])
     assert chunks == []
     assert (generation.output_token_count, generation.finish_reason) == (0, "stop")
@@ -190,31 +190,31 @@ def test_a_generation_without_tokens() -> None:
     assert generation.tokens_per_second == 0
 
 
-def test_all_tokens_used_up_is_length() -> None:
+def test_max_tokens_reached_is_finish_reason_length() -> None:
     events = [event(output_ids=TOKENIZER.encode("a")) for _ in range(4)]
     assert text_of(events, max_tokens=4)[1].finish_reason == "length"
     assert text_of(events, max_tokens=5)[1].finish_reason == "stop"
 
 
-def test_a_stop_string_across_events_ends_the_text() -> None:
+def test_stop_string_across_events_ends_the_text() -> None:
     chunks, generation, _ = text_of(tokens("the la", "zy d", "og x"), stops=["lazy dog"])
     assert "".join(chunks) == "the "
     assert generation.finish_reason == "stop"
 
 
-def test_a_partial_stop_string_at_the_end_is_released() -> None:
+def test_partial_stop_string_at_the_end_is_released() -> None:
     chunks, _, _ = text_of(tokens("the la", "zy d"), stops=["lazy dog"])
     assert "".join(chunks) == "the lazy d"
 
 
-def test_a_stop_string_at_the_very_end_is_stop_not_length() -> None:
+def test_stop_string_in_the_last_token_is_finish_reason_stop() -> None:
     count = len(TOKENIZER.encode("the")) + len(TOKENIZER.encode("END"))
     chunks, generation, _ = text_of(tokens("the", "END"), stops=["END"], max_tokens=count)
     assert chunks == ["the"]
     assert generation.finish_reason == "stop"
 
 
-def test_min_tokens_come_out_before_a_stop_string_ends_anything() -> None:
+def test_stop_strings_are_ignored_before_min_tokens() -> None:
     first, second = TOKENIZER.encode("x"), TOKENIZER.encode("STOP")
     chunks, _, _ = text_of(
         tokens("STOP", "x", "STOP", "y"), stops=["STOP"], min_tokens=len(first) + len(second)
@@ -222,7 +222,7 @@ def test_min_tokens_come_out_before_a_stop_string_ends_anything() -> None:
     assert "".join(chunks) == "STOPx"
 
 
-def test_a_stop_string_stops_the_engine() -> None:
+def test_stop_string_stops_the_engine() -> None:
     answer = [*stream(*tokens("a", "END", "b"), end=False), HANG]
     with generating(answer) as (generator, server):
         generation = generator.plan([1], SamplingParams(max_tokens=50), ["END"])
@@ -280,7 +280,7 @@ def test_cancelling_twice_stops_once() -> None:
     assert [bool(request.json.get("stop")) for request in server.requests] == [False, True]
 
 
-def test_cancelling_after_tokens_only_hangs_up() -> None:
+def test_cancelling_after_the_first_token_only_closes_the_connection() -> None:
     with (
         ThreadPoolExecutor() as pool,
         generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
@@ -297,7 +297,7 @@ def test_cancelling_after_tokens_only_hangs_up() -> None:
     assert generation.finish_reason is None
 
 
-def test_what_was_cancelled_first_does_not_run() -> None:
+def test_request_cancelled_before_admission_is_not_sent() -> None:
     with generating(stoppable) as (generator, server):
         generation = generator.plan([1], SamplingParams(max_tokens=50))
         generation.cancel()
@@ -317,7 +317,9 @@ def test_cancelling_after_the_end_does_nothing() -> None:
     assert generation.finish_reason == "stop"
 
 
-def test_a_stop_that_fails_is_told_and_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_stop_is_logged_and_does_not_hide_the_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def answer(request: Request) -> Sequence[Part]:
         return stream(event(error="no such request")) if request.json.get("stop") else [HANG]
 
@@ -332,7 +334,7 @@ def test_a_stop_that_fails_is_told_and_hides_nothing(caplog: pytest.LogCaptureFi
     assert "no such request" in said
 
 
-def test_an_engine_that_fails_is_not_told_to_stop() -> None:
+def test_failed_engine_gets_no_stop_request() -> None:
     with generating([RESET]) as (generator, server):
         generation = generator.plan([1], SamplingParams(max_tokens=50))
         with pytest.raises(TritonUnavailable):
@@ -340,7 +342,7 @@ def test_an_engine_that_fails_is_not_told_to_stop() -> None:
     assert len(server.requests) == 1
 
 
-def test_requests_have_ids_of_their_own() -> None:
+def test_request_ids_are_unique() -> None:
     with ThreadPoolExecutor(20) as pool, generating(stream(*tokens("a"))) as (generator, server):
 
         def one(_: int) -> list[str]:
@@ -350,7 +352,7 @@ def test_requests_have_ids_of_their_own() -> None:
     assert len({request.json["id"] for request in server.requests}) == 20
 
 
-def test_an_error_comes_after_the_text_before_it() -> None:
+def test_error_comes_after_text_generated_before_it() -> None:
     events = [*tokens("a"), event(error="E2105 TritonUnavailable: the engine has gone")]
     with generating(stream(*events)) as (generator, _):
         texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)))
@@ -359,7 +361,7 @@ def test_an_error_comes_after_the_text_before_it() -> None:
             next(texts)
 
 
-def test_the_probe_asks_for_one_real_token() -> None:
+def test_probe_generates_one_token() -> None:
     with generating(stream(*tokens("a"))) as (generator, server):
         generator.probe()
     sent = server.requests[0].json
@@ -368,12 +370,12 @@ def test_the_probe_asks_for_one_real_token() -> None:
     assert len(sent["input_ids"]) == sent["input_lengths"] >= 1
 
 
-def test_a_probe_without_a_token_is_no_proof() -> None:
+def test_probe_without_a_token_fails() -> None:
     with generating(stream()) as (generator, _), pytest.raises(errors.FrameworkError):
         generator.probe()
 
 
-def test_a_request_waits_for_its_turn_and_the_engine_sees_it_then() -> None:
+def test_request_is_sent_only_after_admission() -> None:
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
         generator._admission = Admission(1, 1)
         first, second, third = (generator.plan([1], SamplingParams(max_tokens=50)) for _ in "123")
@@ -394,7 +396,7 @@ def test_a_request_waits_for_its_turn_and_the_engine_sees_it_then() -> None:
         assert first.queue_time == 0
 
 
-def test_an_interrupted_request_ends_with_what_interrupted_it() -> None:
+def test_failed_ticket_ends_the_stream_with_its_error() -> None:
     with (
         ThreadPoolExecutor() as pool,
         generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
@@ -421,7 +423,7 @@ def test_an_interrupted_request_ends_with_what_interrupted_it() -> None:
     ],
     ids=["text", "user error", "engine error", "broken"],
 )
-def test_a_failure_of_the_engine_is_reported(answer: Answer, failures: int) -> None:
+def test_engine_failure_calls_on_failure(answer: Answer, failures: int) -> None:
     failed = []
     with generating(answer) as (generator, _):
         generator._on_failure = lambda: failed.append(1)
@@ -430,7 +432,7 @@ def test_a_failure_of_the_engine_is_reported(answer: Answer, failures: int) -> N
     assert len(failed) == failures
 
 
-def test_a_cancelled_request_is_no_failure_of_the_engine() -> None:
+def test_cancelled_request_does_not_call_on_failure() -> None:
     failed = []
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
         generator._on_failure = lambda: failed.append(1)
@@ -442,7 +444,7 @@ def test_a_cancelled_request_is_no_failure_of_the_engine() -> None:
     assert failed == []
 
 
-def test_min_tokens_end_within_what_is_read_at_once() -> None:
+def test_min_tokens_may_be_reached_within_one_read() -> None:
     ids = TOKENIZER.encode("STOPxSTOPy")
     for first in range(len(ids) + 1):
         text = TextStream(TOKENIZER, ["STOP"], min_tokens=len(TOKENIZER.encode("STOPx")))

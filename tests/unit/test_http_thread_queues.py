@@ -1,4 +1,4 @@
-"""Send buffers of another process's Unix sockets, and no others of its descriptors."""
+"""Send buffers of another process's Unix sockets are enlarged, other descriptors are not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def widened(pid: int) -> int:
         pytest.skip("this system lends no sockets of other processes")
 
 
-def test_unix_sockets_are_widened_and_others_left(other: subprocess.Popen[str]) -> None:
+def test_only_unix_sockets_get_a_larger_send_buffer(other: subprocess.Popen[str]) -> None:
     *before, tcp = buffers(other)
     smallest = widened(other.pid)
     *after, tcp_after = buffers(other)
@@ -62,7 +62,7 @@ def test_unix_sockets_are_widened_and_others_left(other: subprocess.Popen[str]) 
     assert http_thread_queues.attainable_send_buffer() == smallest
 
 
-def test_nothing_stays_open_here(other: subprocess.Popen[str]) -> None:
+def test_no_file_descriptor_is_leaked(other: subprocess.Popen[str]) -> None:
     buffers(other)
     before = open_here()
     widened(other.pid)
@@ -70,14 +70,16 @@ def test_nothing_stays_open_here(other: subprocess.Popen[str]) -> None:
     assert open_here() == before
 
 
-def test_a_process_that_is_gone() -> None:
+def test_missing_process_raises_os_error() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     with pytest.raises(OSError, match="No such"):
         http_thread_queues.enlarge_send_buffers(process.pid)
 
 
-def test_what_a_system_gives_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_send_buffer_is_reported_without_permission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As in a container that may not borrow descriptors."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

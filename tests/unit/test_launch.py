@@ -1,4 +1,4 @@
-"""The command line of Triton, for one rank and for several."""
+"""Launch command of Triton, for one rank and for several."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shm_prefix(words: list[str]) -> str:
     return option.removeprefix("--backend-config=python,shm-region-prefix-name=")
 
 
-def test_one_rank_is_a_tritonserver_alone(repository: Path) -> None:
+def test_one_rank_starts_tritonserver_without_mpirun(repository: Path) -> None:
     command = made(repository, 1, triton_http_port=1, triton_grpc_port=2, triton_metrics_port=3)
     assert command.argv[0] == str(TRITON)
     assert command.stop_signal == signal.SIGTERM
@@ -86,7 +86,7 @@ def test_one_rank_is_a_tritonserver_alone(repository: Path) -> None:
     assert "TRTLLM_ORCHESTRATOR" not in command.environment
 
 
-def test_several_ranks_are_one_mpirun(repository: Path, mpirun: Path) -> None:
+def test_several_ranks_start_under_one_mpirun(repository: Path, mpirun: Path) -> None:
     command = made(repository, 3, mpirun=mpirun, mpirun_args="--mca btl_tcp_if_include 'eth 0'")
     options, *servers = ranks(command)
     assert options[0] == str(mpirun)
@@ -111,7 +111,7 @@ def test_several_ranks_are_one_mpirun(repository: Path, mpirun: Path) -> None:
         assert not [word for word in words if "-port=" in word]
 
 
-def test_ranks_on_other_machines(repository: Path, mpirun: Path) -> None:
+def test_mpi_hosts_get_equal_ranks_and_environment(repository: Path, mpirun: Path) -> None:
     command = made(repository, 4, mpirun=mpirun, mpi_hosts="a, b")
     options, *servers = ranks(command)
     assert "--noprefix" not in options
@@ -124,7 +124,7 @@ def test_ranks_on_other_machines(repository: Path, mpirun: Path) -> None:
     assert "secret" not in str(command.argv)
 
 
-def test_one_rank_of_many_is_started_alone(repository: Path) -> None:
+def test_cog_triton_rank_starts_that_rank_only(repository: Path) -> None:
     command = made(repository, 2, cog_triton_rank=1)
     assert command.argv[0] == str(TRITON)
     assert "--allow-http=false" in command.argv
@@ -133,7 +133,7 @@ def test_one_rank_of_many_is_started_alone(repository: Path) -> None:
         made(repository, 2, cog_triton_rank=2)
 
 
-def test_an_orchestrator(repository: Path, mpirun: Path) -> None:
+def test_orchestrator_spawns_its_own_ranks(repository: Path, mpirun: Path) -> None:
     command = made(repository, 1, mpirun=mpirun, trtllm_orchestrator=True)
     _, *servers = ranks(command)
     assert len(servers) == 1
@@ -142,7 +142,7 @@ def test_an_orchestrator(repository: Path, mpirun: Path) -> None:
     assert command.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "1"
 
 
-def test_an_orchestrator_whose_ranks_are_started(repository: Path, mpirun: Path) -> None:
+def test_orchestrator_with_ranks_started_beforehand(repository: Path, mpirun: Path) -> None:
     command = made(
         repository,
         3,
@@ -162,7 +162,7 @@ def with_nodes(repository: Path, value: str) -> None:
     )
 
 
-def test_num_nodes_wants_hosts(repository: Path, mpirun: Path) -> None:
+def test_num_nodes_without_mpi_hosts_is_rejected(repository: Path, mpirun: Path) -> None:
     with_nodes(repository, "2")
     with pytest.raises(InvalidArgument, match="num_nodes=2: name the machines in MPI_HOSTS"):
         made(repository, 4, mpirun=mpirun)
@@ -172,7 +172,7 @@ def test_num_nodes_wants_hosts(repository: Path, mpirun: Path) -> None:
     assert made(repository, 4, cog_triton_rank=3).argv[0] == str(TRITON)
 
 
-def test_num_nodes_that_a_template_left_open_is_one(repository: Path, mpirun: Path) -> None:
+def test_unfilled_num_nodes_means_one_node(repository: Path, mpirun: Path) -> None:
     with_nodes(repository, "${num_nodes}")
     assert "--host" not in made(repository, 2, mpirun=mpirun).argv
 
@@ -184,14 +184,14 @@ def test_num_nodes_that_a_template_left_open_is_one(repository: Path, mpirun: Pa
         ({"mpi_hosts": "a,b", "trtllm_orchestrator": True}, "an orchestrator spawns on one"),
     ],
 )
-def test_hosts_that_cannot_be(
+def test_inconsistent_mpi_hosts_are_rejected(
     repository: Path, mpirun: Path, settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=says):
         made(repository, 2, mpirun=mpirun, **settings)
 
 
-def test_without_mpirun(repository: Path, tmp_path: Path) -> None:
+def test_missing_mpirun_fails_with_advice(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(TritonStartFailed, match="there is no mpirun: install Open MPI"):
         made(repository, 2)
     with pytest.raises(TritonStartFailed, match=r"MPIRUN='.*none' is no program"):
@@ -219,7 +219,9 @@ def test_without_mpirun(repository: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_world_size(settings: dict[str, Any], engine: int | None, count: int) -> None:
+def test_world_size_from_settings_and_engine(
+    settings: dict[str, Any], engine: int | None, count: int
+) -> None:
     assert launch.world_size(load_settings(**settings), engine) == count
 
 
@@ -236,7 +238,7 @@ def test_the_world_size(settings: dict[str, Any], engine: int | None, count: int
         ),
     ],
 )
-def test_a_world_size_that_cannot_be(
+def test_inconsistent_world_size_is_rejected(
     settings: dict[str, Any], engine: int | None, says: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=says):

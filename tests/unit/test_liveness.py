@@ -1,4 +1,4 @@
-"""Death and standstill of Triton's processes, on real ones."""
+"""Liveness of Triton's processes: death and SIGSTOP of real processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def trouble_after(small: SmallTriton, word: str, number: int) -> str:
         ("601", signal.SIGSTOP, "a process of Triton (process"),
     ],
 )
-def test_what_died_or_was_stopped_is_named(
+def test_dead_or_stopped_process_is_named(
     triton: SmallTriton, word: str, number: int, said: str
 ) -> None:
     told = trouble_after(triton, word, number)
@@ -80,7 +80,7 @@ def test_what_died_or_was_stopped_is_named(
     assert told.endswith("has died" if number == signal.SIGKILL else "was stopped")
 
 
-def test_the_death_of_another_process_is_no_trouble(triton: SmallTriton) -> None:
+def test_death_of_other_processes_is_ignored(triton: SmallTriton) -> None:
     async def main() -> None:
         await ready(triton)
         with ProcessLiveness(triton.server.root_pid) as liveness:
@@ -92,7 +92,7 @@ def test_the_death_of_another_process_is_no_trouble(triton: SmallTriton) -> None
     asyncio.run(main())
 
 
-def test_what_has_died_before_anyone_looked_is_told(triton: SmallTriton) -> None:
+def test_process_that_died_before_the_watch_is_reported(triton: SmallTriton) -> None:
     async def main() -> str:
         await ready(triton)
         with ProcessLiveness(triton.server.root_pid) as liveness:
@@ -102,7 +102,7 @@ def test_what_has_died_before_anyone_looked_is_told(triton: SmallTriton) -> None
     assert "tritonserver" in asyncio.run(main())
 
 
-def test_no_descriptor_is_left(triton: SmallTriton) -> None:
+def test_no_file_descriptor_is_leaked(triton: SmallTriton) -> None:
     async def main() -> None:
         await ready(triton)
         before = len(list(Path("/proc/self/fd").iterdir()))

@@ -1,4 +1,4 @@
-"""What is counted of a generation once it has ended."""
+"""Prometheus metrics of finished generations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(metrics: Metrics) -> dict[str, float]:
     return {name.removeprefix("cog_triton_"): float(value) for name, value in pairs}
 
 
-def test_a_generation_that_succeeded() -> None:
+def test_successful_generation_is_counted() -> None:
     metrics = Metrics()
     metrics.ended(generation(), None)
     values = read(metrics)
@@ -55,7 +55,7 @@ def test_a_generation_that_succeeded() -> None:
     assert not any(name.startswith("errors_total{") for name in values)
 
 
-def test_one_that_never_had_its_turn() -> None:
+def test_generation_that_was_never_admitted_has_no_queue_time() -> None:
     metrics = Metrics()
     made = generation(time_to_first_token=None, arrivals=[], output_token_count=0)
     made.ticket.queue_time = None
@@ -67,7 +67,7 @@ def test_one_that_never_had_its_turn() -> None:
     assert values["queue_time_seconds_count"] == 0
 
 
-def test_errors_nobody_foresaw_and_refusals_have_codes() -> None:
+def test_unexpected_errors_and_rejections_are_counted_by_code() -> None:
     metrics = Metrics()
     metrics.ended(generation(), KeyError("x"))
     metrics.refused("chat", PromptTooLong("long"))
@@ -77,7 +77,7 @@ def test_errors_nobody_foresaw_and_refusals_have_codes() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "left"])
-def test_a_client_that_leaves_is_no_error(how: str) -> None:
+def test_disconnect_counts_as_cancelled_not_as_error(how: str) -> None:
     metrics = Metrics()
     made = generation()
     if how == "cancelled":
@@ -89,7 +89,7 @@ def test_a_client_that_leaves_is_no_error(how: str) -> None:
     assert not any(name.startswith("errors_total{") for name in values)
 
 
-def test_values_that_are_asked_for_when_read() -> None:
+def test_callback_gauges_are_read_on_export() -> None:
     metrics = Metrics()
     state = {"running": 3.0, "restarts": 0.0}
     metrics.register_gauge("requests_running", "Running", lambda: state["running"])
@@ -99,14 +99,14 @@ def test_values_that_are_asked_for_when_read() -> None:
     assert (values["requests_running"], values["engine_restarts_total"]) == (3, 2)
 
 
-def test_process_metrics_are_there() -> None:
+def test_process_metrics_are_exported() -> None:
     text = Metrics().text().decode()
     assert "process_resident_memory_bytes" in text
     assert "process_open_fds" in text
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9))))
-def test_gaps_add_up_to_the_time_from_first_to_last(steps: list[tuple[float, int]]) -> None:
+def test_inter_token_latencies_add_up_to_the_total_time(steps: list[tuple[float, int]]) -> None:
     now, arrivals = 0.0, []
     for pause, count in steps:
         now += pause
@@ -118,7 +118,7 @@ def test_gaps_add_up_to_the_time_from_first_to_last(steps: list[tuple[float, int
 
 
 @given(st.lists(st.floats(-1, 6)))
-def test_the_distribution_is_a_histogram_of_the_library(values: list[float]) -> None:
+def test_batch_histogram_equals_prometheus_client_histogram(values: list[float]) -> None:
     buckets = (0.5, 1.0, 2.5)
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     expected = Histogram("x", "Help", buckets=buckets, registry=theirs)
@@ -135,7 +135,7 @@ def test_the_distribution_is_a_histogram_of_the_library(values: list[float]) -> 
     assert text(ours) == text(theirs)
 
 
-def test_many_threads_lose_no_value() -> None:
+def test_concurrent_observations_are_all_counted() -> None:
     found = BatchHistogram("x", "Help", (1.0,))
     with ThreadPoolExecutor(8) as pool:
         for _ in range(400):

@@ -1,4 +1,4 @@
-"""What the mock's predictor adds to the runner's: inputs, and how text is put together."""
+"""Predictor of the mock: its inputs, and text buffered by tokens."""
 
 from __future__ import annotations
 

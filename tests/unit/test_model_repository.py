@@ -1,4 +1,4 @@
-"""The run directory is a model repository that parses, with the arguments in it."""
+"""Model repository: rendered configs parse and contain the arguments."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ def test_models_of_the_python_backend_have_their_code(tmp_path: Path) -> None:
             compile(code.read_text("utf-8"), str(code), "exec")
 
 
-def test_text_models_read_the_engines_tokenizer(tmp_path: Path) -> None:
+def test_text_models_use_the_engines_tokenizer(tmp_path: Path) -> None:
     configs = render(tmp_path)
     for model in TEXT_MODELS:
         assert configs[model].parameters["tokenizer_dir"].string_value == str(tmp_path / "engine")
 
 
-def test_the_source_is_not_touched(tmp_path: Path) -> None:
+def test_source_repository_is_unchanged(tmp_path: Path) -> None:
     source = model_repository.triton_model_repo()
     before = {path: path.read_bytes() for path in source.rglob("*.pbtxt")}
     render(tmp_path, {"preprocessing": {"triton_max_batch_size": 3}})
     assert {path: path.read_bytes() for path in source.rglob("*.pbtxt")} == before
 
 
-def test_rendering_again_leaves_nothing_of_before(tmp_path: Path) -> None:
+def test_rendering_again_removes_old_files(tmp_path: Path) -> None:
     render(tmp_path)
     (tmp_path / "repo" / "stale").mkdir()
     render(tmp_path)
 
 
 @pytest.mark.parametrize("model", [*TEXT_MODELS, "ensemble"])
-def test_a_batch_size_of_its_own(model: str, tmp_path: Path) -> None:
+def test_a_text_model_may_set_its_own_batch_size(model: str, tmp_path: Path) -> None:
     configs = render(tmp_path, {model: {"triton_max_batch_size": 3}})
     assert {name: config.max_batch_size for name, config in configs.items()} == {
         **dict.fromkeys(MODELS, 16),
@@ -86,19 +86,19 @@ def test_a_batch_size_of_its_own(model: str, tmp_path: Path) -> None:
     }
 
 
-def test_the_engines_batch_size_is_everyones(tmp_path: Path) -> None:
+def test_engine_batch_size_is_the_default_of_all_models(tmp_path: Path) -> None:
     configs = render(tmp_path, {"tensorrt_llm": {"triton_max_batch_size": 4}})
     assert {config.max_batch_size for config in configs.values()} == {4}
 
 
 @pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm_bls"])
-def test_instance_counts(model: str, tmp_path: Path) -> None:
+def test_instance_counts_are_set_per_model(model: str, tmp_path: Path) -> None:
     configs = render(tmp_path, {model: {INSTANCE_COUNTS[model]: 2}})
     assert [group.count for group in configs[model].instance_group] == [2]
 
 
 @pytest.mark.parametrize("count", [1, 2, 64])
-def test_postprocessing_has_one_instance(
+def test_postprocessing_is_limited_to_one_instance(
     count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With more, Triton reorders the tokens of a stream; the seed's configs ask for 64."""
@@ -110,14 +110,14 @@ def test_postprocessing_has_one_instance(
 
 
 @pytest.mark.parametrize("value", [0, -1, "4", 1.5, True, None])
-def test_counts_are_positive_whole_numbers(value: Any, tmp_path: Path) -> None:
+def test_instance_counts_must_be_positive_integers(value: Any, tmp_path: Path) -> None:
     refusal(tmp_path, "preprocessing", "triton_max_batch_size", value)
     refusal(tmp_path, "postprocessing", "postprocessing_instance_count", value)
     refusal(tmp_path, "tensorrt_llm_bls", "bls_instance_count", value)
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
-def test_parameters_are_set(model: str, tmp_path: Path) -> None:
+def test_parameters_are_written_to_the_config(model: str, tmp_path: Path) -> None:
     name = "skip_special_tokens" if model == "postprocessing" else "add_special_tokens"
     config = render(tmp_path, {model: {name: False, "tokenizer_dir": "/tokenizer"}})[model]
     assert config.parameters[name].string_value.lower() == "false"
@@ -125,7 +125,7 @@ def test_parameters_are_set(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}])
-def test_a_parameter_is_a_scalar(value: Any, tmp_path: Path) -> None:
+def test_parameter_must_be_a_scalar(value: Any, tmp_path: Path) -> None:
     refusal(tmp_path, "preprocessing", "tokenizer_dir", value)
 
 
@@ -146,11 +146,11 @@ def test_unknown_arguments_are_refused(model: str, tmp_path: Path) -> None:
         ("tensorrt_llm_bls", "accumulate_token", "accumulate_tokens"),
     ],
 )
-def test_misspelt_arguments_are_refused_with_the_nearest(
+def test_misspelt_arguments_are_refused_with_the_nearest_name(
     model: str, name: str, meant: str, tmp_path: Path
 ) -> None:
     assert f"did you mean {meant!r}" in refusal(tmp_path, model, name, 1)
 
 
-def test_one_models_count_is_not_anothers(tmp_path: Path) -> None:
+def test_instance_count_of_another_model_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path, "ensemble", "bls_instance_count", 1)

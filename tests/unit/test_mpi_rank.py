@@ -1,4 +1,4 @@
-"""A rank under mpirun: what its end means, and how it is asked for."""
+"""MPI rank wrapper: exit codes and signals of one rank under mpirun."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def until(path: Path) -> str:
     ("script", "code", "told"),
     [("exit 0", 1, 0), ("exit 3", 3, 3), ("kill -9 $$", 137, 137), ("kill -15 $$", 143, 143)],
 )
-def test_an_end_unasked_is_a_failure(
+def test_unrequested_exit_is_a_failure(
     start: Callable[..., subprocess.Popen[bytes]], script: str, code: int, told: int
 ) -> None:
     process = start(script, 1)
@@ -61,7 +61,7 @@ def test_an_end_unasked_is_a_failure(
     assert said.decode() == f"rank 1: tritonserver exited with code {told}\n"
 
 
-def test_rank_0_is_asked_to_end(
+def test_sigusr1_stops_rank_0_gracefully(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = start("trap 'exit 7' TERM; echo up > up; while :; do sleep 0.05; done")
@@ -70,7 +70,7 @@ def test_rank_0_is_asked_to_end(
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_other_ranks_wait_for_their_leader(
+def test_other_ranks_wait_for_rank_0(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     body = "trap 'touch told' TERM; echo up > up; while [ ! -e leader ]; do sleep 0.05; done"
@@ -84,7 +84,7 @@ def test_other_ranks_wait_for_their_leader(
     assert not (tmp_path / "told").exists()
 
 
-def test_a_request_to_end_is_not_lost_before_the_start(
+def test_signal_before_the_start_is_not_lost(
     start: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     """From the first moment on: until our handler is there, the signal itself ends the rank."""
@@ -95,7 +95,7 @@ def test_a_request_to_end_is_not_lost_before_the_start(
         assert process.wait(PATIENCE_S) in (0, -signal.SIGUSR1)
 
 
-def test_another_rank_does_not_wait_for_ever(
+def test_other_ranks_stop_after_the_leader_timeout(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = start("echo up > up; while :; do sleep 0.05; done", 1)
@@ -104,7 +104,7 @@ def test_another_rank_does_not_wait_for_ever(
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_sigterm_is_passed_on(
+def test_sigterm_is_forwarded(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = start("echo up > up; exec sleep 600", 1)
@@ -113,7 +113,7 @@ def test_sigterm_is_passed_on(
     assert process.wait(PATIENCE_S) == 143
 
 
-def test_a_rank_that_is_killed_takes_its_server_along(
+def test_killed_rank_kills_its_tritonserver(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = start("echo $$ > pid; exec sleep 600")

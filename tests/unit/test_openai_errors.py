@@ -1,4 +1,4 @@
-"""OpenAI's own client against our HTTP server: what is refused, and what goes wrong."""
+"""OpenAI API errors, seen by OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("text", "status", "kind"), FAILURES)
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_error_before_the_first_token_has_its_status(
+def test_error_before_the_first_token_sets_the_status(
     text: str, status: int, kind: str, streamed: bool
 ) -> None:
     body = {"model": "small", "messages": USER, "stream": streamed}
@@ -50,7 +50,7 @@ def test_an_error_before_the_first_token_has_its_status(
     assert f'cog_triton_errors_total{{code="{code}"}} 1.0' in served.metrics.text().decode()
 
 
-def test_an_error_in_the_middle_is_an_event_and_the_end() -> None:
+def test_error_after_tokens_is_the_last_event() -> None:
     parts = [*tokens("the "), event(error="E2107 Overloaded: the KV cache is exhausted")]
     with api(stream(*parts)) as served:
         body = {"model": "small", "messages": USER, "stream": True}
@@ -64,7 +64,7 @@ def test_an_error_in_the_middle_is_an_event_and_the_end() -> None:
     assert caught.value.code == "E2107"
 
 
-def test_a_triton_that_breaks_in_the_middle_is_told() -> None:
+def test_broken_triton_connection_is_an_error_event() -> None:
     with api(stream(*tokens("the "), RESET)) as served:
         chunks = served.client().chat.completions.create(model="small", messages=USER, stream=True)
         with pytest.raises(openai.APIError, match="E2105"):
@@ -73,7 +73,7 @@ def test_a_triton_that_breaks_in_the_middle_is_told() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("first", [[], tokens("the ")])
-def test_a_client_that_leaves_stops_the_engine(streamed: bool, first: list[bytes]) -> None:
+def test_disconnect_stops_the_engine(streamed: bool, first: list[bytes]) -> None:
     def answer(request: Any) -> list[Any]:
         return stream() if "stop" in request.json else stream(*first, HANG)
 
@@ -94,7 +94,7 @@ def test_a_client_that_leaves_stops_the_engine(streamed: bool, first: list[bytes
     assert "cog_triton_requests_cancelled_total 1.0" in served.metrics.text().decode()
 
 
-def test_more_than_the_queue_holds_is_429_at_once_though_it_streams() -> None:
+def test_full_queue_is_429_even_for_streams() -> None:
     with api(stream(*tokens("the "), HANG), slots=1, queue=0) as served:
         client = served.client()
         running = client.chat.completions.create(model="small", messages=USER, stream=True)
@@ -105,7 +105,7 @@ def test_more_than_the_queue_holds_is_429_at_once_though_it_streams() -> None:
         running.close()
 
 
-def test_the_head_comes_while_a_request_waits_long_for_its_turn() -> None:
+def test_headers_are_sent_while_a_request_is_queued() -> None:
     with api(stream(HANG), slots=1) as served:
         body = {"model": "small", "messages": USER, "stream": True}
         with httpx.stream(
@@ -115,10 +115,10 @@ def test_the_head_comes_while_a_request_waits_long_for_its_turn() -> None:
             assert "assistant" in next(answer.iter_lines())
 
 
-def test_health_and_readiness() -> None:
+def test_health_reports_readiness() -> None:
     with api(THREE) as served:
         assert httpx.get(f"{served.url}/health").json() == {"status": "ready"}
-        served.trouble = TritonUnavailable("being restarted")
+        served.failure = TritonUnavailable("being restarted")
         answer = httpx.get(f"{served.url}/health")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "E2105"
@@ -136,7 +136,7 @@ def test_health_and_readiness() -> None:
         ({"Authorization": "Bearer secret"}, True),
     ],
 )
-def test_the_api_key(headers: dict[str, Any], allowed: bool) -> None:
+def test_api_key_is_required(headers: dict[str, Any], allowed: bool) -> None:
     with api(THREE, openai_api_key="secret") as served:
         raw = [
             (name.encode(), v if isinstance(v, bytes) else v.encode())
@@ -152,14 +152,14 @@ def test_the_api_key(headers: dict[str, Any], allowed: bool) -> None:
         assert httpx.get(f"{served.url}/health").status_code == 200
 
 
-def test_the_client_knows_a_wrong_key() -> None:
+def test_openai_client_raises_authentication_error() -> None:
     with api(THREE, openai_api_key="secret") as served:
         with pytest.raises(openai.AuthenticationError):
             served.client().models.list()
         assert served.client(api_key="secret").models.list().data
 
 
-def test_a_body_that_is_too_long_is_413_told_or_not() -> None:
+def test_too_large_body_is_413_with_or_without_content_length() -> None:
     with api(THREE, max_request_bytes=1000) as served:
         long = {"model": "small", "prompt": "x" * 2000}
         told = served.post("/v1/completions", long)
@@ -200,7 +200,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
         (b"{}", {}, 415),
     ],
 )
-def test_garbage_is_refused_with_a_code(
+def test_malformed_bodies_are_refused_with_a_code(
     content: bytes, headers: dict[str, str], status: int
 ) -> None:
     with api(THREE) as served:
@@ -222,7 +222,7 @@ def test_garbage_is_refused_with_a_code(
         ("GET", "/v1/models/%00%ff", 404),
     ],
 )
-def test_paths_and_methods_that_are_not_there(method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_are_refused(method: str, path: str, status: int) -> None:
     with api(THREE) as served:
         answer = httpx.request(method, f"{served.url}{path}")
     assert answer.status_code == status
@@ -241,7 +241,7 @@ def test_paths_and_methods_that_are_not_there(method: str, path: str, status: in
         },
     ],
 )
-def test_guided_decoding_is_refused_where_there_is_none(extra: dict[str, Any]) -> None:
+def test_guided_decoding_is_refused_without_engine_support(extra: dict[str, Any]) -> None:
     with api(THREE) as served, pytest.raises(openai.BadRequestError, match="guided decoding") as e:
         served.client().chat.completions.create(model="small", messages=USER, **extra)
     assert e.value.param == "response_format"
@@ -257,7 +257,7 @@ def test_guided_decoding_is_refused_where_there_is_none(extra: dict[str, Any]) -
         ),
     ],
 )
-def test_guides_reach_the_engine_that_follows_them(form: dict[str, Any], guide: Any) -> None:
+def test_guide_is_passed_to_an_engine_with_support(form: dict[str, Any], guide: Any) -> None:
     with api(THREE, guides=True) as served:
         body = {"model": "small", "messages": USER, "response_format": form}
         assert served.post("/v1/chat/completions", body).status_code == 200
@@ -266,7 +266,7 @@ def test_guides_reach_the_engine_that_follows_them(form: dict[str, Any], guide: 
     assert json.loads(sent["guided_decoding_guide"]) == guide
 
 
-def test_a_schema_that_could_harm_the_engine_never_reaches_it() -> None:
+def test_harmful_schema_is_refused_before_the_engine() -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "("}}}
     with api(THREE, guides=True) as served:
         body = {"model": "small", "messages": USER, "response_format": schema}
@@ -277,7 +277,7 @@ def test_a_schema_that_could_harm_the_engine_never_reaches_it() -> None:
     assert answer.json()["error"]["param"] == "response_format"
 
 
-def test_a_prompt_that_is_too_long_has_openais_word_and_our_code() -> None:
+def test_too_long_prompt_has_openais_code_and_ours() -> None:
     with api(THREE) as served, pytest.raises(openai.BadRequestError) as caught:
         served.client().completions.create(model="small", prompt=[1] * 901)
     assert caught.value.code == "E1002"
@@ -285,14 +285,14 @@ def test_a_prompt_that_is_too_long_has_openais_word_and_our_code() -> None:
     assert "901" in str(caught.value)
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(errors.InvalidArgument, match=f"OPENAI_PORT={port}: cannot listen"):
             bind("OPENAI_PORT", "127.0.0.1", port)
 
 
-def test_the_document_names_what_is_served() -> None:
+def test_openapi_schema_lists_the_routes() -> None:
     document = openapi()
     assert set(document["paths"]) == {
         "/v1/models",

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI API: what is taken, and what is refused by name."""
+"""OpenAI API request bodies: accepted and refused fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 TEXT: dict[str, Any] = {"model": "m", "prompt": "Hi"}
 
 
-def test_the_defaults_are_openais() -> None:
+def test_defaults_are_openais() -> None:
     request = parse(ChatRequest, CHAT)
     sampling = request.sampling()
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
@@ -29,7 +29,7 @@ def test_the_defaults_are_openais() -> None:
     assert len({parse(ChatRequest, CHAT).sampling().seed for _ in range(8)}) > 1
 
 
-def test_what_is_said_is_taken() -> None:
+def test_given_fields_are_used() -> None:
     request = parse(
         ChatRequest,
         {
@@ -86,7 +86,7 @@ def test_what_is_said_is_taken() -> None:
         {"temperature": None, "top_p": None, "max_tokens": None, "stop": None, "seed": None},
     ],
 )
-def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
+def test_unsupported_fields_with_neutral_values_are_accepted(neutral: dict[str, Any]) -> None:
     parse(ChatRequest, {**CHAT, **neutral})
 
 
@@ -150,9 +150,7 @@ def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
         ({"prompt": "Hi"}, ["prompt: unknown field"]),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
-    extra: dict[str, Any], words: list[str]
-) -> None:
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], words: list[str]) -> None:
     def taken() -> None:
         request = parse(ChatRequest, {**CHAT, **extra})
         request.sampling()
@@ -164,13 +162,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(
         assert word in str(caught.value)
 
 
-def test_long_values_are_shortened() -> None:
+def test_long_values_are_shortened_in_errors() -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse(ChatRequest, {**CHAT, "temperature": "x" * 9000})
     assert len(str(caught.value)) < 300
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_fields_are_named() -> None:
     with pytest.raises(BadMessages, match="messages: missing"):
         parse(ChatRequest, {"model": "m"})
     with pytest.raises(InvalidArgument, match="model: missing"):
@@ -195,7 +193,7 @@ def test_the_body_must_be_an_object(body: Any) -> None:
         ([[1, 2]], [1, 2]),
     ],
 )
-def test_one_prompt_may_be_written_in_four_ways(prompt: Any, expected: Any) -> None:
+def test_one_prompt_may_be_text_or_ids_in_a_list_or_not(prompt: Any, expected: Any) -> None:
     assert parse(CompletionRequest, {**TEXT, "prompt": prompt}).one_prompt() == expected
 
 
@@ -216,12 +214,12 @@ def test_one_prompt_may_be_written_in_four_ways(prompt: Any, expected: Any) -> N
         {"max_completion_tokens": 1},
     ],
 )
-def test_completions_refuse_what_they_cannot_do(extra: dict[str, Any]) -> None:
+def test_unsupported_completions_are_refused(extra: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(extra))):
         parse(CompletionRequest, {**TEXT, **extra}).one_prompt()
 
 
-def test_logprobs_of_the_chosen_tokens() -> None:
+def test_logprobs_are_limited_to_the_sampled_tokens() -> None:
     assert parse(CompletionRequest, {**TEXT, "logprobs": 0}).log_probs
     assert not parse(CompletionRequest, TEXT).log_probs
 
@@ -237,7 +235,7 @@ FIELDS = st.sampled_from(
 
 
 @given(st.dictionaries(FIELDS | st.text(max_size=5), JSON, max_size=5))
-def test_whatever_comes_is_taken_or_refused_with_a_code(extra: dict[str, Any]) -> None:
+def test_any_json_is_parsed_or_refused_with_a_code(extra: dict[str, Any]) -> None:
     for kind, body in ((ChatRequest, CHAT), (CompletionRequest, TEXT)):
         try:
             request = parse(kind, {**body, **extra})

@@ -1,4 +1,4 @@
-"""OpenAI's own client against our HTTP server: what is answered."""
+"""OpenAI API responses, seen by OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_chat_is_rendered_generated_and_counted() -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_tells_each_piece_as_it_is_made() -> None:
+def test_stream_sends_each_chunk_as_it_is_generated() -> None:
     texts = ["the ", "quick ", "fox"]
     seen = [Event() for _ in texts]
     parts = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
@@ -62,7 +62,7 @@ def test_a_stream_tells_each_piece_as_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-def test_every_piece_tells_the_tokens_so_far_if_asked_to(path: str) -> None:
+def test_continuous_usage_stats_are_in_every_chunk(path: str) -> None:
     texts = ["the ", "quick ", "fox"]
     seen = [Event() for _ in texts]
     parts = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
@@ -92,7 +92,7 @@ def test_every_piece_tells_the_tokens_so_far_if_asked_to(path: str) -> None:
     assert len({usage["prompt_tokens"] for usage in usages}) == 1
 
 
-def test_the_stream_on_the_wire() -> None:
+def test_stream_is_server_sent_events() -> None:
     body = {"model": "small", "messages": USER, "stream": True}
     with api(THREE) as served:
         answer = served.post("/v1/chat/completions", body)
@@ -108,7 +108,7 @@ def test_the_stream_on_the_wire() -> None:
     assert said == "the quick größer"
 
 
-def test_completions_whole_and_streamed() -> None:
+def test_completions_complete_and_streamed() -> None:
     with api(THREE) as served:
         client = served.client()
         whole = client.completions.create(model="small", prompt="the quick", max_tokens=90)
@@ -123,7 +123,7 @@ def test_completions_whole_and_streamed() -> None:
     assert sent[1]["request_output_len"] == 998
 
 
-def test_a_stop_string_ends_the_answer_before_it() -> None:
+def test_stop_string_ends_the_text_before_it() -> None:
     with api(THREE) as served:
         answer = served.client().chat.completions.create(
             model="small", messages=USER, stop=["zzz", "ick g"]
@@ -132,7 +132,7 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_the_servers_own_stops_and_system_prompt_hold_unless_said_otherwise() -> None:
+def test_default_stops_and_system_prompt_apply_unless_given() -> None:
     with api(THREE, stop_sequences="quick", system_prompt="Rhyme.") as served:
         chat = served.client().chat.completions
         assert chat.create(model="small", messages=USER).choices[0].message.content == "the "
@@ -142,7 +142,7 @@ def test_the_servers_own_stops_and_system_prompt_hold_unless_said_otherwise() ->
     assert "Rhyme." in TOKENIZER.tokenizer.decode(ids)
 
 
-def test_length_ends_with_length() -> None:
+def test_max_tokens_is_finish_reason_length() -> None:
     count = len(TOKENIZER.encode("the "))
     with api(stream(*tokens("the "))) as served:
         answer = served.client().completions.create(model="small", prompt="a", max_tokens=count)
@@ -150,7 +150,7 @@ def test_length_ends_with_length() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_log_probabilities_of_the_chosen_tokens(streamed: bool) -> None:
+def test_chat_log_probabilities_of_sampled_tokens(streamed: bool) -> None:
     ids = TOKENIZER.encode("größer")
     parts = [event(output_ids=token, output_log_probs=-0.5 * n) for n, token in enumerate(ids)]
     with api(stream(*parts)) as served:
@@ -172,7 +172,7 @@ def test_log_probabilities_of_the_chosen_tokens(streamed: bool) -> None:
     assert all(item.top_logprobs == [] for item in content)
 
 
-def test_log_probabilities_of_a_completion() -> None:
+def test_completion_log_probabilities_and_offsets() -> None:
     ids = TOKENIZER.encode("the fox")
     whole = stream(event(output_ids=ids, output_log_probs=[-1.0] * len(ids)))
     with api(whole) as served:
@@ -188,7 +188,7 @@ def test_log_probabilities_of_a_completion() -> None:
     ] == [True] * len(ids)
 
 
-def test_an_engine_that_gives_no_log_probabilities_is_told_so() -> None:
+def test_missing_log_probabilities_are_an_error() -> None:
     with api(THREE) as served, pytest.raises(openai.InternalServerError, match="E2104"):
         served.client().chat.completions.create(model="small", messages=USER, logprobs=True)
 
@@ -205,7 +205,7 @@ def test_ignore_eos_and_other_extras_reach_the_engine() -> None:
     assert (sent["repetition_penalty"], sent["min_tokens"]) == (1.5, 2)
 
 
-def test_models() -> None:
+def test_models_are_listed() -> None:
     with api(THREE) as served:
         (model,) = served.client().models.list().data
         assert (model.id, model.object, model.owned_by) == ("small", "model", "cog-triton")

@@ -41,7 +41,7 @@ class Whole(BaseRunner):
         return text
 
 
-def test_the_inputs_are_those_of_the_signature() -> None:
+def test_inputs_follow_the_signature() -> None:
     schema = schema_for(Streaming)["components"]["schemas"]["Input"]
     assert schema["type"] == "object"
     assert schema["required"] == ["prompt", "scores"]
@@ -96,7 +96,7 @@ def test_the_inputs_are_those_of_the_signature() -> None:
         (Whole, {"type": "string"}, False),
     ],
 )
-def test_the_output_says_whether_it_streams(
+def test_output_says_whether_it_streams(
     predictor: type, output: dict[str, object], streaming: bool
 ) -> None:
     schema = schema_for(predictor)
@@ -107,11 +107,11 @@ def test_the_output_says_whether_it_streams(
     assert put.get("x-cog-streaming", False) is streaming
 
 
-def test_no_inputs_need_no_required() -> None:
+def test_no_required_key_without_required_inputs() -> None:
     assert "required" not in schema_for(Lines)["components"]["schemas"]["Input"]
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_resolves() -> None:
     schema = schema_for(Streaming)
 
     def references(value: object) -> Iterator[str]:
@@ -138,7 +138,7 @@ def test_a_signature_cog_cannot_serve_is_refused() -> None:
 
 
 @pytest.mark.parametrize("reference", ["", "Streaming", "nothing.py:A", ":A", "x.txt:A", "a.py:"])
-def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
+def test_predictor_reference_to_a_missing_file_is_refused(reference: str) -> None:
     with pytest.raises(InvalidArgument, match=r"E1005 .*predictor="):
         load(reference)
 
@@ -163,7 +163,7 @@ def generate(directory: Path) -> str:
     ).stdout.decode()
 
 
-def test_the_command_writes_the_file(tmp_path: Path) -> None:
+def test_command_prints_the_schema(tmp_path: Path) -> None:
     (tmp_path / "predict.py").write_text(
         "from __future__ import annotations\n"
         "from cog import BaseRunner, ConcatenateIterator\n"
@@ -183,9 +183,9 @@ PROJECTS = [file.parent for file in sorted(ROOT.glob("*/predict.py"))]
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
-def test_the_file_in_the_repository_is_current(project: Path) -> None:
+def test_schema_in_the_repository_is_current(project: Path) -> None:
     assert (project / ".cog" / "openapi_schema.json").read_text() == generate(project)
 
 
-def test_there_are_three_projects() -> None:
+def test_there_are_three_cog_projects() -> None:
     assert {ROOT / "builder", ROOT / "runner", ROOT / "mock_cog_triton"} <= set(PROJECTS)

@@ -1,4 +1,4 @@
-"""The request log: a line for each request, in two forms, without what was said."""
+"""Request log: one line a request, JSON or text, without its content."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def logs(tmp_path: Path, own_logging: None) -> Iterator[Any]:
         log.close()
 
 
-def test_json(logs: Any) -> None:
+def test_json_lines_have_all_fields(logs: Any) -> None:
     log = logs("json")
     log.log.ended(generation(), None)
     values = json.loads(log.line())
@@ -79,7 +79,7 @@ def test_json(logs: Any) -> None:
     }
 
 
-def test_console(logs: Any) -> None:
+def test_console_lines_are_text(logs: Any) -> None:
     log = logs("console")
     log.log.ended(generation(), None)
     assert log.line().endswith(
@@ -96,7 +96,7 @@ def test_console(logs: Any) -> None:
         (KeyError(SECRET), "E2100", "ERROR"),
     ],
 )
-def test_errors_are_codes(logs: Any, error: Exception, code: str, level: str) -> None:
+def test_errors_are_logged_by_code_only(logs: Any, error: Exception, code: str, level: str) -> None:
     log = logs("json")
     log.log.ended(generation(), error)
     values = json.loads(log.line())
@@ -104,14 +104,14 @@ def test_errors_are_codes(logs: Any, error: Exception, code: str, level: str) ->
 
 
 @pytest.mark.parametrize("error", [InvalidArgument(SECRET), Overloaded(SECRET)])
-def test_what_is_refused_has_a_line_too(logs: Any, error: CogTritonError) -> None:
+def test_rejected_requests_are_logged(logs: Any, error: CogTritonError) -> None:
     log = logs("json")
     log.log.refused("chat", error)
     values = json.loads(log.line())
     assert (values["event"], values["endpoint"], values["code"]) == ("refused", "chat", error.code)
 
 
-def test_cancelled_is_no_error(logs: Any) -> None:
+def test_cancelled_is_not_logged_as_error(logs: Any) -> None:
     log = logs("json")
     made = generation()
     made.cancel()
@@ -121,7 +121,7 @@ def test_cancelled_is_no_error(logs: Any) -> None:
     assert "code" not in values
 
 
-def test_a_log_that_is_gone_harms_nobody(own_logging: None) -> None:
+def test_closed_log_does_not_fail_requests(own_logging: None) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     log_format.configure("json", "info", write_end)
@@ -129,7 +129,7 @@ def test_a_log_that_is_gone_harms_nobody(own_logging: None) -> None:
     os.close(write_end)
 
 
-def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> None:
+def test_inherited_stderr_is_found_behind_coglets_pipe(tmp_path: Path) -> None:
     """As coglet does: stderr is a pipe now, and the inherited one has another number."""
     child = (
         "import os; from cog_triton.serving.coglet.log_streams import inherited_stderr;"
@@ -144,7 +144,7 @@ def test_the_servers_stderr_is_found_where_coglet_keeps_it(tmp_path: Path) -> No
     assert (code, log.read_text()) == (0, "told")
 
 
-def test_without_such_a_one_it_is_stderr_itself() -> None:
+def test_inherited_stderr_falls_back_to_stderr() -> None:
     code = (
         "import os; from cog_triton.serving.coglet.log_streams import inherited_stderr;"
         "os.close(2); os.pipe(); assert inherited_stderr() == 2"

@@ -1,4 +1,4 @@
-"""The serve config is read whole, or refused with the file, the place and the nearest key."""
+"""Serve config: parsed, or refused with file, path and nearest key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refusal(directory: Path, text: str) -> str:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CONFIGS, st.sampled_from([(), ("server",), ("instantiate", "server")]))
-def test_what_yaml_says_is_what_each_model_gets(
+def test_each_model_gets_its_arguments(
     tmp_path: Path, config: dict[str, dict[str, Any]], around: tuple[str, ...]
 ) -> None:
     document: Any = {model: {"args": arguments} for model, arguments in config.items()}
@@ -59,7 +59,7 @@ def test_what_yaml_says_is_what_each_model_gets(
         "instantiate: {server: {tensorrt_llm: }}",
     ],
 )
-def test_nothing_said_is_nothing_set(text: str, tmp_path: Path) -> None:
+def test_empty_configs_have_no_arguments(text: str, tmp_path: Path) -> None:
     config = load(tmp_path, text)
     assert all(config.arguments_of(model) == {} for model in MODELS)
 
@@ -77,7 +77,7 @@ instantiate:
 
 
 @pytest.mark.parametrize("server", ["", "  server: {tensorrt_llm: {args: {decoupled_mode: True}}}"])
-def test_keys_of_deployment_tools(
+def test_deployment_keys_warn_and_are_ignored(
     server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = load(tmp_path, OFFICIAL + server)
@@ -91,7 +91,7 @@ def test_keys_of_deployment_tools(
         assert f"instantiate.{key} is not read: set {variable}" in said
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidPredictorConfig, match=r"COG_TRITON_CONFIG='.*no\.yaml': No such"):
         load_serve_config(tmp_path / "no.yaml")
     with pytest.raises(InvalidPredictorConfig, match="directory"):
@@ -102,16 +102,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     "text",
     ["a: [", "a: b: c", "\t- x", "a: \x00", "!!python/object:os.system {}", "a: *b", "[1]: 2"],
 )
-def test_a_file_that_is_not_yaml(text: str, tmp_path: Path) -> None:
+def test_invalid_yaml_is_reported(text: str, tmp_path: Path) -> None:
     assert "not valid YAML" in refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize("value", ["2020-13-45", "0x_", "0b_"])
-def test_values_that_yaml_itself_chokes_on(value: str, tmp_path: Path) -> None:
+def test_values_that_yaml_cannot_construct_are_reported(value: str, tmp_path: Path) -> None:
     refusal(tmp_path, f"tensorrt_llm: {{args: {{a: {value}}}}}")
 
 
-def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+def test_binary_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_bytes(b"a: \xff\xfe")
     with pytest.raises(InvalidPredictorConfig, match=r"serve\.yaml"):
@@ -130,7 +130,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
         ("ensemble: {args: [1]}", "ensemble.args"),
     ],
 )
-def test_what_must_be_a_mapping(text: str, where: str, tmp_path: Path) -> None:
+def test_non_mappings_are_rejected(text: str, where: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, text)
     assert f" {where}: " in said
     assert "is not a mapping" in said
@@ -150,12 +150,14 @@ def test_what_must_be_a_mapping(text: str, where: str, tmp_path: Path) -> None:
         ("tensorrt_llm: {true: 1}", "unknown key True"),
     ],
 )
-def test_unknown_keys_are_refused_with_the_nearest(text: str, hint: str, tmp_path: Path) -> None:
+def test_unknown_keys_are_refused_with_the_nearest_key(
+    text: str, hint: str, tmp_path: Path
+) -> None:
     said = refusal(tmp_path, text)
     assert "unknown key" in said
     assert hint in said
 
 
 @pytest.mark.parametrize("key", ["5", "true", "1.5", "null", "2020-01-01"])
-def test_arguments_are_named_by_text(key: str, tmp_path: Path) -> None:
+def test_argument_names_must_be_strings(key: str, tmp_path: Path) -> None:
     assert "tensorrt_llm.args" in refusal(tmp_path, f"tensorrt_llm: {{args: {{{key}: 1}}}}")

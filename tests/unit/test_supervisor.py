@@ -1,4 +1,4 @@
-"""Triton is brought back, or given up, and nobody is left waiting: real processes and sockets."""
+"""Triton supervisor: restarts, gives up, and fails requests, with real processes and sockets."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
     monkeypatch.setattr(supervisor, "_STABLE_S", 0)
     item = Supervised(tmp_path)
     yield item
-    item.triton.is_well()
+    item.triton.recover()
     item.stop()
     assert not item.triton.server.alive
 
 
-def test_it_starts_serves_and_stops(supervised: Supervised) -> None:
+def test_start_serve_and_stop(supervised: Supervised) -> None:
     assert supervised.supervisor.state is SupervisorState.STARTING
     supervised.start()
     assert supervised.supervisor.state is SupervisorState.READY
@@ -127,16 +127,16 @@ def test_it_starts_serves_and_stops(supervised: Supervised) -> None:
     supervised.supervisor.check_engine()  # the last words of a request may come late
 
 
-def test_a_start_that_fails_is_told_and_nothing_is_retried(supervised: Supervised) -> None:
-    supervised.triton.goes_wrong("dies")
+def test_failed_start_is_raised_without_retry(supervised: Supervised) -> None:
+    supervised.triton.fail("dies")
     with pytest.raises(TritonStartFailed, match="exited with code 3"):
         supervised.start()
     assert len(supervised.triton.starts) == 1
     assert not supervised.failed.is_set()
 
 
-def test_a_start_that_is_cancelled_leaves_nothing(supervised: Supervised) -> None:
-    supervised.triton.goes_wrong("unready")
+def test_cancelled_start_leaves_no_process(supervised: Supervised) -> None:
+    supervised.triton.fail("unready")
 
     async def main() -> None:
         starting = asyncio.ensure_future(supervised.supervisor.start())
@@ -151,7 +151,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(supervised: Supervised) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_all_requests_end_with_e2105_and_later_ones_are_served(
+def test_crash_fails_all_requests_and_restart_serves_new_ones(
     supervised: Supervised, number: int
 ) -> None:
     supervised.start()
@@ -170,28 +170,28 @@ def test_all_requests_end_with_e2105_and_later_ones_are_served(
     assert supervised.supervisor.error is None
 
 
-def test_meanwhile_it_is_told_why_and_how_long(supervised: Supervised) -> None:
+def test_requests_during_a_restart_get_reason_and_delay(supervised: Supervised) -> None:
     supervised.start()
-    supervised.triton.goes_wrong("unready")
+    supervised.triton.fail("unready")
     supervised.until(SupervisorState.RESTARTING)
     error = supervised.stream(1).end()
     assert isinstance(error, TritonUnavailable)
     assert "not ready" in str(error)
     assert isinstance(supervised.supervisor.error, TritonUnavailable)
-    supervised.triton.is_well()
+    supervised.triton.recover()
     supervised.until(SupervisorState.READY)
 
 
-def test_a_server_that_hangs_is_killed_and_started_again(
+def test_hanging_server_is_restarted(
     supervised: Supervised, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "cog_triton")
     supervised.start()
     stream = supervised.stream()
     assert stream.flowing.wait(PATIENCE_S)
-    supervised.triton.goes_wrong("hangs")
+    supervised.triton.fail("hangs")
     error = stream.end()
-    supervised.triton.is_well()
+    supervised.triton.recover()
     assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
     supervised.until(SupervisorState.READY)
     assert len(supervised.triton.starts) == 2
@@ -203,7 +203,7 @@ def test_a_server_that_hangs_is_killed_and_started_again(
     assert ready.getMessage().startswith("Triton is ready again after")
 
 
-def test_a_slow_probe_is_no_hang_while_bytes_come(supervised: Supervised) -> None:
+def test_slow_probe_is_ignored_while_bytes_arrive(supervised: Supervised) -> None:
     supervised.start()
     heard = threading.Event()
 
@@ -213,31 +213,31 @@ def test_a_slow_probe_is_no_hang_while_bytes_come(supervised: Supervised) -> Non
 
     hearing = threading.Thread(target=hear)
     hearing.start()
-    supervised.triton.goes_wrong("hangs")
+    supervised.triton.fail("hangs")
     time.sleep(1.5)
-    supervised.triton.is_well()
+    supervised.triton.recover()
     heard.set()
     hearing.join()
     assert supervised.supervisor.restarts == 0
 
 
-def test_an_engine_that_fails_every_request_is_started_again(supervised: Supervised) -> None:
+def test_engine_that_fails_every_request_is_restarted(supervised: Supervised) -> None:
     supervised.start()
-    supervised.triton.goes_wrong("broken")
+    supervised.triton.fail("broken")
     assert "CUDA error" in str(supervised.stream(3).end())
     supervised.until(SupervisorState.RESTARTING)
     assert "the engine fails every request" in str(supervised.supervisor.error)
-    supervised.triton.is_well()
+    supervised.triton.recover()
     supervised.until(SupervisorState.READY)
 
 
-def test_one_failed_request_alone_restarts_nothing(supervised: Supervised) -> None:
+def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
     supervised.start()
-    supervised.triton.goes_wrong("broken")
+    supervised.triton.fail("broken")
     tested = threading.Event()
 
     def probe() -> None:
-        supervised.triton.is_well()
+        supervised.triton.recover()
         supervised.generator.probe()
         tested.set()
 
@@ -248,13 +248,13 @@ def test_one_failed_request_alone_restarts_nothing(supervised: Supervised) -> No
     assert supervised.supervisor.restarts == 0
 
 
-def test_it_gives_up_after_so_many_restarts_in_a_row(
+def test_gives_up_after_max_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
     item = Supervised(tmp_path, triton_max_restarts=2)
     item.start()
-    item.triton.goes_wrong("dies")
+    item.triton.fail("dies")
     os.kill(item.triton.starts[0], signal.SIGKILL)
     assert item.failed.wait(PATIENCE_S)
     assert item.supervisor.state is SupervisorState.FAILED
@@ -269,7 +269,7 @@ def test_it_gives_up_after_so_many_restarts_in_a_row(
     item.stop()
 
 
-def test_lives_that_are_too_short_are_a_crash_loop(
+def test_short_readiness_counts_as_a_crash_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
@@ -284,7 +284,7 @@ def test_lives_that_are_too_short_are_a_crash_loop(
     item.stop()
 
 
-def test_lives_that_last_are_none(supervised: Supervised) -> None:
+def test_stable_readiness_resets_the_restart_count(supervised: Supervised) -> None:
     supervised.start()
     for count in range(1, 9):
         until(lambda count=count: len(supervised.triton.starts) == count)
@@ -295,7 +295,7 @@ def test_lives_that_last_are_none(supervised: Supervised) -> None:
     assert not supervised.failed.is_set()
 
 
-def test_once_retired_it_starts_nothing_again(supervised: Supervised) -> None:
+def test_disabled_restarts_leave_it_stopped(supervised: Supervised) -> None:
     supervised.start()
     supervised.supervisor.disable_restarts()
     os.kill(supervised.triton.starts[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The client of token ids: what it sends, how it stops the engine, and what it prints."""
+"""Token client: requests, stopping the engine, printed responses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def done(*ids: int) -> list[Part]:
     return stream(event(output_ids=list(ids), sequence_length=len(ids)))
 
 
-def test_a_request_says_what_was_given_and_no_more() -> None:
+def test_request_has_only_given_values() -> None:
     (request,), said = asked(done(5, 6, 7, 8), "--input-ids", "5,6", "--request-output-len", 2)
     assert request.path == "/v2/models/tensorrt_llm/generate_stream"
     sent = request.json
@@ -60,7 +60,7 @@ def test_a_request_says_what_was_given_and_no_more() -> None:
     assert said == "Got completed request\noutput_ids = [[5, 6, 7, 8]]\n"
 
 
-def test_every_option_reaches_the_engine() -> None:
+def test_every_option_is_sent() -> None:
     (request,), _ = asked(
         done(1),
         *("--input-ids", "1", "--model-name", "a b", "--request-id", "mine", "-b", 1, "-n", 1),
@@ -90,7 +90,7 @@ def test_every_option_reaches_the_engine() -> None:
     }
 
 
-def test_text_goes_through_the_tokenizer_and_back(tmp_path: Path) -> None:
+def test_text_is_encoded_and_the_response_decoded(tmp_path: Path) -> None:
     tokenizer = byte_level()
     save(tmp_path, tokenizer, eos_token="<|im_end|>")
     ids = tokenizer.encode("hello world").ids
@@ -104,26 +104,26 @@ def test_text_goes_through_the_tokenizer_and_back(tmp_path: Path) -> None:
     ]
 
 
-def test_ids_of_a_csv_file(tmp_path: Path) -> None:
+def test_ids_are_read_from_a_csv_file(tmp_path: Path) -> None:
     path = tmp_path / "ids.csv"
     path.write_text("1, 2,3\n4\n")
     (request,), _ = asked(done(1, 2, 3), "--input-tokens-csv", path)
     assert request.json["input_ids"] == [1, 2, 3]
 
 
-def test_a_stream_is_printed_as_it_comes() -> None:
+def test_stream_is_printed_as_it_arrives() -> None:
     answer = stream(event(output_ids=7, sequence_length=1), event(output_ids=[8, 9]))
     _, said = asked(answer, "--input-ids", "5", "-S")
     assert said == "[7]\n[8, 9]\nGot completed request\noutput_ids = [[5, 7, 8, 9]]\n"
 
 
-def test_beams_are_told_apart_by_their_lengths() -> None:
+def test_beams_are_split_by_their_lengths() -> None:
     answer = stream(event(output_ids=[1, 5, 6, 1, 7, 0], sequence_length=[3, 2]))
     _, said = asked(answer, "--input-ids", "1", "--beam-width", 2)
     assert "output_ids = [[1, 5, 6], [1, 7]]" in said
 
 
-def test_sequences_are_told_apart_by_their_index() -> None:
+def test_sequences_are_split_by_their_index() -> None:
     answer = stream(
         event(output_ids=[1, 8], sequence_length=2, sequence_index=1),
         event(output_ids=[1, 5, 6], sequence_length=3, sequence_index=0),
@@ -132,7 +132,7 @@ def test_sequences_are_told_apart_by_their_index() -> None:
     assert "output_ids = [[1, 5, 6], [1, 8]]" in said
 
 
-def test_a_request_is_stopped_by_a_second_one() -> None:
+def test_stop_is_sent_as_a_second_request() -> None:
     """The answer waits for the stop, as an engine's that has tokens left to make."""
 
     def answer(request: Request) -> list[Part]:
@@ -153,7 +153,7 @@ def test_a_request_is_stopped_by_a_second_one() -> None:
     assert said.startswith("Stopped after 50 ms: 1 of 50 tokens\n")
 
 
-def test_a_request_is_stopped_by_hanging_up() -> None:
+def test_stop_by_closing_the_connection() -> None:
     with serving(stream(event(output_ids=[7]), HANG)) as server:
         code, said = run(
             *("--url", server.url, "--input-ids", "1", "-S", "--stop-after-ms", 100),
@@ -165,13 +165,13 @@ def test_a_request_is_stopped_by_hanging_up() -> None:
     assert len(server.requests) == 1
 
 
-def test_an_end_before_the_stop_is_told() -> None:
+def test_completion_before_the_stop_is_reported() -> None:
     requests, said = asked(done(1, 2), "--input-ids", "1", "--stop-after-ms", 60_000)
     assert said.startswith("Got completed request: it had ended before 60000 ms\n")
     assert len(requests) == 1
 
 
-def test_a_stop_that_fails_is_told() -> None:
+def test_failed_stop_is_reported() -> None:
     def answer(request: Request) -> list[Part]:
         if request.json.get("stop"):
             return [whole(json.dumps({"error": "no such thing"}).encode(), "400 Bad Request")]
@@ -192,7 +192,7 @@ def test_a_stop_that_fails_is_told() -> None:
         ({"output_ids": [1, 2, 3], "sequence_length": [3]}, "E2104"),
     ],
 )
-def test_an_answer_that_is_an_error(body: dict[str, Any], says: str) -> None:
+def test_error_responses_are_raised_with_their_code(body: dict[str, Any], says: str) -> None:
     with serving(stream(event(**body))) as server:
         code, said = run("--url", server.url, "--input-ids", "1", "--beam-width", 2)
     assert code == 1
@@ -214,13 +214,13 @@ def test_an_answer_that_is_an_error(body: dict[str, Any], says: str) -> None:
         ((), "name a tokenizer with --tokenizer-dir"),
     ],
 )
-def test_refusals(arguments: tuple[str, ...], says: str) -> None:
+def test_bad_options_are_refused(arguments: tuple[str, ...], says: str) -> None:
     code, said = run(*arguments)
     assert code == 1
     assert says in said
     assert "Traceback" not in said
 
 
-def test_no_tokens_at_all_are_refused() -> None:
+def test_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="there is no token"):
         TokenRequest(input_ids=[], output_len=1)

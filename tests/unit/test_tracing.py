@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry: only where its variables ask for them, and its packages are there."""
+"""OpenTelemetry tracing: enabled by its variables, with its packages installed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cog_triton.settings import load_settings
 from cog_triton.text.sampling import SamplingParams
 
 
-def test_nothing_is_wanted_unless_said() -> None:
+def test_tracing_is_disabled_by_default() -> None:
     assert not tracing.enabled()
     CompositeObserver(load_settings())
 
 
-def test_wanted_without_the_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enabled_without_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
@@ -31,7 +31,7 @@ def test_wanted_without_the_packages_says_what_to_install(monkeypatch: pytest.Mo
         CompositeObserver(load_settings())
 
 
-def test_spans_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[bytes] = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:

@@ -1,4 +1,4 @@
-"""The client against a real HTTP server that answers well, badly, and not at all."""
+"""Triton client against a real HTTP server: good, malformed and missing responses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def is_ready(url: str) -> bool:
     return asyncio.run(main())
 
 
-def test_an_end_that_triton_lost_is_no_end() -> None:
+def test_lost_final_response_is_an_error() -> None:
     with serving(stream(event(output_ids=7))) as server:
         client = TritonClient(server.url, PATIENCE_S, to_error, reports_finish_reason=True)
         tokens = client.tokens(client.request(VALUES))
@@ -85,7 +85,7 @@ def test_an_end_that_triton_lost_is_no_end() -> None:
             next(tokens)
 
 
-def test_an_answer_that_is_told_to_end_needs_no_end_of_the_connection() -> None:
+def test_finish_reason_ends_the_stream_before_the_connection() -> None:
     last = event(output_ids=[8, 9], finish_reason="stop")
     with serving(stream(event(output_ids=7), last, HANG)) as server:
         client = TritonClient(server.url, PATIENCE_S / 2, to_error, reports_finish_reason=True)
@@ -93,7 +93,7 @@ def test_an_answer_that_is_told_to_end_needs_no_end_of_the_connection() -> None:
         assert ids == [7, 8, 9]
 
 
-def test_the_request_is_what_was_asked_for() -> None:
+def test_request_has_path_body_and_id() -> None:
     with connected(stream(event(output_ids=7))) as (client, server):
         assert list(client.tokens(client.request(VALUES, "12-1"))) == [[7]]
         assert list(client.tokens(client.request(VALUES))) == [[7]]
@@ -103,19 +103,19 @@ def test_the_request_is_what_was_asked_for() -> None:
     assert second.json == VALUES
 
 
-def test_nothing_is_sent_before_it_is_read() -> None:
+def test_request_is_sent_on_first_read() -> None:
     with connected(stream(event(output_ids=7))) as (client, server):
         client.tokens(client.request(VALUES, "never"))
         assert list(client.tokens(client.request(VALUES, "read"))) == [[7]]
     assert [request.json["id"] for request in server.requests] == ["read"]
 
 
-def test_scalars_and_lists_of_ids() -> None:
+def test_output_ids_may_be_a_scalar_or_a_list() -> None:
     answer = stream(event(output_ids=5), event(output_ids=[6, 7]), event(output_ids=[]))
     assert read(answer) == ([5, 6, 7], None)
 
 
-def test_a_stream_without_events_is_a_generation_without_tokens() -> None:
+def test_empty_stream_has_no_tokens() -> None:
     assert read(stream()) == ([], None)
 
 
@@ -129,7 +129,7 @@ def test_one_read_gives_one_list() -> None:
         assert list(tokens) == [[4]]
 
 
-def test_what_arrived_together_comes_together() -> None:
+def test_events_of_one_read_are_one_list() -> None:
     """A reader that is slower than the engine catches up; each event is a chunk of HTTP's."""
     answer = b"".join(stream(event(output_ids=1), event(output_ids=[2, 3])))  # type: ignore[arg-type]
     with connected([answer]) as (client, _):
@@ -151,7 +151,7 @@ def test_events_may_end_their_lines_with_crlf() -> None:
     assert read(stream(*pieces)) == ([1, 2], None)
 
 
-def test_an_error_before_the_first_token_keeps_its_code() -> None:
+def test_error_before_the_first_token_keeps_its_code() -> None:
     text = "in ensemble 'ensemble', E1005 InvalidArgument: top_k=-1: must not be negative"
     ids, error = read(stream(event(error=text), status="400 Bad Request"))
     assert ids == []
@@ -159,20 +159,20 @@ def test_an_error_before_the_first_token_keeps_its_code() -> None:
     assert error.detail == "top_k=-1: must not be negative"
 
 
-def test_an_error_after_tokens_ends_the_stream() -> None:
+def test_error_after_tokens_ends_the_stream() -> None:
     ids, error = read(stream(event(output_ids=[1, 2]), event(error="the engine fell over")))
     assert ids == [1, 2]
     assert isinstance(error, TritonUnknownError)
     assert "the engine fell over" in str(error)
 
 
-def test_tokens_that_arrive_together_with_an_error_are_not_lost() -> None:
+def test_tokens_in_the_same_read_as_an_error_are_kept() -> None:
     ids, error = read(stream(event(output_ids=[1, 2]) + event(error="the engine fell over")))
     assert ids == [1, 2]
     assert isinstance(error, TritonUnknownError)
 
 
-def test_an_error_status_is_an_error_even_without_an_event() -> None:
+def test_error_status_is_raised_without_an_event() -> None:
     ids, error = read(stream(status="500 Internal Server Error"))
     assert ids == []
     assert isinstance(error, TritonUnknownError)
@@ -193,7 +193,9 @@ def test_an_error_status_is_an_error_even_without_an_event() -> None:
         ("400 Bad Request", b"\xff\xfe", TritonUnknownError, "400"),
     ],
 )
-def test_http_errors(status: str, body: bytes, kind: type[CogTritonError], said: str) -> None:
+def test_http_errors_are_coded(
+    status: str, body: bytes, kind: type[CogTritonError], said: str
+) -> None:
     ids, error = read([whole(body, status)])
     assert ids == []
     assert type(error) is kind
@@ -201,58 +203,58 @@ def test_http_errors(status: str, body: bytes, kind: type[CogTritonError], said:
 
 
 @pytest.mark.parametrize("payload", [b"{not json", b"nan?", b"{'a': 1}", b"\xff\xfe"])
-def test_events_that_are_not_json(payload: bytes) -> None:
+def test_event_that_is_not_json_is_e2103(payload: bytes) -> None:
     ids, error = read(stream(event(output_ids=1), b"data: " + payload + b"\n\n"))
     assert ids == [1]
     assert isinstance(error, TritonMalformedJSON)
 
 
 @pytest.mark.parametrize("payload", [b"[]", b"3", b"null", b'"x"', b"{}", b'{"output_id": 3}'])
-def test_events_without_output_ids(payload: bytes) -> None:
+def test_event_without_output_ids_is_e2104(payload: bytes) -> None:
     ids, error = read(stream(event(output_ids=1), b"data: " + payload + b"\n\n"))
     assert ids == [1]
     assert isinstance(error, TritonMalformedEvent)
 
 
 @pytest.mark.parametrize("ids", ["null", '"12"', "1.5", "true", "[1.5]", '["a"]', "[[1]]", "{}"])
-def test_output_ids_that_are_no_token_ids(ids: str) -> None:
+def test_output_ids_must_be_integers(ids: str) -> None:
     got, error = read(stream(b'data: {"output_ids": %b}\n\n' % ids.encode()))
     assert got == []
     assert isinstance(error, TritonMalformedEvent)
 
 
-def test_a_long_malformed_event_is_not_quoted_whole() -> None:
+def test_long_malformed_event_is_shortened() -> None:
     _, error = read(stream(b"data: {" + b"x" * 10**5 + b"\n\n"))
     assert isinstance(error, TritonMalformedJSON)
     assert len(str(error)) < 500
 
 
-def test_a_stream_that_ends_inside_an_event() -> None:
+def test_stream_that_ends_inside_an_event_is_e2104() -> None:
     ids, error = read(stream(event(output_ids=1), b'data: {"output_ids": 2'))
     assert ids == [1]
     assert isinstance(error, TritonMalformedEvent)
     assert "ended inside an event" in str(error)
 
 
-def test_a_connection_that_closes_early() -> None:
+def test_early_close_is_e2105() -> None:
     ids, error = read([*stream(event(output_ids=1), end=False), RESET])
     assert ids == [1]
     assert isinstance(error, TritonUnavailable)
 
 
-def test_a_connection_that_is_reset_before_the_answer() -> None:
+def test_reset_before_the_response_is_e2105() -> None:
     ids, error = read([RESET])
     assert ids == []
     assert isinstance(error, TritonUnavailable)
 
 
-def test_an_answer_that_is_not_http() -> None:
+def test_response_that_is_not_http_is_e2105() -> None:
     _, error = read([b"SSH-2.0-OpenSSH_9.2\r\n\r\n", RESET])
     assert isinstance(error, TritonUnavailable)
 
 
 @pytest.mark.parametrize("before", [[], [event(output_ids=1)]], ids=["at once", "after a token"])
-def test_silence_is_a_timeout(before: list[bytes]) -> None:
+def test_no_bytes_within_the_timeout_is_e2101(before: list[bytes]) -> None:
     answer = [*stream(*before, end=False), HANG] if before else [HANG]
     ids, error = read(answer, timeout=0.2)
     assert ids == [1] * len(before)
@@ -260,7 +262,7 @@ def test_silence_is_a_timeout(before: list[bytes]) -> None:
     assert re.search(r"\b0\.2 ?s", str(error)), "how long it waited"
 
 
-def test_nobody_listens() -> None:
+def test_refused_connection_is_e2105() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -270,7 +272,7 @@ def test_nobody_listens() -> None:
         next(client.tokens(client.request(VALUES)))
 
 
-def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert read(stream(event(output_ids=3))) == ([3], None)
@@ -287,7 +289,7 @@ def test_closing_the_iterator_closes_its_connection() -> None:
 
 
 @pytest.mark.parametrize("before", [[], [1], [1, 2]], ids=["head", "first token", "more tokens"])
-def test_hanging_up_ends_a_reader_that_waits(before: list[int]) -> None:
+def test_abort_ends_a_waiting_reader(before: list[int]) -> None:
     events = [event(output_ids=token) for token in before]
     answer = [*stream(*events, end=False), HANG] if before else [HANG]
     ids: list[int] = []
@@ -311,7 +313,7 @@ def test_hanging_up_ends_a_reader_that_waits(before: list[int]) -> None:
     assert ids == before
 
 
-def test_hanging_up_between_two_reads() -> None:
+def test_abort_between_two_reads_ends_the_stream() -> None:
     answer = [*stream(event(output_ids=1), end=False), HANG]
     with connected(answer) as (client, server):
         request = client.request(VALUES)
@@ -323,7 +325,7 @@ def test_hanging_up_between_two_reads() -> None:
                 next(tokens)
 
 
-def test_a_request_that_was_hung_up_is_not_sent() -> None:
+def test_aborted_request_is_not_sent() -> None:
     with connected(stream(event(output_ids=1))) as (client, server):
         request = client.request(VALUES, "hung up")
         request.abort()
@@ -334,7 +336,7 @@ def test_a_request_that_was_hung_up_is_not_sent() -> None:
     assert [request.json["id"] for request in server.requests] == ["next"]
 
 
-def test_hanging_up_again_or_after_the_end_does_nothing() -> None:
+def test_abort_twice_or_after_the_end_does_nothing() -> None:
     with connected(stream(event(output_ids=1))) as (client, _):
         request = client.request(VALUES)
         assert list(client.tokens(request)) == [[1]]
@@ -342,7 +344,7 @@ def test_hanging_up_again_or_after_the_end_does_nothing() -> None:
         request.abort()
 
 
-def test_hanging_up_leaves_other_requests_alone() -> None:
+def test_abort_leaves_other_requests_alone() -> None:
     seen = Event()
     answer = stream(event(output_ids=1), seen, event(output_ids=2))
     with connected(answer) as (client, _):
@@ -355,7 +357,7 @@ def test_hanging_up_leaves_other_requests_alone() -> None:
         readers[1].close()  # type: ignore[attr-defined]
 
 
-def test_stop_names_the_request() -> None:
+def test_stop_sends_the_request_id() -> None:
     with connected(stream()) as (client, server):
         client.stop("7-1")
     (request,) = server.requests
@@ -363,19 +365,19 @@ def test_stop_names_the_request() -> None:
     assert request.json["id"] == "7-1"
 
 
-def test_a_stop_that_fails_says_so() -> None:
+def test_failed_stop_raises() -> None:
     with connected([RESET]) as (client, _), pytest.raises(TritonUnavailable):
         client.stop("7-1")
 
 
 @pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
-def test_readiness(status: str, ready: bool) -> None:
+def test_readiness_follows_triton(status: str, ready: bool) -> None:
     with serving([whole(b"", status)]) as server:
         assert is_ready(server.url) is ready
     assert server.requests[0].path == "/v2/health/ready"
 
 
-def test_many_threads_stream_at_once() -> None:
+def test_client_is_thread_safe() -> None:
     count = 100
     all_here = Event()
     answer = stream(event(output_ids=1), all_here, event(output_ids=2))

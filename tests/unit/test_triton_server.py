@@ -1,4 +1,4 @@
-"""Starting tritonserver: scripts stand for the ways in which it lives and dies."""
+"""tritonserver process: start, failure and stop, with scripts in place of the binary."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _runs(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_it_starts_is_probed_and_stops_with_all_it_started(tmp_path: Path) -> None:
+def test_start_probe_and_stop_with_all_descendants(tmp_path: Path) -> None:
     triton, readiness = server(tmp_path, LIVES), Readiness(tmp_path)
 
     async def main() -> None:
@@ -106,7 +106,7 @@ def test_it_starts_is_probed_and_stops_with_all_it_started(tmp_path: Path) -> No
     assert living(tmp_path) == []
 
 
-def test_kill_leaves_nothing(tmp_path: Path) -> None:
+def test_kill_leaves_no_process(tmp_path: Path) -> None:
     triton, readiness = server(tmp_path, "trap '' TERM\n" + LIVES), Readiness(tmp_path)
     run(triton.start(readiness.is_ready, readiness.probe))
     triton.kill()
@@ -115,7 +115,7 @@ def test_kill_leaves_nothing(tmp_path: Path) -> None:
     triton.kill()
 
 
-def test_a_port_that_was_taken_since_is_named(tmp_path: Path) -> None:
+def test_port_taken_after_the_check_is_named(tmp_path: Path) -> None:
     said = "failed to start GRPC service: Unavailable - Socket '127.0.0.1:2222' already in use "
     triton = server(tmp_path, f"cat <<'END'\n{said}\nEND\nexit 1", triton_grpc_port=2222)
     readiness = Readiness(tmp_path)
@@ -123,7 +123,7 @@ def test_a_port_that_was_taken_since_is_named(tmp_path: Path) -> None:
         run(triton.start(readiness.is_ready, readiness.probe))
 
 
-def test_its_arguments(tmp_path: Path) -> None:
+def test_command_line_has_ports_and_directories(tmp_path: Path) -> None:
     triton, readiness = (
         server(
             tmp_path,
@@ -152,7 +152,7 @@ def test_its_arguments(tmp_path: Path) -> None:
         assert expected in arguments
 
 
-def test_two_servers_share_no_memory_names(tmp_path: Path) -> None:
+def test_two_servers_use_different_shared_memory_names(tmp_path: Path) -> None:
     prefixes = set()
     for name in ("a", "b"):
         triton, readiness = server(tmp_path / name, LIVES), Readiness(tmp_path / name)
@@ -162,7 +162,7 @@ def test_two_servers_share_no_memory_names(tmp_path: Path) -> None:
     assert len(prefixes) == 2
 
 
-def test_death_is_told_at_once_with_the_last_lines(tmp_path: Path) -> None:
+def test_death_during_start_is_raised_with_the_last_lines(tmp_path: Path) -> None:
     triton, readiness = server(tmp_path, DIES, triton_start_timeout=20), Readiness(tmp_path)
     with pytest.raises(TritonStartFailed) as caught:
         run(triton.start(readiness.is_ready, readiness.probe))
@@ -175,7 +175,7 @@ def test_death_is_told_at_once_with_the_last_lines(tmp_path: Path) -> None:
     assert not triton.alive
 
 
-def test_death_while_the_probe_runs_is_told_as_death(tmp_path: Path) -> None:
+def test_death_during_the_probe_is_raised_as_death(tmp_path: Path) -> None:
     body = f"touch up; sleep 0.3; {DIES}"
     gone = TritonUnavailable("the connection to Triton broke")
     triton, readiness = server(tmp_path, body), Readiness(tmp_path, gone)
@@ -183,7 +183,7 @@ def test_death_while_the_probe_runs_is_told_as_death(tmp_path: Path) -> None:
         run(triton.start(readiness.is_ready, readiness.probe))
 
 
-def test_only_the_end_of_a_long_log_is_told(tmp_path: Path) -> None:
+def test_error_has_only_the_end_of_a_long_log(tmp_path: Path) -> None:
     body = "for i in $(seq 1000); do echo line $i; done; exit 1"
     triton, readiness = server(tmp_path, body), Readiness(tmp_path)
     with pytest.raises(TritonStartFailed) as caught:
@@ -192,13 +192,13 @@ def test_only_the_end_of_a_long_log_is_told(tmp_path: Path) -> None:
     assert "line 900\n" not in caught.value.detail
 
 
-def test_a_log_may_hold_any_bytes(tmp_path: Path) -> None:
+def test_log_may_contain_any_bytes(tmp_path: Path) -> None:
     triton, readiness = server(tmp_path, r"printf '\377\376 bad'; exit 1"), Readiness(tmp_path)
     with pytest.raises(TritonStartFailed, match="bad"):
         run(triton.start(readiness.is_ready, readiness.probe))
 
 
-def test_never_ready_is_told_after_the_timeout(tmp_path: Path) -> None:
+def test_start_timeout_is_raised_when_never_ready(tmp_path: Path) -> None:
     body = LIVES.replace("touch up", "echo still loading")
     triton = server(tmp_path, body, triton_start_timeout=0.5)
     readiness = Readiness(tmp_path)
@@ -211,7 +211,7 @@ def test_never_ready_is_told_after_the_timeout(tmp_path: Path) -> None:
     assert living(tmp_path) == []
 
 
-def test_a_probe_that_fails_ends_the_start(tmp_path: Path) -> None:
+def test_failed_probe_fails_the_start(tmp_path: Path) -> None:
     triton = server(tmp_path, LIVES)
     readiness = Readiness(tmp_path, InvalidArgument("x=1: must be 2"))
     with pytest.raises(TritonStartFailed, match=r"first request failed: E1005 .* x=1"):
@@ -219,14 +219,14 @@ def test_a_probe_that_fails_ends_the_start(tmp_path: Path) -> None:
     assert living(tmp_path) == []
 
 
-def test_an_error_of_our_own_ends_the_start_too(tmp_path: Path) -> None:
+def test_unexpected_error_fails_the_start(tmp_path: Path) -> None:
     triton, readiness = server(tmp_path, LIVES), Readiness(tmp_path, ZeroDivisionError("bug"))
     with pytest.raises(ZeroDivisionError):
         run(triton.start(readiness.is_ready, readiness.probe))
     assert living(tmp_path) == []
 
 
-def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+def test_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
     triton = server(tmp_path, LIVES.replace("touch up", "touch started"))
 
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     assert living(tmp_path) == []
 
 
-def test_death_later_is_seen(tmp_path: Path) -> None:
+def test_death_after_the_start_is_seen(tmp_path: Path) -> None:
     triton, readiness = server(tmp_path, LIVES), Readiness(tmp_path)
 
     async def main() -> None:
@@ -256,7 +256,7 @@ def test_death_later_is_seen(tmp_path: Path) -> None:
     assert living(tmp_path) == []
 
 
-def test_a_binary_that_is_named_is_used(tmp_path: Path) -> None:
+def test_given_binary_is_used(tmp_path: Path) -> None:
     binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
     found = installation.find_installation(tmp_path, binary)
     assert found.binary == binary
@@ -267,7 +267,7 @@ def test_a_binary_that_is_named_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "not executable", "a directory"])
-def test_a_binary_that_is_none(kind: str, tmp_path: Path) -> None:
+def test_binary_must_be_an_executable_file(kind: str, tmp_path: Path) -> None:
     binary = tmp_path / "tritonserver"
     if kind == "not executable":
         binary.write_text("#!/bin/sh\n")
@@ -283,14 +283,14 @@ not_in_an_image = pytest.mark.skipif(
 
 
 @not_in_an_image
-def test_a_binary_in_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binary_in_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
     monkeypatch.setenv("PATH", f"{binary.parent}:{os.environ['PATH']}")
     assert installation.find_installation(tmp_path).binary == binary
 
 
 @not_in_an_image
-def test_the_wheels_server_is_completed_with_its_stub(
+def test_wheels_backends_are_linked_with_the_stub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")

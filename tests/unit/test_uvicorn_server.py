@@ -1,4 +1,4 @@
-"""The socket that our HTTP server listens on."""
+"""Listening socket of our HTTP server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cog_triton.serving.openai.uvicorn_server import bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_what_is_written_leaves_at_once(host: str) -> None:
+def test_accepted_sockets_have_nodelay(host: str) -> None:
     """Else the first token waits for the acknowledgement of the head, 40 ms on Linux."""
     if host == "::1" and not _has_ipv6():
         pytest.skip("this machine has no IPv6")

@@ -1,4 +1,4 @@
-"""From COG_WEIGHTS to a directory: real tars, a real HTTP server, and nothing fetched twice."""
+"""Engine weights: real tars over a real HTTP server, each fetched and unpacked once."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def leftovers(settings: Settings) -> list[str]:
 
 
 @pytest.mark.parametrize("weights", [None, ""])
-def test_without_weights_it_is_the_engine_dir(weights: str | None, settings: Settings) -> None:
+def test_engine_dir_is_served_without_weights(weights: str | None, settings: Settings) -> None:
     assert fetch(settings, weights) == settings.engine_dir
 
 
-def test_a_directory_is_served_as_it_is(settings: Settings, tmp_path: Path) -> None:
+def test_directory_is_served_unchanged(settings: Settings, tmp_path: Path) -> None:
     engine(tmp_path / "engine")
     assert fetch(settings, str(tmp_path / "engine")) == tmp_path / "engine"
     assert fetch(settings, f"file://{tmp_path}/engine") == tmp_path / "engine"
@@ -81,18 +81,20 @@ def test_a_tar_is_unpacked(form: str, tar: Path, settings: Settings, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["a b.tar", "ü.tar", "100%.tar", "what?.tar", "a#b.tar"])
-def test_a_tar_of_any_name(name: str, tar: Path, settings: Settings) -> None:
+def test_tar_may_have_any_name(name: str, tar: Path, settings: Settings) -> None:
     assert fetch(settings, str(tar.rename(tar.with_name(name)))).is_dir()
     assert fetch(settings, tar.with_name(name).as_uri()).is_dir()
 
 
 @pytest.mark.parametrize("form", ["tar.gz", "tgz", "tar.zst"])
-def test_a_compressed_tar(form: str, tar: Path, settings: Settings, tmp_path: Path) -> None:
+def test_compressed_tar_is_unpacked(
+    form: str, tar: Path, settings: Settings, tmp_path: Path
+) -> None:
     packed = pack(tmp_path / "engine", tmp_path / f"engine.{form}")
     assert files(fetch(settings, str(packed))) == files(tmp_path / "engine")
 
 
-def test_a_relative_name_with_a_colon_is_a_file(
+def test_relative_path_with_a_colon_is_a_file(
     tar: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tar.rename(tar.with_name("engine:v1.tar"))
@@ -113,9 +115,7 @@ def test_a_tar_is_unpacked_once(
     assert caplog.text == ""
 
 
-def test_a_tar_that_changed_is_unpacked_again(
-    tar: Path, settings: Settings, tmp_path: Path
-) -> None:
+def test_changed_tar_is_unpacked_again(tar: Path, settings: Settings, tmp_path: Path) -> None:
     first = fetch(settings, str(tar))
     (tmp_path / "engine" / "another").write_text("file")
     pack(tmp_path / "engine", tar)
@@ -134,21 +134,21 @@ def test_a_tar_without_a_manifest_is_served_with_a_warning(
 
 
 @pytest.mark.parametrize("cut", [0, 1, 512, 1000])
-def test_a_torn_tar_is_corrupt(cut: int, tar: Path, settings: Settings) -> None:
+def test_truncated_tar_is_corrupt(cut: int, tar: Path, settings: Settings) -> None:
     tar.write_bytes(tar.read_bytes()[:cut])
     for _ in range(2):
         with pytest.raises(EngineCorrupt, match=r"engine\.tar"):
             fetch(settings, str(tar))
 
 
-def test_an_unpacked_engine_that_lost_a_file_is_not_served(tar: Path, settings: Settings) -> None:
+def test_unpacked_engine_with_a_missing_file_is_not_served(tar: Path, settings: Settings) -> None:
     directory = fetch(settings, str(tar))
     (directory / "config.json").unlink()
     with pytest.raises(EngineCorrupt, match=r"config\.json is in the manifest but missing"):
         fetch(settings, str(tar))
 
 
-def test_what_is_not_there(settings: Settings, tmp_path: Path) -> None:
+def test_missing_weights_are_reported(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match=r"no\.tar'.*no such file"):
         fetch(settings, str(tmp_path / "no.tar"))
 
@@ -168,12 +168,12 @@ def test_what_is_not_there(settings: Settings, tmp_path: Path) -> None:
         "file:///no/such/engine.tar",
     ],
 )
-def test_addresses_that_lead_nowhere(weights: str, settings: Settings) -> None:
+def test_unsupported_urls_are_reported(weights: str, settings: Settings) -> None:
     with pytest.raises(ModelUnavailable, match="COG_WEIGHTS="):
         fetch(settings, weights)
 
 
-def test_a_download_is_unpacked_and_fetched_once(
+def test_download_is_fetched_and_unpacked_once(
     tar: Path, settings: Settings, tmp_path: Path
 ) -> None:
     directory, requests = download(settings, [whole(tar.read_bytes())], times=2)
@@ -182,7 +182,7 @@ def test_a_download_is_unpacked_and_fetched_once(
     assert not leftovers(settings)
 
 
-def test_a_download_in_pieces_survives_faults(tar: Path, settings: Settings) -> None:
+def test_ranged_download_survives_faults(tar: Path, settings: Settings) -> None:
     content = Content.of(tar.read_bytes())
     faults = {1: Fault(status=503), 2: Fault(reset_after=100), 3: Fault(close_after=100)}
     with serving_file(content, lambda number, _: faults.get(number)) as server:
@@ -192,7 +192,7 @@ def test_a_download_in_pieces_survives_faults(tar: Path, settings: Settings) -> 
     assert not leftovers(settings)
 
 
-def test_a_cancelled_download_ends_its_thread(settings: Settings) -> None:
+def test_cancelled_download_ends_its_thread(settings: Settings) -> None:
     async def main(url: str) -> None:
         task = asyncio.create_task(engine_directory(settings, url, FAST))
         while len(server.requests) < 3:
@@ -209,7 +209,7 @@ def test_a_cancelled_download_ends_its_thread(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("form", ["tar.gz", "tar.zst"])
-def test_a_download_is_told_by_its_bytes(
+def test_download_type_is_detected_from_its_bytes(
     form: str, tar: Path, settings: Settings, tmp_path: Path
 ) -> None:
     """A download's name here is ours, whatever its URL ends in."""
@@ -229,7 +229,7 @@ def test_a_redirect_is_followed(tar: Path, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "403 Forbidden", "500 Oops"])
-def test_an_error_status_is_told_once_asked_again_next_time(
+def test_error_status_is_reported_and_retried_on_the_next_start(
     status: str, tar: Path, settings: Settings
 ) -> None:
     with pytest.raises(ModelUnavailable, match=status[:3]):
@@ -244,7 +244,7 @@ def refusal(settings: Settings, weights: str) -> str:
     return str(caught.value)
 
 
-def test_the_secrets_of_a_url_are_not_told(
+def test_secrets_of_a_url_are_redacted(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "cog_triton")
@@ -262,7 +262,7 @@ def test_the_secrets_of_a_url_are_not_told(
         assert "hunter2" not in said
 
 
-def test_a_body_that_ends_early(tar: Path, settings: Settings) -> None:
+def test_truncated_body_is_reported(tar: Path, settings: Settings) -> None:
     answer = whole(tar.read_bytes())
     with pytest.raises(ModelUnavailable, match=r"engine\.tar"):
         download(settings, [answer[: len(answer) // 2], RESET])
@@ -270,14 +270,14 @@ def test_a_body_that_ends_early(tar: Path, settings: Settings) -> None:
     assert download(settings, [answer])[0].is_dir()
 
 
-def test_nobody_listens(settings: Settings) -> None:
+def test_refused_connection_is_reported(settings: Settings) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     assert f":{port}/engine.tar" in refusal(settings, f"http://127.0.0.1:{port}/engine.tar")
 
 
-def test_a_download_that_is_no_tar_is_fetched_again(tar: Path, settings: Settings) -> None:
+def test_download_that_is_not_a_tar_is_removed(tar: Path, settings: Settings) -> None:
     """Such as the page of a login, answered with 200."""
 
     async def main() -> Path:

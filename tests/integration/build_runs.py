@@ -60,14 +60,14 @@ class BuildRuns:
         return str(path)
 
     def build(self, value: dict[str, Any], *words: str, tar: str = "engine.tar") -> list[str]:
-        """Build, and return the lines that it said."""
+        """Build, and return the lines of stdout."""
         done = self.run("build", self.config(value), "-o", tar, "--work-dir", "work", *words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.splitlines()
 
     @contextmanager
     def killed(self, value: dict[str, Any]) -> Iterator[None]:
-        """A build of `value` that ends by SIGKILL, and leaves no process behind."""
+        """Run a build of `value` that is ended by SIGKILL and leaves no process."""
         words = self.command("build", self.config(value), "--work-dir", "work")
         process = subprocess.Popen(
             words, cwd=self.directory, env=self.variables, stdout=subprocess.DEVNULL
@@ -81,7 +81,7 @@ class BuildRuns:
         wait_until(lambda: not processes_of(self.directory))
 
     def refused(self, value: dict[str, Any], *words: str) -> str:
-        """The error that ends the build of `value`, which leaves no engine."""
+        """Build `value`, which fails without an engine; returns the error."""
         done = self.run("build", self.config(value), "--work-dir", "work", *words)
         assert done.returncode == 1, done.stdout
         assert not (self.directory / "engine.tar").exists()

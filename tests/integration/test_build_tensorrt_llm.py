@@ -189,7 +189,7 @@ def test_legacy_quick_start_runs_unchanged_on_legacy_scripts(
 
 
 def test_legacy_quick_start_runs_translated_on_todays_scripts(build_runs: BuildRuns) -> None:
-    """They are not there any more, so it is translated, and says so."""
+    """The legacy scripts are not installed, so the config is translated and the changes printed."""
     models.gpt2(build_runs.directory / "sshleifer" / "tiny-gpt2")
     said = build_runs.build(yaml.safe_load(TINY_GPT2))
     assert "[translate] build: build.py -> trtllm-build" in said
@@ -204,7 +204,7 @@ def test_legacy_quick_start_runs_translated_on_todays_scripts(build_runs: BuildR
 def test_output_directory_chosen_by_a_script_is_found(
     build_runs: BuildRuns, legacy_tree: Installation
 ) -> None:
-    """Whoever names the argument's directory, and not the script's, gets the engine too."""
+    """The config may name the argument's directory in place of the script's."""
     models.gpt2(build_runs.directory / "sshleifer" / "tiny-gpt2")
     build_runs.tree = legacy_tree
     changed = TINY_GPT2.replace("./c-model/gpt2/1-gpu", "./c-model/gpt2")

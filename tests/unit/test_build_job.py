@@ -128,7 +128,7 @@ def test_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def interrupt(thread: threading.Thread) -> None:
-    """What Cog does to cancel."""
+    """Raise Cog's cancellation in the thread, as Cog does."""
     raising = ctypes.pythonapi.PyThreadState_SetAsyncExc
     raising(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(CancelationException))
 

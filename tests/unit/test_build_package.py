@@ -25,7 +25,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json"
 
 
 class Driver:
-    """Stands in for libcuda.so.1: GPUs by compute capability and name."""
+    """Fake libcuda.so.1: GPUs by compute capability and name."""
 
     def __init__(self, *gpus: tuple[int, str]) -> None:
         self._gpus = gpus

@@ -83,7 +83,7 @@ def test_notes_on_the_quick_start() -> None:
 
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_translation_is_stable(name: str) -> None:
-    """It is not translated again, its YAML is a config, and every step finds its input."""
+    """A translation is not translated again, is a valid config, and its steps find their inputs."""
     once = translated(read(TRANSLATED[name]))
     again = translated(once.config)
     assert once.notes

@@ -1,21 +1,14 @@
 """The text models of the repository on the real Triton: the original's curl lines, and beyond."""
 
-import asyncio
 import json
-import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-
-from cog_triton.serving.runtime import Runtime
-from cog_triton.settings import load_settings
-from cog_triton.system.ports import free_ports
+from stack import Stack, processes_of
 
 pytestmark = pytest.mark.integration
 
@@ -62,24 +55,8 @@ class Triton:
 
 
 @pytest.fixture(scope="module")
-def triton(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    http, grpc, metrics = free_ports(3)
-    settings = load_settings(
-        engine_dir=engine_dir,
-        cog_triton_work_dir=tmp_path_factory.mktemp("ensemble"),
-        triton_http_port=http,
-        triton_grpc_port=grpc,
-        triton_metrics_port=metrics,
-    )
-    loop = asyncio.new_event_loop()
-    try:
-        runtime = loop.run_until_complete(Runtime.start(settings))
-        try:
-            yield Triton(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics")
-        finally:
-            loop.run_until_complete(runtime.stop())
-    finally:
-        loop.close()
+def triton(stack: Stack) -> Triton:
+    return Triton(stack.triton, f"http://127.0.0.1:{stack.metrics}/metrics")
 
 
 def test_the_curl_line_of_the_original_answers_text(triton):
@@ -143,11 +120,11 @@ def test_end_id_defaults_to_the_engines_own_and_minus_one_disables_it(triton, mo
     prompt = "<|im_start|>user\nSay just the word yes.<|im_end|>\n<|im_start|>assistant\n"
     counts = [
         triton.generate(
-            model, text_input=prompt, max_tokens=120, return_num_output_tokens=True, **end
+            model, text_input=prompt, max_tokens=40, return_num_output_tokens=True, **end
         )["num_output_tokens"]
         for end in ({}, {"end_id": -1})
     ]
-    assert counts[0] < counts[1] == 120
+    assert counts[0] < counts[1] == 40
 
 
 @BOTH
@@ -240,23 +217,15 @@ def assert_idle(triton: Triton) -> None:
     assert triton.active() == 0
 
 
-def test_bls_does_not_crash_its_stub(triton):
+def test_bls_does_not_crash_its_stub(triton, stack):
     """Triton's stub frees ended responses without the GIL, which killed it on Python 3.12."""
 
     def stubs() -> set[int]:
-        lines = {entry: _command_line(entry) for entry in Path("/proc").iterdir()}
-        mine = f"/run/{os.getpid()}/model_repo/tensorrt_llm_bls/1/"
-        return {int(entry.name) for entry, line in lines.items() if mine in line}
+        lines = processes_of(stack.work_dir).items()
+        return {pid for pid, line in lines if "/model_repo/tensorrt_llm_bls/1/" in line}
 
     before = stubs()
     assert before
     for _ in range(20):
         triton.generate("tensorrt_llm_bls", text_input="Hi", max_tokens=2)
     assert before <= stubs()
-
-
-def _command_line(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_text() if process.name.isdecimal() else ""
-    except OSError:
-        return ""

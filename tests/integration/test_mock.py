@@ -145,12 +145,12 @@ def test_the_request_of_the_original_has_all_that_its_script_reads(mock: Stack, 
 
 
 def test_yield_mode_streams_and_wait_mode_does_not(mock: Stack, says: Says) -> None:
-    with mock.stream("Hi", tps=50, n_output_tokens=150) as events:
+    with mock.stream("Hi", tps=50, n_output_tokens=75) as events:
         live = (data["chunk"] for kind, data in events if kind == "output")
         beginning = list(islice(live, 3))
         assert mock.engine_requests() == 1
         rest = list(live)
-    assert "".join(beginning + rest) == says(150)
+    assert "".join(beginning + rest) == says(75)
     assert len(beginning + rest) > 20
     assert outputs(mock, tps=50, n_output_tokens=60, output_method="wait") == [says(60)]
 
@@ -280,12 +280,12 @@ def test_an_injected_error_fails_only_its_prediction(mock: Stack, says: Says) ->
 
 def test_concurrent_predictions_return_the_whole_output(mock: Stack, says: Says) -> None:
     def one(number: int) -> bool:
-        count = 10 + number % 32
+        count = 10 + number % 16
         prediction = mock.predict("Hi", max_tokens=count, tps=[10, 20][number % 2])
         return "".join(prediction["output"]) == says(count)
 
     with ThreadPoolExecutor(64) as pool:
-        assert all(pool.map(one, range(128)))
+        assert all(pool.map(one, range(64)))
     wait_until(lambda: mock.engine_requests() == 0, FREED_S)
 
 

@@ -14,8 +14,11 @@ import pytest
 from mpi import needs_mpirun
 from stack import Stack, processes_of, wait_until
 
+from cog_triton.engines.mock import mock_directory
+
 pytestmark = pytest.mark.integration
 
+MOCK = ("--engine", "mock", "--tps", 30)
 TEXT = "Born in north-east France, Soyer trained as a"
 
 
@@ -61,8 +64,14 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Alone]]:
 
 
 @pytest.fixture(scope="module")
-def alone(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
-    running = Alone(tmp_path_factory.mktemp("alone") / "work", engine_dir)
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mock's directory, which has a tokenizer."""
+    return mock_directory.make_engine(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    running = Alone(tmp_path_factory.mktemp("alone") / "work", *MOCK)
     with running.served():
         yield running
 
@@ -74,8 +83,8 @@ def shared_memory(server: Alone) -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefix)]
 
 
-def test_the_client_goes_on_from_a_text(alone: Alone, engine_dir: Path) -> None:
-    said = alone.ask("--request-output-len", 8, "--tokenizer_dir", engine_dir, "--end-id", -1)
+def test_the_client_goes_on_from_a_text(alone: Alone, tokenizer: Path) -> None:
+    said = alone.ask("--request-output-len", 8, "--tokenizer_dir", tokenizer, "--end-id", -1)
     done, ids, asked, answered = said.rstrip("\n").split("\n", 3)
     assert done == "Got completed request"
     numbers = [int(number) for number in re.findall(r"\d+", ids)]
@@ -84,7 +93,7 @@ def test_the_client_goes_on_from_a_text(alone: Alone, engine_dir: Path) -> None:
     assert answered.startswith("Output: ")
     assert len(answered) > len("Output: ")
     streamed = alone.ask(
-        *("--request-output-len", 8, "--tokenizer-dir", engine_dir, "--end-id", -1, "--streaming")
+        *("--request-output-len", 8, "--tokenizer-dir", tokenizer, "--end-id", -1, "--streaming")
     )
     pieces = [
         int(n) for line in streamed.splitlines() if line[0] == "[" for n in line[1:-1].split(",")
@@ -95,11 +104,11 @@ def test_the_client_goes_on_from_a_text(alone: Alone, engine_dir: Path) -> None:
 
 @pytest.mark.parametrize("by", [(), ("--streaming",), ("--streaming", "--stop-via-request-cancel")])
 def test_the_client_stops_the_engine_early(
-    alone: Alone, engine_dir: Path, by: tuple[str, ...]
+    alone: Alone, tokenizer: Path, by: tuple[str, ...]
 ) -> None:
     wanted = 2000
     said = alone.ask(
-        *("--request-output-len", wanted, "--tokenizer-dir", engine_dir, "--end-id", -1),
+        *("--request-output-len", wanted, "--tokenizer-dir", tokenizer, "--end-id", -1),
         *("--stop-after-ms", 400, *by),
     )
     found = re.search(rf"Stopped after 400 ms: (\d+) of {wanted} tokens", said)
@@ -109,14 +118,12 @@ def test_the_client_stops_the_engine_early(
     wait_until(lambda: alone.engine_requests() == 0, 5)
 
 
-def test_two_servers_of_one_host(
-    alone: Alone, make: Callable[..., Alone], engine_dir: Path, tmp_path: Path
-) -> None:
+def test_two_servers_of_one_host(alone: Alone, make: Callable[..., Alone], tmp_path: Path) -> None:
     (repository,) = alone.work_dir.glob("run/*/model_repo")
     copy = shutil.copytree(repository, tmp_path / "models")
     other = make("--model_repo", copy)
     other.until_ready()
-    question = ("--input-ids", "504,3575", "--request-output-len", 4)
+    question = ("--input-ids", "504,35", "--request-output-len", 4)
     assert other.ask(*question) == alone.ask(*question)
     assert shared_memory(other)
     os.kill(other.process.pid, signal.SIGKILL)
@@ -126,8 +133,8 @@ def test_two_servers_of_one_host(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_is_stopped(make: Callable[..., Alone], engine_dir: Path, number: int) -> None:
-    server = make(engine_dir)
+def test_it_is_stopped(make: Callable[..., Alone], number: int) -> None:
+    server = make(*MOCK)
     server.until_ready()
     assert httpx.get(f"{server.triton}/v2/health/ready").status_code == 200
     for port in (server.http, server.grpc, server.metrics):
@@ -137,8 +144,8 @@ def test_it_is_stopped(make: Callable[..., Alone], engine_dir: Path, number: int
     assert shared_memory(server) == []
 
 
-def test_it_is_stopped_while_it_starts(make: Callable[..., Alone], engine_dir: Path) -> None:
-    server = make(engine_dir)
+def test_it_is_stopped_while_it_starts(make: Callable[..., Alone]) -> None:
+    server = make(*MOCK)
     wait_until(
         lambda: any("bin/tritonserver" in line for line in processes_of(server.work_dir).values())
     )
@@ -146,8 +153,8 @@ def test_it_is_stopped_while_it_starts(make: Callable[..., Alone], engine_dir: P
     assert processes_of(server.work_dir) == {}
 
 
-def test_a_triton_that_dies_ends_it(make: Callable[..., Alone], engine_dir: Path) -> None:
-    server = make(engine_dir)
+def test_a_triton_that_dies_ends_it(make: Callable[..., Alone]) -> None:
+    server = make(*MOCK)
     server.until_ready()
     (pid,) = (
         pid
@@ -179,9 +186,9 @@ def test_what_cannot_be_served(
 
 @needs_mpirun
 def test_two_ranks_from_a_model_repository(
-    alone: Alone, make: Callable[..., Alone], tmp_path: Path
+    stack: Stack, make: Callable[..., Alone], tmp_path: Path
 ) -> None:
-    (repository,) = alone.work_dir.glob("run/*/model_repo")
+    (repository,) = stack.work_dir.glob("run/*/model_repo")
     copy = shutil.copytree(repository, tmp_path / "models")
     shutil.copy(Path(__file__).parent / "ranks" / "model.py", copy / "tensorrt_llm" / "1")
     server = make("--world_size", 2, "--model_repo", copy)

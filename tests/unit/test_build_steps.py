@@ -256,7 +256,10 @@ def test_step_with_ambiguous_output_fails(tmp_path: Path, script: str, says: str
         run_step(step_of(tmp_path, f"import pathlib\n{script}"), tmp_path / "logs", print)
 
 
-def test_step_that_exceeds_its_timeout_is_stopped(tmp_path: Path) -> None:
+def test_step_that_exceeds_its_timeout_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cog_triton.builder.steps._GRACE_S", 0.3)
     step = replace(step_of(tmp_path, STUBBORN.replace("pids", "out.pids")), timeout=2)
     with pytest.raises(BuildStepTimeout, match="step build ran longer than its timeout of 2 s"):
         run_step(step, tmp_path / "logs", lambda _: None)
@@ -441,7 +444,9 @@ from cog_triton.builder.example_families import Families
 from cog_triton.builder.plan import make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
+from cog_triton.builder import steps
 from cog_triton.errors import CogTritonError
+steps._GRACE_S = 0.3
 work, config, examples = map(Path, sys.argv[1:])
 config, workspace = load_config(config), Workspace(work)
 plan = make_plan(config, workspace.of(config), Families(examples))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
@@ -18,18 +23,19 @@ from tokenizers import Tokenizer
 
 import cog_triton
 from cog_triton.errors import from_text
-from cog_triton.examples.openvino import _quants
+from cog_triton.examples.openvino import _quants, _script
 
 ROOT = Path(cog_triton.__file__).parent
 FAMILY = ROOT / "examples" / "openvino"
 IDS = [5, 99, 250, 17, 31, 280, 44]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 
 
-def run_script(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for key, value in args.items() for word in (f"--{key}", value)]
+def run_process(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
+    """A script as the builder runs it."""
     return subprocess.run(
-        [sys.executable, str(FAMILY / f"{name}.py"), *words],
+        [sys.executable, str(FAMILY / f"{name}.py"), *words_of(args)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
@@ -37,14 +43,33 @@ def run_script(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def build(source: Path, work: Path, qformat: str = "f16", **limits: int) -> Path:
+def run_script(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported already what scripts import for a second."""
+    module = importlib.import_module(f"cog_triton.examples.openvino.{name}")
+    command, out, err = [f"{name}.py", *words_of(args)], io.StringIO(), io.StringIO()
+    code: Any = 0
+    with patch.object(sys, "argv", command), redirect_stdout(out), redirect_stderr(err):
+        try:
+            _script.run(module.main)
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def words_of(args: dict[str, Any]) -> list[str]:
+    return [str(word) for key, value in args.items() for word in (f"--{key}", value)]
+
+
+def build(
+    source: Path, work: Path, qformat: str = "f16", run: Run = run_script, **limits: int
+) -> Path:
     steps: list[tuple[str, dict[str, Any]]] = [
         ("convert_checkpoint", {"model_dir": source, "output_dir": work / "c"}),
         ("quantize", {"model_dir": work / "c", "output_dir": work / "q", "qformat": qformat}),
         ("build", {"checkpoint_dir": work / "q", "output_dir": work / "e", **limits}),
     ]
     for name, args in steps:
-        done = run_script(name, **args)
+        done = run(name, **args)
         assert done.returncode == 0, done.stdout + done.stderr
     return work / "e"
 
@@ -268,7 +293,7 @@ def test_overflow_of_float16_is_refused(tmp_path: Path) -> None:
     model.weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
     source = model.save(tmp_path / "hf")
     args = {"model_dir": source, "output_dir": tmp_path / "c", "dtype": "float16"}
-    assert "blk.0.ffn_up.weight" in refused(run_script("convert_checkpoint", **args))
+    assert "blk.0.ffn_up.weight" in refused(run_process("convert_checkpoint", **args))
 
 
 def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
@@ -295,7 +320,7 @@ def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
 
 def test_building_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     source = TinyModel.make("Qwen3ForCausalLM").save(tmp_path / "hf")
-    one, two = (build(source, tmp_path / name, "q8_0") for name in ("one", "two"))
+    one, two = (build(source, tmp_path / name, "q8_0", run_process) for name in ("one", "two"))
     names = sorted(path.name for path in one.iterdir())
     assert names == sorted(path.name for path in two.iterdir())
     assert [n for n in names if (one / n).read_bytes() != (two / n).read_bytes()] == []

@@ -1,4 +1,4 @@
-"""Whether ranks can be started here."""
+"""Whether MPI ranks can be started on this machine."""
 
 import shutil
 

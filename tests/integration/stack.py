@@ -1,4 +1,4 @@
-"""A running ``cog-triton serve``, reached as its users would reach it."""
+"""A running ``cog-triton serve``, reached as its users reach it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Bad input to both APIs: each kind answers with its code, and harms nobody."""
+"""Bad input to both APIs: coded errors, and a server that keeps running."""
 
 from typing import Any
 
@@ -102,7 +102,7 @@ def model(stack: Stack) -> str:
 
 
 @pytest.mark.parametrize(("values", "code"), PREDICTIONS)
-def test_predictions(stack: Stack, values: dict[str, Any], code: str) -> None:
+def test_bad_predictions_get_their_code(stack: Stack, values: dict[str, Any], code: str) -> None:
     answer = httpx.post(f"{stack.url}/predictions", json={"input": values}, timeout=60)
     if code == "422":
         assert answer.status_code == 422
@@ -114,7 +114,9 @@ def test_predictions(stack: Stack, values: dict[str, Any], code: str) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("values", "code"), CHAT)
-def test_chat(stack: Stack, model: str, values: dict[str, Any], code: str, streamed: bool) -> None:
+def test_bad_chats_get_their_code(
+    stack: Stack, model: str, values: dict[str, Any], code: str, streamed: bool
+) -> None:
     body = {"model": model, "messages": [USER], "stream": streamed, **values}
     answer = httpx.post(f"{stack.own}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == (404 if code == "E1009" else 400)
@@ -157,7 +159,7 @@ def cogs_document(stack: Stack) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("which", ["own", "cogs"])
-def test_whatever_the_schema_allows_or_forbids_is_no_error_of_ours(
+def test_generated_inputs_never_cause_a_framework_error(
     stack: Stack, which: str, mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
     document = request.getfixturevalue(f"{which}_document")
@@ -179,7 +181,7 @@ def test_whatever_the_schema_allows_or_forbids_is_no_error_of_ours(
     assert any(label.startswith("POST") for label in tried)
 
 
-def test_the_server_is_as_well_as_before(stack: Stack) -> None:
+def test_server_is_ready_after_all_bad_input(stack: Stack) -> None:
     assert stack.health() == "READY"
     assert httpx.get(f"{stack.own}/health").status_code == 200
     assert stack.predict(temperature=0, max_tokens=4)["status"] == "succeeded"

@@ -1,4 +1,4 @@
-"""How the server starts, fails, stops and dies."""
+"""Server lifecycle: start-up, failures, restarts, drain and shutdown."""
 
 import json
 import os
@@ -59,7 +59,9 @@ def pid_of(stack: Stack, word: str) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_stop_everything(make_stack: Callable[..., Stack], number: int) -> None:
+def test_sigint_and_sigterm_stop_all_processes(
+    make_stack: Callable[..., Stack], number: int
+) -> None:
     stack = make_stack(**MOCK)
     stack.start()
     stack.until_ready()
@@ -79,7 +81,7 @@ def test_ctrl_c_and_sigterm_stop_everything(make_stack: Callable[..., Stack], nu
     ("victim", "mock"),
     [("cog_triton serve", False), ("coglet.http_server", True), ("_run_worker", True)],
 )
-def test_nothing_outlives_a_parent_that_is_killed(
+def test_no_process_outlives_a_killed_parent(
     make_stack: Callable[..., Stack], engine_dir: Path, victim: str, mock: bool
 ) -> None:
     stack = make_stack(**MOCK) if mock else make_stack(engine_dir)
@@ -91,7 +93,7 @@ def test_nothing_outlives_a_parent_that_is_killed(
     wait_until(lambda: not shared_memory(pids), 5)
 
 
-def test_killing_tritonserver_during_start_up_is_a_coded_error_in_seconds(
+def test_tritonserver_killed_during_start_up_is_a_coded_error(
     make_stack: Callable[..., Stack],
 ) -> None:
     stack = make_stack(**MOCK)
@@ -104,7 +106,7 @@ def test_killing_tritonserver_during_start_up_is_a_coded_error_in_seconds(
     assert processes_of(stack.work_dir) == {}
 
 
-def test_a_model_that_does_not_load_ends_with_its_own_error(
+def test_model_that_fails_to_load_reports_its_own_error(
     make_stack: Callable[..., Stack], engine_dir: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "engine"
@@ -123,7 +125,7 @@ def test_a_model_that_does_not_load_ends_with_its_own_error(
 
 
 @pytest.mark.parametrize("kind", ["flipped", "climbing"])
-def test_a_corrupt_engine_tar_is_a_coded_error_in_seconds(
+def test_corrupt_engine_tar_is_a_coded_error(
     make_stack: Callable[..., Stack], engine_tar: Path, tmp_path: Path, kind: str
 ) -> None:
     tar = tmp_path / "engine.tar"
@@ -153,7 +155,7 @@ def test_a_corrupt_engine_tar_is_a_coded_error_in_seconds(
         (None, {"COG_TRITON_CONFIG": "/nowhere.yaml"}, ["E1202", "/nowhere.yaml"]),
     ],
 )
-def test_bad_settings_are_coded_errors_in_seconds(
+def test_bad_settings_are_coded_errors(
     make_stack: Callable[..., Stack],
     engine: str | None,
     environment: dict[str, str],
@@ -175,7 +177,7 @@ def test_bad_settings_are_coded_errors_in_seconds(
         ("tensorrt_lm: {args: {}}", ["tensorrt_lm", "did you mean 'tensorrt_llm'"]),
     ],
 )
-def test_a_bad_serve_config_is_a_coded_error_in_seconds(
+def test_bad_serve_config_is_a_coded_error(
     make_stack: Callable[..., Stack],
     engine_dir: Path,
     tmp_path: Path,
@@ -192,7 +194,7 @@ def test_a_bad_serve_config_is_a_coded_error_in_seconds(
         assert word in output
 
 
-def test_a_port_that_is_taken_is_named(make_stack: Callable[..., Stack], stack: Stack) -> None:
+def test_port_in_use_is_named(make_stack: Callable[..., Stack], stack: Stack) -> None:
     other = make_stack("engine.tar")
     other.environment["TRITON_GRPC_PORT"] = str(stack.grpc)
     other.start()
@@ -238,7 +240,7 @@ def without_a_limit_the_context_is_the_limit(stack: Stack) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_cog_alone_tells_setup_failed_and_why(make_stack: Callable[..., Stack]) -> None:
+def test_cog_alone_reports_setup_failed_with_the_reason(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(ENGINE_DIR="/nowhere", COG_PREDICT_TYPE_STUB="predict.py:Predictor")
     stack.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
     stack.cwd = REPOSITORY / "runner"
@@ -263,7 +265,7 @@ def test_a_second_start_reuses_the_unpacked_engine(
 @pytest.mark.parametrize(
     ("word", "mock"), [("backend.engine_process", False), ("postprocessing/1/model.py", True)]
 )
-def test_the_death_of_a_child_ends_requests_with_a_code_and_triton_comes_back(
+def test_child_death_fails_requests_with_a_code_and_restarts_triton(
     make_stack: Callable[..., Stack], engine_dir: Path, word: str, mock: bool
 ) -> None:
     stack = make_stack(**MOCK) if mock else make_stack(engine_dir)
@@ -283,7 +285,7 @@ def test_the_death_of_a_child_ends_requests_with_a_code_and_triton_comes_back(
     assert stack.finish(signal.SIGTERM)[0] == 0
 
 
-def test_every_request_ends_and_nothing_leaks_whatever_is_killed_or_stopped() -> None:
+def test_random_kills_and_stops_end_every_request_and_leak_nothing() -> None:
     """One round of each kind here; the times and twenty rounds are for the script alone."""
     script = REPOSITORY / "benchmarks" / "soak_crash.py"
     limits = ["--rounds=1", "--streams=16", "--life=0", "--end-limit=60", "--ready-limit=120"]
@@ -300,7 +302,7 @@ def test_every_request_ends_and_nothing_leaks_whatever_is_killed_or_stopped() ->
 
 
 @pytest.mark.parametrize("in_a_container", [False, True])
-def test_a_triton_that_cannot_be_kept_running_ends_the_whole_server(
+def test_repeated_crashes_of_triton_end_the_server(
     make_stack: Callable[..., Stack], in_a_container: bool
 ) -> None:
     """As images start it: the reaper is PID 1, Cog its child, and Cog knows nothing of Triton."""
@@ -337,7 +339,7 @@ def test_a_triton_that_cannot_be_kept_running_ends_the_whole_server(
     wait_until(lambda: not processes_of(stack.work_dir), 20)
 
 
-def test_serve_tells_why_it_gives_up(make_stack: Callable[..., Stack]) -> None:
+def test_serve_reports_why_it_gave_up(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(**MOCK, TRITON_MAX_RESTARTS="0")
     stack.start()
     stack.until_ready()
@@ -439,7 +441,7 @@ def test_a_second_sigterm_stops_at_once(make_stack: Callable[..., Stack]) -> Non
     assert shared_memory(pids) == []
 
 
-def test_beyond_the_queue_every_request_is_answered_with_e2107(
+def test_requests_beyond_the_queue_get_e2107(
     make_stack: Callable[..., Stack],
 ) -> None:
     stack = make_stack(**{**MOCK, "MOCK_TPS": "100"}, MAX_CONCURRENCY="2", MAX_QUEUE="3")

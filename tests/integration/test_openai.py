@@ -1,4 +1,4 @@
-"""OpenAI's API in front of the real Cog, the real Triton and the real model."""
+"""OpenAI API over the real Cog, Triton and model."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def model(client: openai.OpenAI) -> str:
     return only.id
 
 
-def test_a_chat_is_that_of_predictions(stack: Stack, client: openai.OpenAI, model: str) -> None:
+def test_chat_has_the_text_of_predictions(stack: Stack, client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model, messages=ASK, temperature=0, max_completion_tokens=32
     )
@@ -43,7 +43,7 @@ def test_a_chat_is_that_of_predictions(stack: Stack, client: openai.OpenAI, mode
     assert answer.usage.completion_tokens == metrics["output_token_count"]
 
 
-def test_a_streamed_chat_with_usage(client: openai.OpenAI, model: str) -> None:
+def test_streamed_chat_has_usage(client: openai.OpenAI, model: str) -> None:
     chunks = list(
         client.chat.completions.create(
             model=model,
@@ -61,7 +61,7 @@ def test_a_streamed_chat_with_usage(client: openai.OpenAI, model: str) -> None:
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (37, 7)
 
 
-def test_streams_of_the_async_client_run_together(stack: Stack, model: str) -> None:
+def test_streams_of_the_async_client_run_concurrently(stack: Stack, model: str) -> None:
     async def one(client: openai.AsyncOpenAI, number: int) -> tuple[str, str | None]:
         stream = await client.chat.completions.create(
             model=model,
@@ -115,9 +115,7 @@ def test_a_stream_is_server_sent_events_that_end_in_done(stack: Stack, model: st
 
 
 @pytest.mark.parametrize("stop", ["nce is P", [" Paris", "zzz"]])
-def test_a_stop_string_ends_the_answer_before_it(
-    client: openai.OpenAI, model: str, stop: Any
-) -> None:
+def test_stop_string_ends_the_text_before_it(client: openai.OpenAI, model: str, stop: Any) -> None:
     answer = client.chat.completions.create(model=model, messages=ASK, temperature=0, stop=stop)
     first = stop if isinstance(stop, str) else stop[0]
     assert answer.choices[0].message.content == PARIS[: PARIS.index(first)]
@@ -152,7 +150,7 @@ class City(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_an_answer_follows_its_schema(client: openai.OpenAI, model: str, seed: int) -> None:
+def test_response_follows_its_json_schema(client: openai.OpenAI, model: str, seed: int) -> None:
     answer = client.chat.completions.parse(
         model=model,
         messages=[{"role": "user", "content": "Describe a city."}],
@@ -165,7 +163,7 @@ def test_an_answer_follows_its_schema(client: openai.OpenAI, model: str, seed: i
     assert isinstance(choice.message.parsed, City)
 
 
-def test_an_answer_is_a_json_object(client: openai.OpenAI, model: str) -> None:
+def test_json_object_response_is_an_object(client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "Describe Paris as JSON, in one line."}],
@@ -177,7 +175,7 @@ def test_an_answer_is_a_json_object(client: openai.OpenAI, model: str) -> None:
 
 
 @pytest.mark.parametrize("schema", [{"type": "foo"}, {"pattern": "("}, {"$ref": "#/nope"}])
-def test_a_bad_schema_harms_nobody_even_straight_at_triton(
+def test_bad_schema_is_refused_even_by_triton_itself(
     stack: Stack, client: openai.OpenAI, model: str, schema: dict[str, Any]
 ) -> None:
     with pytest.raises(openai.BadRequestError, match="E1005"):
@@ -203,7 +201,7 @@ def test_a_bad_schema_harms_nobody_even_straight_at_triton(
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_client_that_leaves_frees_the_engine(stack: Stack, model: str, streamed: bool) -> None:
+def test_disconnect_frees_the_engine(stack: Stack, model: str, streamed: bool) -> None:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Tell me a very long story."}],
@@ -231,7 +229,7 @@ def metrics_of(stack: Stack) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def test_metrics_move_with_the_requests(stack: Stack, client: openai.OpenAI, model: str) -> None:
+def test_metrics_count_the_requests(stack: Stack, client: openai.OpenAI, model: str) -> None:
     names = [
         "cog_triton_time_to_first_token_seconds_count",
         "cog_triton_inter_token_latency_seconds_count",
@@ -266,7 +264,7 @@ def test_tritons_own_metrics_are_reachable(stack: Stack) -> None:
     assert "nv_trt_llm_request_metrics" in answer.text
 
 
-def test_the_log_has_a_line_for_each_request_and_no_prompt(
+def test_request_log_has_a_line_for_each_request_and_no_prompt(
     stack: Stack, client: openai.OpenAI, model: str
 ) -> None:
     secret = "xyzzy-plugh-43"
@@ -285,7 +283,7 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt(
     assert secret not in stack.output
 
 
-def test_messages_are_an_input_of_predictions_too(stack: Stack) -> None:
+def test_predictions_accept_messages(stack: Stack) -> None:
     chat = [
         {"role": "system", "content": "Answer in one word."},
         {"role": "user", "content": [{"type": "text", "text": FRANCE}]},
@@ -298,5 +296,5 @@ def test_messages_are_an_input_of_predictions_too(stack: Stack) -> None:
     assert "".join(same["output"]) == PARIS
 
 
-def test_health(stack: Stack) -> None:
+def test_health_is_ready(stack: Stack) -> None:
     assert httpx.get(f"{stack.own}/health").json() == {"status": "ready"}

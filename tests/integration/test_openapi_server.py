@@ -1,4 +1,4 @@
-"""The generated document makes the real Cog server validate, stream and describe itself."""
+"""OpenAPI schema: the real Cog server validates, streams and describes itself with it."""
 
 import json
 import os
@@ -160,7 +160,7 @@ def test_unknown_inputs_are_stripped_by_coglet(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/predictions"), ("PUT", "/predictions/x")])
-def test_server_sent_events(client: httpx.Client, method: str, path: str) -> None:
+def test_output_streams_as_server_sent_events(client: httpx.Client, method: str, path: str) -> None:
     answer = send(
         client,
         method,
@@ -179,7 +179,7 @@ def _events(answer: httpx.Response) -> list[str]:
     return [event for event in answer.text.split("\n\n") if event.strip()]
 
 
-def test_the_server_describes_itself_with_it(client: httpx.Client) -> None:
+def test_openapi_json_is_the_schema(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/",

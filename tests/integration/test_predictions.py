@@ -1,4 +1,4 @@
-"""The runner's main road: real Cog, real Triton, the real model."""
+"""Predictions of the runner: real Cog, real Triton, real model."""
 
 import json
 import time
@@ -21,7 +21,7 @@ def text_of(prediction: dict[str, Any]) -> str:
     return "".join(prediction["output"])
 
 
-def test_the_chat_template_is_used_and_the_answer_is_right(stack: Stack) -> None:
+def test_chat_template_gives_the_right_answer(stack: Stack) -> None:
     prediction = stack.predict(FRANCE, temperature=0, max_tokens=32)
     assert text_of(prediction) == "The capital of France is Paris."
     metrics = prediction["metrics"]
@@ -32,7 +32,7 @@ def test_the_chat_template_is_used_and_the_answer_is_right(stack: Stack) -> None
     assert metrics["tokens_per_second"] > 0
 
 
-def test_output_arrives_while_the_model_still_generates(stack: Stack) -> None:
+def test_output_streams_during_generation(stack: Stack) -> None:
     with stack.stream("Count to fifty.", max_tokens=120, min_tokens=120) as events:
         kinds = []
         for kind, _ in events:
@@ -45,7 +45,7 @@ def test_output_arrives_while_the_model_still_generates(stack: Stack) -> None:
     assert rest[-1] == "completed"
 
 
-def test_sixteen_streams_at_once_all_complete_and_share_steps(stack: Stack) -> None:
+def test_sixteen_concurrent_streams_complete_and_share_steps(stack: Stack) -> None:
     def one(number: int) -> str:
         text = ""
         with stack.stream(f"Tell me about the number {number}.", max_tokens=40, seed=1) as events:
@@ -66,7 +66,7 @@ def test_sixteen_streams_at_once_all_complete_and_share_steps(stack: Stack) -> N
     wait_until(lambda: stack.engine_requests() == 0, FREED_S)
 
 
-def test_no_request_is_turned_away_while_slots_are_free(stack: Stack) -> None:
+def test_no_request_is_rejected_while_slots_are_free(stack: Stack) -> None:
     """coglet with several runtime threads answers a few of these with 409."""
 
     def loop(_: int) -> set[int]:
@@ -79,7 +79,7 @@ def test_no_request_is_turned_away_while_slots_are_free(stack: Stack) -> None:
         assert set().union(*pool.map(loop, range(48))) == {200}
 
 
-def test_a_client_that_leaves_after_five_tokens_frees_its_slot(stack: Stack) -> None:
+def test_disconnect_after_five_tokens_frees_the_slot(stack: Stack) -> None:
     with stack.stream("Tell me a very long story.", max_tokens=4000) as events:
         outputs = (kind for kind, _ in events if kind == "output")
         for _ in range(5):
@@ -88,14 +88,14 @@ def test_a_client_that_leaves_after_five_tokens_frees_its_slot(stack: Stack) -> 
     wait_until(lambda: stack.engine_requests() == 0, FREED_S)
 
 
-def test_a_client_that_leaves_while_its_prompt_is_read_frees_its_slot(stack: Stack) -> None:
+def test_disconnect_during_prefill_frees_the_slot(stack: Stack) -> None:
     prompt = "This is a long prompt. " * 1200
     with stack.stream(prompt, max_tokens=1000):
         wait_until(lambda: stack.engine_requests() == 1)
     wait_until(lambda: stack.engine_requests() == 0, FREED_S)
 
 
-def test_cancelling_through_the_api_stops_the_engine(stack: Stack) -> None:
+def test_cancel_endpoint_stops_the_engine(stack: Stack) -> None:
     httpx.put(
         f"{stack.url}/predictions/stop-me",
         json={"input": {"prompt": "Tell me a long story.", "max_tokens": 4000}},
@@ -106,7 +106,7 @@ def test_cancelling_through_the_api_stops_the_engine(stack: Stack) -> None:
     wait_until(lambda: stack.engine_requests() == 0, FREED_S)
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_a_batch_and_zero_is_a_seed(stack: Stack) -> None:
+def test_seed_gives_the_same_text_alone_and_in_a_batch(stack: Stack) -> None:
     def one(seed: int) -> str:
         return text_of(stack.predict("Invent a name.", seed=seed, temperature=1, max_tokens=24))
 
@@ -118,7 +118,7 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_batch_and_zero_is_a_seed(stac
     assert len(set(together)) > 1
 
 
-def test_the_seed_that_was_used_is_reported_and_reproduces_the_text(stack: Stack) -> None:
+def test_reported_random_seed_reproduces_the_text(stack: Stack) -> None:
     first = stack.predict("Invent a name.", temperature=1, max_tokens=16)
     (line,) = (line for line in first["logs"].splitlines() if "Random seed used" in line)
     seed = int(line.split("`")[1])
@@ -128,9 +128,7 @@ def test_the_seed_that_was_used_is_reported_and_reproduces_the_text(stack: Stack
 
 
 @pytest.mark.parametrize("stop", [" of France", "capital of", "nce is P", "zzz,France"])
-def test_text_before_a_stop_sequence_comes_out_and_nothing_after_it(
-    stack: Stack, stop: str
-) -> None:
+def test_output_ends_before_a_stop_sequence(stack: Stack, stop: str) -> None:
     full = "The capital of France is Paris."
     prediction = stack.predict(FRANCE, temperature=0, max_tokens=32, stop_sequences=stop)
     assert text_of(prediction) == full[: full.index(stop.split(",")[-1])]
@@ -138,7 +136,7 @@ def test_text_before_a_stop_sequence_comes_out_and_nothing_after_it(
     wait_until(lambda: stack.engine_requests() == 0, FREED_S)
 
 
-def test_a_partial_stop_at_the_end_is_released(stack: Stack) -> None:
+def test_partial_stop_sequence_at_the_end_is_released(stack: Stack) -> None:
     prediction = stack.predict(FRANCE, temperature=0, max_tokens=32, stop_sequences="Paris.!")
     assert text_of(prediction) == "The capital of France is Paris."
 
@@ -149,23 +147,23 @@ def test_max_tokens_ends_with_finish_reason_length(stack: Stack) -> None:
     assert prediction["metrics"]["finish_reason"] == "length"
 
 
-def test_min_tokens_keeps_the_model_going(stack: Stack) -> None:
+def test_min_tokens_continues_past_the_end_token(stack: Stack) -> None:
     prediction = stack.predict(FRANCE, temperature=0, max_tokens=30, min_tokens=30)
     assert prediction["metrics"]["output_token_count"] == 30
 
 
-def test_max_tokens_is_clamped_to_the_room_left_and_the_log_says_so(stack: Stack) -> None:
+def test_clamped_max_tokens_is_logged(stack: Stack) -> None:
     with stack.stream(FRANCE, max_tokens=9000, temperature=0) as events:
         logs = "".join(data["data"] for kind, data in events if kind == "log")
     assert "max_tokens 9000 was clamped to 8155" in logs
 
 
-def test_a_prompt_template_of_the_request_beats_the_chat_template(stack: Stack) -> None:
+def test_prompt_template_input_overrides_the_chat_template(stack: Stack) -> None:
     raw = stack.predict("The capital of France is", prompt_template="{prompt}", max_tokens=1)
     assert raw["metrics"]["input_token_count"] == 5
 
 
-def test_characters_that_span_tokens_come_out_whole(stack: Stack) -> None:
+def test_characters_that_span_tokens_are_joined(stack: Stack) -> None:
     prompt = "Repeat exactly: 日本語 🦙 Übergröße 🎉"
     with stack.stream(prompt, temperature=0, max_tokens=40) as events:
         chunks = [data["chunk"] for kind, data in events if kind == "output"]
@@ -173,7 +171,7 @@ def test_characters_that_span_tokens_come_out_whole(stack: Stack) -> None:
     assert "\ufffd" not in "".join(chunks)
 
 
-def test_the_log_has_the_lines_of_the_original_and_never_the_prompt(stack: Stack) -> None:
+def test_log_has_the_lines_of_the_original_and_no_prompt(stack: Stack) -> None:
     secret = "xyzzy-plugh-42"
     logs = stack.predict(secret, max_tokens=4, log_performance_metrics=True)["logs"]
     for line in (
@@ -205,7 +203,7 @@ def test_the_log_has_the_lines_of_the_original_and_never_the_prompt(stack: Stack
         ({"max_tokens": 1, "max_new_tokens": 2}, "E1102", ["(1)", "(2)"]),
     ],
 )
-def test_bad_input_gets_its_code_and_harms_nobody(
+def test_bad_input_gets_its_code_and_leaves_others_running(
     stack: Stack, values: dict[str, Any], code: str, words: list[str]
 ) -> None:
     prediction = stack.predict(**{"prompt": "Hi.", **values})
@@ -233,7 +231,7 @@ def test_wrong_types_and_ranges_are_422(stack: Stack, values: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"input": 3}', b"\xff\xfe"])
-def test_garbage_is_a_4xx(stack: Stack, body: bytes) -> None:
+def test_malformed_body_is_a_4xx(stack: Stack, body: bytes) -> None:
     response = httpx.post(
         f"{stack.url}/predictions", content=body, headers={"Content-Type": "application/json"}
     )
@@ -265,7 +263,7 @@ def test_the_curl_lines_of_the_original_answer_text(stack: Stack, model: str) ->
         ({"input_ids": [1, 99999999]}, "99999999"),
     ],
 )
-def test_what_the_engine_cannot_honour_is_refused_by_name(
+def test_unsupported_inputs_are_refused_by_name(
     stack: Stack, extra: dict[str, Any], name: str
 ) -> None:
     values = {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 2, **extra}
@@ -275,7 +273,7 @@ def test_what_the_engine_cannot_honour_is_refused_by_name(
     assert name in response.json()["error"]
 
 
-def test_the_numeric_contract_without_streaming(stack: Stack) -> None:
+def test_tensor_contract_without_streaming(stack: Stack) -> None:
     values = {
         "input_ids": [28120, 314],
         "input_lengths": 2,

@@ -1,4 +1,4 @@
-"""Two tritonservers under the real mpirun: they join one MPI world, serve, die and stop."""
+"""MPI ranks: two tritonservers under the real mpirun serve, die and stop together."""
 
 import asyncio
 import os
@@ -120,7 +120,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(limited())
 
 
-def test_they_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
+def test_ranks_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
     ranks = Ranks(tmp_path, engine_dir)
 
     async def main() -> None:
@@ -173,7 +173,7 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
     run(main())
 
 
-def test_a_leader_that_ends_by_itself_ends_the_others(tmp_path: Path, engine_dir: Path) -> None:
+def test_exit_of_rank_0_ends_the_other_ranks(tmp_path: Path, engine_dir: Path) -> None:
     ranks = Ranks(tmp_path, engine_dir)
 
     async def main() -> None:
@@ -186,7 +186,7 @@ def test_a_leader_that_ends_by_itself_ends_the_others(tmp_path: Path, engine_dir
     run(main())
 
 
-def test_a_rank_that_cannot_start_ends_the_start(tmp_path: Path, engine_dir: Path) -> None:
+def test_rank_that_cannot_start_fails_the_start(tmp_path: Path, engine_dir: Path) -> None:
     ranks = Ranks(tmp_path, engine_dir)
     model = tmp_path / "model_repo" / "tensorrt_llm" / "1" / "model.py"
     broken = 'if World().rank == 1:\n    raise RuntimeError("rank 1 is broken")\n'
@@ -203,7 +203,7 @@ def test_a_rank_that_cannot_start_ends_the_start(tmp_path: Path, engine_dir: Pat
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_two_machines(tmp_path: Path, engine_dir: Path, how: str) -> None:
+def test_ranks_run_on_two_machines(tmp_path: Path, engine_dir: Path, how: str) -> None:
     agent = tmp_path / "way"
     agent.write_text(AGENT.format(here=tmp_path))
     agent.chmod(0o755)

@@ -1,4 +1,4 @@
-"""``cog-triton serve --triton-only`` and ``cog-triton client``, as they are run in a shell."""
+"""``cog-triton serve --triton-only`` and ``cog-triton client`` as run in a shell."""
 
 import os
 import re
@@ -83,7 +83,7 @@ def shared_memory(server: Alone) -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefix)]
 
 
-def test_the_client_goes_on_from_a_text(alone: Alone, tokenizer: Path) -> None:
+def test_client_completes_a_text(alone: Alone, tokenizer: Path) -> None:
     said = alone.ask("--request-output-len", 8, "--tokenizer_dir", tokenizer, "--end-id", -1)
     done, ids, asked, answered = said.rstrip("\n").split("\n", 3)
     assert done == "Got completed request"
@@ -103,9 +103,7 @@ def test_the_client_goes_on_from_a_text(alone: Alone, tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize("by", [(), ("--streaming",), ("--streaming", "--stop-via-request-cancel")])
-def test_the_client_stops_the_engine_early(
-    alone: Alone, tokenizer: Path, by: tuple[str, ...]
-) -> None:
+def test_client_stops_the_engine_early(alone: Alone, tokenizer: Path, by: tuple[str, ...]) -> None:
     wanted = 2000
     said = alone.ask(
         *("--request-output-len", wanted, "--tokenizer-dir", tokenizer, "--end-id", -1),
@@ -118,7 +116,9 @@ def test_the_client_stops_the_engine_early(
     wait_until(lambda: alone.engine_requests() == 0, 5)
 
 
-def test_two_servers_of_one_host(alone: Alone, make: Callable[..., Alone], tmp_path: Path) -> None:
+def test_two_servers_run_on_one_host(
+    alone: Alone, make: Callable[..., Alone], tmp_path: Path
+) -> None:
     (repository,) = alone.work_dir.glob("run/*/model_repo")
     copy = shutil.copytree(repository, tmp_path / "models")
     other = make("--model_repo", copy)
@@ -133,7 +133,7 @@ def test_two_servers_of_one_host(alone: Alone, make: Callable[..., Alone], tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_is_stopped(make: Callable[..., Alone], number: int) -> None:
+def test_signals_stop_the_server(make: Callable[..., Alone], number: int) -> None:
     server = make(*MOCK)
     server.until_ready()
     assert httpx.get(f"{server.triton}/v2/health/ready").status_code == 200
@@ -144,7 +144,7 @@ def test_it_is_stopped(make: Callable[..., Alone], number: int) -> None:
     assert shared_memory(server) == []
 
 
-def test_it_is_stopped_while_it_starts(make: Callable[..., Alone]) -> None:
+def test_signals_stop_the_server_during_start_up(make: Callable[..., Alone]) -> None:
     server = make(*MOCK)
     wait_until(
         lambda: any("bin/tritonserver" in line for line in processes_of(server.work_dir).values())
@@ -153,7 +153,7 @@ def test_it_is_stopped_while_it_starts(make: Callable[..., Alone]) -> None:
     assert processes_of(server.work_dir) == {}
 
 
-def test_a_triton_that_dies_ends_it(make: Callable[..., Alone]) -> None:
+def test_death_of_triton_ends_the_server(make: Callable[..., Alone]) -> None:
     server = make(*MOCK)
     server.until_ready()
     (pid,) = (
@@ -167,7 +167,7 @@ def test_a_triton_that_dies_ends_it(make: Callable[..., Alone]) -> None:
     assert "E2105 TritonUnavailable: Triton has died" in output
 
 
-def test_what_cannot_be_served(
+def test_bad_options_are_coded_errors(
     alone: Alone, make: Callable[..., Alone], engine_dir: Path, tmp_path: Path
 ) -> None:
     taken = make(engine_dir, TRITON_GRPC_PORT=str(alone.grpc))
@@ -185,7 +185,7 @@ def test_what_cannot_be_served(
 
 
 @needs_mpirun
-def test_two_ranks_from_a_model_repository(
+def test_two_ranks_serve_a_model_repository(
     stack: Stack, make: Callable[..., Alone], tmp_path: Path
 ) -> None:
     (repository,) = stack.work_dir.glob("run/*/model_repo")
@@ -199,7 +199,9 @@ def test_two_ranks_from_a_model_repository(
     assert processes_of(server.work_dir) == {}
 
 
-def test_one_rank_of_two(alone: Alone, make: Callable[..., Alone], tmp_path: Path) -> None:
+def test_one_rank_of_two_starts_alone(
+    alone: Alone, make: Callable[..., Alone], tmp_path: Path
+) -> None:
     """What Slurm starts: rank 1 has no endpoint, and needs no free port."""
     (repository,) = alone.work_dir.glob("run/*/model_repo")
     server = make(

@@ -19,13 +19,14 @@ import sys
 from pathlib import Path
 from cog_triton.download.fetch import fetch
 from cog_triton.download.retry import RetryPolicy
-fetch(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], retry=RetryPolicy(initial_s=0.01))
+policy = RetryPolicy(initial_s=0.01)
+fetch(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], retry=policy, echo=print)
 (peak,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
 print(peak.split()[1])  # getrusage would tell the parent's, if that is larger
 """
 
 
-def test_a_gigabyte_over_bad_lines(tmp_path: Path) -> None:
+def test_a_killed_download_over_faulty_connections_is_resumed(tmp_path: Path) -> None:
     content, target, half = Content(SIZE), tmp_path / "model.tar", threading.Event()
     command = [sys.executable, "-c", CHILD]
 

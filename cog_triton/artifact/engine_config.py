@@ -1,4 +1,4 @@
-"""config.json of a built engine, as TensorRT-LLM's `EngineConfig.to_dict` and our builder write it.
+"""Engine config, config.json, as TensorRT-LLM's `EngineConfig.to_dict` and our builder write it.
 
 Shapes: before 0.8 it is `BuilderConfig.to_dict`, flat and without a version. 0.8 to 0.10 have
 `max_output_len`, later ones `max_seq_len`; `cp_size` came after 0.12. The GPU and TensorRT's

@@ -1,1 +1,1 @@
-"""Models and engines from elsewhere: fetched once, resumed, checked, with progress."""
+"""Downloads of models and engines: cached, resumable, checksummed, with progress."""

@@ -35,12 +35,12 @@ _Result = TypeVar("_Result")
 def fetch(
     request: ModelRequest, store: Path, echo: Echo, retry: RetryPolicy, stop: threading.Event
 ) -> FetchedModel:
-    """The files of `request`, as a directory below `store` of links into the hub's cache.
+    """Download the files of `request`; returns a directory of links into the hub's cache.
 
-    Without the network, what is here of a branch or tag is taken, and a commit needs none at all.
+    Without the network, the cached commit of a branch or tag is used; a cached commit needs none.
 
     Args:
-        stop: ends it from another thread.
+        stop: cancels from another thread.
 
     Raises:
         ModelUnavailable: says which: gated, missing, unreachable, and what to do.
@@ -57,7 +57,7 @@ def fetch(
 
 
 def size(request: ModelRequest, store: Path) -> int | None:
-    """The bytes that `fetch` would download; None if the hub cannot be asked now. Asks once."""
+    """Bytes that `fetch` would download; None if the hub is not reachable now. One attempt."""
     try:
         here = hub_cache.locate(request, store)
         if here is not None and hub_cache.is_commit(request.revision):
@@ -186,7 +186,7 @@ def _listing(request: ModelRequest) -> Listing:
 
 
 def _counting(progress: Progress) -> type[Any]:
-    """The library's bar, never shown, whose bytes count in ours."""
+    """Class for the library's progress bar: draws nothing, and counts its bytes in `progress`."""
 
     class Bar(tqdm):
         monitor_interval = 0  # no thread to draw what is not shown

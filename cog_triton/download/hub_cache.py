@@ -45,18 +45,18 @@ class Listing:
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether `revision` can never mean anything else than it does now."""
+    """Whether `revision` is a commit, which never moves."""
     return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
 def blob(model_id: str, sha256: str) -> Path:
-    """Where the cache keeps the large file with that sum."""
+    """Path of the large file with that sha256 in the cache."""
     folder = repo_folder_name(repo_id=model_id, repo_type="model")
     return Path(constants.HF_HUB_CACHE) / folder / "blobs" / sha256
 
 
 def pointer(model_id: str, commit: str, name: str) -> Path | None:
-    """The file `name` in the cache, None if it is not there."""
+    """Path of the file `name` in the cache, None if missing."""
     path = try_to_load_from_cache(model_id, name, cache_dir=constants.HF_HUB_CACHE, revision=commit)
     return Path(path) if isinstance(path, str) and Path(path).exists() else None
 
@@ -99,7 +99,7 @@ def cached_listing(request: ModelRequest) -> Listing | None:
 
 
 def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
-    """The view of `request` in `store`, if it was made and its files are still there."""
+    """View of `request` in `store`, if it was made and its files still exist."""
     commit = _cached_commit(request)
     if commit is None:
         return None

@@ -1,4 +1,4 @@
-"""Shared fate of Cog's worker and server: the worker exits with it, and can stop it."""
+"""Parent-death watch: Cog's worker exits with its server, and stops it when it cannot serve."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def ready_message(settings: Settings, host: str, port: int, seconds: float) -> s
 
 
 class CogServer:
-    """Cog on one address, run until it is told to stop."""
+    """Cog on one address, run until SIGINT or SIGTERM."""
 
     def __init__(
         self, settings: Settings, host: str, port: int, max_concurrency: int, *, verbose: bool

@@ -116,10 +116,10 @@ class TextGenerator:
         encode_request: Callable[[EngineRequest], dict[str, Any]] = tensor_contract.encode_request,
         observer: Observer | None = None,
     ) -> None:
-        """`on_failure` is called when the engine or Triton has failed a request, on any thread.
+        """`on_failure` is called, on any thread, when the engine or Triton has failed a request.
 
-        `observer` is told of every generation. Without `admission` only the engine's batch
-        bounds what runs at once, and the queue is endless. `encode_request` writes a request as the
+        `observer` gets every generation. Without `admission`, the engine's batch size is the
+        concurrency limit, and the queue is unbounded. `encode_request` writes a request as the
         engine's family wants it.
         """
         self._settings = settings

@@ -41,7 +41,7 @@ class SupervisorState(str, enum.Enum):
 
 
 class Supervisor:
-    """Watchdog of one Triton, on its own thread and event loop; methods may be called anywhere.
+    """Watchdog of one Triton, on its own thread and event loop; methods are thread-safe.
 
     A failure is a process that died or was stopped, a readiness probe without an answer while no
     stream receives a byte either, or, after a failed request, a one-token request that fails, too.

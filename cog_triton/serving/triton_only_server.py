@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 async def serve_triton_only(
-    settings: Settings, repository: Path | None, say: Callable[[str], None]
+    settings: Settings, repository: Path | None, echo: Callable[[str], None]
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second signal stops at once.
 
@@ -45,7 +45,7 @@ async def serve_triton_only(
         await asyncio.wait({starting, stops.first}, return_when=asyncio.FIRST_COMPLETED)
         if not stops.first.done():
             starting.result()
-            say(_ready_line(settings, world_size, server.log, time.monotonic() - began))
+            echo(_ready_line(settings, world_size, server.log, time.monotonic() - began))
             await _wait_for_exit(server, stops.first)
     finally:
         starting.cancel()

@@ -65,9 +65,9 @@ def load_serve_config(path: Path) -> ServeConfig:
     for key in ("instantiate", "server"):
         if key in models or where:
             _require_known_keys(models, [key, *_DEPLOYMENT_KEYS[key]], path, where)
-            for beside, variable in _DEPLOYMENT_KEYS[key].items():
-                if variable and beside in models:
-                    at = f"{where}.{beside}".lstrip(".")
+            for other_key, variable in _DEPLOYMENT_KEYS[key].items():
+                if variable and other_key in models:
+                    at = f"{where}.{other_key}".lstrip(".")
                     _log.warning("%s: %s is not read: set %s", path, at, variable)
             where = f"{where}.{key}".lstrip(".")
             models = _mapping(models.get(key), path, where)

@@ -52,29 +52,33 @@ def load_prompt(ids: Sequence[int] | None, text: str, tokenizer_dir: Path | None
 
 
 def send_and_print(
-    url: str, timeout: float, prompt: TokenPrompt, request: TokenRequest, say: Callable[[str], None]
+    url: str,
+    timeout: float,
+    prompt: TokenPrompt,
+    request: TokenRequest,
+    echo: Callable[[str], None],
 ) -> None:
     """Send the request to Triton at `url`; print the response as TensorRT-LLM's client does."""
     client = TritonClient(_base_url(url), timeout, _to_error)
     try:
-        answer = send_token_request(client, request, lambda ids: say(str(ids)))
+        answer = send_token_request(client, request, lambda ids: echo(str(ids)))
     finally:
         asyncio.run(client.aclose())
     count = max(map(len, answer.sequences))
     if not request.stop_after_ms:
-        say("Got completed request")
+        echo("Got completed request")
     elif answer.stopped:
-        say(f"Stopped after {request.stop_after_ms} ms: {count} of {request.output_len} tokens")
+        echo(f"Stopped after {request.stop_after_ms} ms: {count} of {request.output_len} tokens")
     else:
-        say(f"Got completed request: it had ended before {request.stop_after_ms} ms")
+        echo(f"Got completed request: it had ended before {request.stop_after_ms} ms")
     shown = [[*prompt.ids, *ids] for ids in answer.sequences]
-    say(f"output_ids = {answer.sequences if request.exclude_input else shown}")
+    echo(f"output_ids = {answer.sequences if request.exclude_input else shown}")
     if prompt.text is not None:
-        say(f"Input: {prompt.text}")
+        echo(f"Input: {prompt.text}")
     if prompt.tokenizer is not None:
         for number, ids in enumerate(answer.sequences):
             name = "Output" if len(answer.sequences) == 1 else f"Output {number}"
-            say(f"{name}: {prompt.tokenizer.tokenizer.decode(ids)}")
+            echo(f"{name}: {prompt.tokenizer.tokenizer.decode(ids)}")
 
 
 def _to_error(text: str) -> errors.CogTritonError:

@@ -1,4 +1,4 @@
-"""``cog-triton bench``: the options."""
+"""``cog-triton bench``: measure a served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cog-triton client``: token ids to Triton's engine model and back."""
+"""``cog-triton client``: send token ids to Triton's engine model."""
 
 from __future__ import annotations
 

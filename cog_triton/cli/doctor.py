@@ -1,4 +1,4 @@
-"""``cog-triton doctor``: what this machine can run, and what to do where it cannot."""
+"""``cog-triton doctor``: check this machine, and say what to do about failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Tell what this machine can run: a line for each thing, with what to do about it.
+    """Check what this machine can run, with advice for each problem.
 
     Ends with exit code 1 if something is missing that serving needs. Nothing is started,
     changed or fetched; of an engine, only what describes it is read.

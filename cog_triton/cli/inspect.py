@@ -1,4 +1,4 @@
-"""``cog-triton inspect``: what an engine is, for which GPU, and whether it is whole."""
+"""``cog-triton inspect``: describe an engine and verify its checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inspect_engine(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Tell what ENGINE is and for which GPU, and check every file's checksum.
+    """Describe ENGINE and the GPU it is for, and verify every file's checksum.
 
     Nothing is unpacked. An engine that is damaged, incomplete or none at all ends
     in E1306 and exit code 1, one for another GPU (--check-gpu) in E1305. A tar

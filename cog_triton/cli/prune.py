@@ -1,4 +1,4 @@
-"""``cog-triton prune``: for installed files, and for images, which run it without the rest."""
+"""``cog-triton prune``: remove device code of other GPUs; image builds run this module alone."""
 
 from __future__ import annotations
 

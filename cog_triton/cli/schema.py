@@ -1,4 +1,4 @@
-"""``cog-triton schema``: JSON schemas of the YAML files, for editors."""
+"""``cog-triton schema``: print JSON schemas of YAML files, for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cog-triton serve``: engine.tar behind Triton and Cog."""
+"""``cog-triton serve``: serve an engine through Triton behind Cog."""
 
 from __future__ import annotations
 

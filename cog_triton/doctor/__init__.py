@@ -1,1 +1,1 @@
-"""``cog-triton doctor``: what this machine can run, and what to do where it cannot."""
+"""``cog-triton doctor``: checks of this machine, with advice for what fails."""

@@ -1,4 +1,4 @@
-"""What one look at the machine brought."""
+"""Result of one check: state, finding and advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class State(str, enum.Enum):
-    """`FAIL`: serving will not work; `WARN`: it may, with limits."""
+    """State of a check. `FAIL`: serving will not work; `WARN`: it may, with limits."""
 
     OK = "ok"
     WARN = "warn"
@@ -16,7 +16,7 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was found, and what to do, empty if nothing."""
+    """Result of one check; `advice` says what to do, empty if nothing."""
 
     name: str
     state: State
@@ -25,15 +25,15 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """All is well."""
+    """Passed check."""
     return Check(name, State.OK, found)
 
 
 def warn(name: str, found: str, advice: str) -> Check:
-    """It may do."""
+    """Check with a warning."""
     return Check(name, State.WARN, found, advice)
 
 
 def fail(name: str, found: str, advice: str) -> Check:
-    """It will not do."""
+    """Failed check."""
     return Check(name, State.FAIL, found, advice)

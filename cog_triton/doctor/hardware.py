@@ -1,4 +1,4 @@
-"""The machine: GPUs, memory, shared memory, disk, ports."""
+"""Hardware checks: GPUs, memory, shared memory, disk, ports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cog_triton.triton import http_thread_queues
 
 _GB = 1e9
 _QUERY = "name,memory.total,driver_version"
-_PATIENCE_S = 30
-_ENOUGH_PLACES = 2000
-_OURS = re.compile(r"cog_triton_(\d+)_")
+_TIMEOUT_S = 30
+_MIN_QUEUE_LENGTH = 2000
+_OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
 def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check:
-    """The GPUs, `here` as `preflight.visible_gpus` tells it, against the image's COG_TRITON_SM."""
+    """Check the GPUs `here` (`system.gpus.visible_gpus`) against the image's COG_TRITON_SM."""
     if isinstance(here, EngineIncompatible):
         return fail("GPU", here.detail, "update NVIDIA's driver")
     image = f"; this image is for sm_{image_sm}" if image_sm not in (None, "", "cpu") else ""
@@ -39,7 +39,7 @@ def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check
 def memory(
     meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")
 ) -> Check:
-    """What is free of the machine's memory, or of the container's share."""
+    """Check free memory, within the container's limit."""
     available = int(re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())[0]) * 1024
     text = limit.read_text().strip() if limit.is_file() else "max"
     bound = f", {int(text) / _GB:.1f} GB is the container's limit" if text.isdecimal() else ""
@@ -53,7 +53,7 @@ def memory(
 
 
 def shared_memory(ranks: int, directory: Path = Path("/dev/shm")) -> Check:
-    """Room for Triton's stubs (1 MB for each and more) and NCCL, and what dead servers left."""
+    """Check free shared memory for Triton's stubs and NCCL, and leftovers of dead servers."""
     if not directory.is_dir():
         return fail("shared memory", f"no {directory}", "mount a tmpfs there")
     usage = shutil.disk_usage(directory)
@@ -75,7 +75,7 @@ def shared_memory(ranks: int, directory: Path = Path("/dev/shm")) -> Check:
 
 
 def disk(directory: Path, needed: int = 0) -> Check:
-    """Room for unpacked engines below `directory`; `needed` is in bytes."""
+    """Check free disk space for unpacked engines below `directory`; `needed` is in bytes."""
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     found = f"{free / _GB:.1f} GB free at {directory}"
@@ -88,10 +88,10 @@ def disk(directory: Path, needed: int = 0) -> Check:
 
 
 def http_queues() -> Check:
-    """How far a thread of Triton's HTTP server may be behind before it loses responses."""
+    """Check the length of the queues of Triton's HTTP threads; full ones lose responses."""
     places = http_thread_queues.attainable_send_buffer() // http_thread_queues.RESPONSE_BYTES
     found = f"{places} responses in the queue of each of Triton's HTTP threads"
-    if places < _ENOUGH_PLACES:
+    if places < _MIN_QUEUE_LENGTH:
         return warn(
             "HTTP queues",
             f"{found}: short of CPU, it may lose the end of answers (E2105)",
@@ -101,7 +101,7 @@ def http_queues() -> Check:
 
 
 def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
-    """One line for all ports that are free, and one for each that is not."""
+    """Check ports: one result for all free ports, and one for each taken port."""
     taken, free = [], []
     for name, (host, port) in wanted.items():
         reason = ports.refusal(host, port)
@@ -115,11 +115,11 @@ def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
 
 
 def _nvidia_smi() -> list[str]:
-    """ "NVIDIA H200 141 GB, driver 580.1", several alike told once; empty if it does not run."""
+    """GPUs that nvidia-smi reports, summarized; empty if it does not run."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
@@ -127,7 +127,7 @@ def _nvidia_smi() -> list[str]:
 
 
 def summarize(table: str) -> list[str]:
-    """nvidia-smi's CSV of name, memory in MiB and driver, GPUs of a kind counted."""
+    """Summarize nvidia-smi's CSV (name, MiB, driver): a line and count for each kind of GPU."""
     counts: dict[str, int] = {}
     for line in table.strip().splitlines():
         name, mib, driver = (part.strip() for part in line.split(","))
@@ -138,15 +138,15 @@ def summarize(table: str) -> list[str]:
 
 
 def _leftovers(directory: Path) -> list[Path]:
-    """Regions of servers of ours whose process has ended."""
+    """Shared memory regions of our servers whose process has ended."""
     return [
         path
         for path in directory.iterdir()
-        if (match := _OURS.match(path.name)) and not Path("/proc", match[1]).exists()
+        if (match := _OUR_REGIONS.match(path.name)) and not Path("/proc", match[1]).exists()
     ]
 
 
 def _pattern(path: Path) -> str:
-    match = _OURS.match(path.name)
+    match = _OUR_REGIONS.match(path.name)
     assert match is not None
     return f"{path.parent / match[0]}*"

@@ -1,4 +1,4 @@
-"""What was found, for people, for logs and for programs."""
+"""Doctor report as a terminal table, log lines, or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SYMBOLS = {
 
 
 def as_json(checks: Sequence[Check]) -> str:
-    """`healthy`, and each check with its state and advice."""
+    """JSON with `healthy`, and each check with its state and advice."""
     found = [
         {"name": c.name, "state": c.state.value, "found": c.found, "advice": c.advice}
         for c in checks
@@ -29,7 +29,7 @@ def as_json(checks: Sequence[Check]) -> str:
 
 
 def print_to(console: Console, checks: Sequence[Check]) -> None:
-    """A line each: folded under itself in a terminal, whole and without colour in a log."""
+    """Print a line for each check: folded in a terminal, whole and without colour in a log."""
     if console.is_terminal:
         console.print(_table(checks))
     else:

@@ -1,4 +1,4 @@
-"""All checks, in the order in which things are needed."""
+"""Runs all checks, in the order in which serving needs them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cog_triton.doctor import engine_needs as engines
-from cog_triton.doctor import hardware, software
+from cog_triton.doctor import engine_check, hardware, software
 from cog_triton.doctor.check_result import Check, State, fail, ok
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings, load_settings
@@ -21,13 +20,13 @@ from cog_triton.triton.serve_config import load_serve_config
 
 
 def run(engine: Path | None) -> list[Check]:
-    """Look at this machine, and at `engine`, else COG_WEIGHTS or ENGINE_DIR if they are here."""
+    """Check this machine, and `engine`, else COG_WEIGHTS or ENGINE_DIR if they are local."""
     with tempfile.TemporaryDirectory() as scratch:
         return list(_checks(engine, Path(scratch)))
 
 
 def healthy(checks: Sequence[Check]) -> bool:
-    """Whether nothing that is needed is missing."""
+    """Whether no check failed."""
     return all(check.state is not State.FAIL for check in checks)
 
 
@@ -55,7 +54,7 @@ def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     path = engine or _configured(settings)
     needs, checked = None, None
     if path is not None:
-        needs, checked = engines.check(path, _machine(triton, here))
+        needs, checked = engine_check.check(path, _machine(triton, here))
     ranks = settings.world_size or (needs.world_size if needs else 0)
     yield software.mpirun(settings, ranks)
     yield hardware.memory()
@@ -93,7 +92,7 @@ def _machine(triton: TritonInstallation | None, sm: Sequence[int]) -> Machine | 
 
 
 def _configured(settings: Settings) -> Path | None:
-    """The engine of the environment, if it is on this machine already."""
+    """Engine that the environment names, if it is on this machine."""
     weights = settings.cog_weights
     if weights:
         return None if "://" in weights else Path(weights)

@@ -1,4 +1,4 @@
-"""Programs: our Python, tritonserver and its backends, CUDA's driver, mpirun."""
+"""Software checks: Python, tritonserver and its backends, CUDA driver, mpirun."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cog_triton.triton import launch
 from cog_triton.triton.installation import TritonInstallation
 
 _PYTHONS = ((3, 10), (3, 12))
-_PATIENCE_S = 30
+_TIMEOUT_S = 30
 
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Whether this Python is one that the package and its locks are for."""
+    """Check that the package supports this Python."""
     text = ".".join(map(str, version))
     if _PYTHONS[0] <= version[:2] <= _PYTHONS[1]:
         return ok("Python", text)
@@ -31,7 +31,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def libpython(triton: TritonInstallation | None) -> Check:
-    """The shared library that the stub of the wheel's tritonserver is linked with."""
+    """Check for the libpython that the stub of the wheel's tritonserver is linked with."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     if triton is not None and "pytriton" not in triton.binary.parts:
         return ok("libpython", f"not needed: {triton.binary} has a Python of its own")
@@ -42,7 +42,7 @@ def libpython(triton: TritonInstallation | None) -> Check:
 
 
 def tritonserver(triton: TritonInstallation | None, error: TritonStartFailed | None) -> Check:
-    """Whether the binary is there and its libraries are found; `error` is why it is not."""
+    """Check that the binary exists and starts; `error` says why it was not found."""
     if triton is None:
         detail = error.detail if error else "not found"
         return fail("Triton", detail, "`make setup` installs one, images have their own")
@@ -55,7 +55,7 @@ def tritonserver(triton: TritonInstallation | None, error: TritonStartFailed | N
 
 
 def backends(triton: TritonInstallation) -> Check:
-    """Which backends there are; every engine's own is compared with the engine."""
+    """Check for the python backend; an engine's own backend is checked with the engine."""
     found = backends_in(triton.backend_directory)
     if "python" not in found:
         return fail(
@@ -67,7 +67,7 @@ def backends(triton: TritonInstallation) -> Check:
 
 
 def cuda_driver(image: str | None = os.environ.get("CUDA_VERSION")) -> Check:
-    """CUDA of the driver against the image's own, CUDA_VERSION in NVIDIA's images."""
+    """Check the driver's CUDA version against the image's (CUDA_VERSION)."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -94,7 +94,7 @@ def cuda_driver(image: str | None = os.environ.get("CUDA_VERSION")) -> Check:
 
 
 def mpirun(settings: Settings, ranks: int) -> Check:
-    """mpirun, which only engines of several ranks need."""
+    """Check for mpirun, which only engines of several ranks need."""
     wanted = ranks > 1 or settings.trtllm_orchestrator
     try:
         path = launch.find_mpirun(settings)
@@ -115,7 +115,7 @@ def _does_not_start(command: list[str], environment: Mapping[str, str]) -> str |
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""A whole `cog-triton prune`: find the files, copy them if asked, prune them side by side."""
+"""``cog-triton prune``: finds files, copies them if asked, and prunes them in parallel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from cog_triton.prune import find_files, tree_copies
+from cog_triton.prune import file_search, tree_copies
 from cog_triton.prune.prune_file import Options, Outcome, prune
 
 Progress = Callable[[int, int], None]
@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Result:
-    """Outcomes by path of the files with device code; `others` counts the files without any.
+    """Outcomes of files with device code, by path; `others` counts files without any.
 
     `links_out` counts links out of the given trees, whose files were left alone.
     """
@@ -48,20 +48,20 @@ def run(
         DiskFull: no space for the copies.
     """
     targets = tree_copies.destinations(paths, output) if output else {}
-    found = find_files.find(paths)
+    found = file_search.find(paths)
     if not targets or options.dry_run:
         return _prune(found, options, jobs, progress)
     with _terminable():
         try:
             tree_copies.make(targets)
-            return _prune(find_files.find(list(targets.values())), options, jobs, progress)
+            return _prune(file_search.find(list(targets.values())), options, jobs, progress)
         except BaseException:
             tree_copies.remove(targets)
             raise
 
 
 def _prune(
-    found: find_files.Found, options: Options, jobs: int | None, progress: Progress
+    found: file_search.Found, options: Options, jobs: int | None, progress: Progress
 ) -> Result:
     stop = threading.Event()
     outcomes: list[Outcome] = []
@@ -89,7 +89,7 @@ def _prune(
 
 @contextmanager
 def _directory_times(directories: set[Path]) -> Iterator[None]:
-    """Undo what replacing files in them does to the times of directories."""
+    """Restore the times of directories in which files are replaced."""
     before = {directory: directory.stat() for directory in directories}
     try:
         yield
@@ -104,7 +104,7 @@ def _directory_times(directories: set[Path]) -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the block as an exception, so that it cleans up."""
+    """Raise SystemExit on SIGTERM within the block, so that it cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -9,7 +9,7 @@ import struct
 from typing import NamedTuple
 
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune.file_edits import Bytes
+from cog_triton.prune.zero_edits import Bytes
 
 MACHINE_CUDA = 190
 PROGBITS, NOBITS = 1, 8
@@ -37,7 +37,7 @@ class Section(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the ELF header says, as far as anyone here asks."""
+    """Fields of the ELF header that pruning needs."""
 
     abi_version: int
     type: int

@@ -1,4 +1,4 @@
-"""Cubins in plain data: TensorRT-LLM embeds thousands as C arrays, outside of any fat binary."""
+"""Embedded cubins: CUDA ELF images in plain data, as TensorRT-LLM has them in C arrays."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cog_triton.prune.elf import (
     sections,
 )
 from cog_triton.prune.fatbin import SECTIONS
-from cog_triton.prune.file_edits import Bytes, Edit
 from cog_triton.prune.gpu_arch import Arch
+from cog_triton.prune.zero_edits import Bytes, Edit
 
 _START = b"\x7fELF\x02\x01"
 

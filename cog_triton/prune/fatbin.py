@@ -1,4 +1,4 @@
-"""CUDA fat binaries: device code for many GPUs in one shared object, and the part one GPU needs.
+"""CUDA fat binaries: parsing, and choice of the device code that one GPU needs.
 
 The ELF sections `.nv_fatbin` and `__nv_relfatbin` are runs of containers, 8-byte aligned, zeros
 between them; integers are little-endian:
@@ -20,8 +20,8 @@ from enum import IntEnum
 
 from cog_triton.errors import FatbinInvalid
 from cog_triton.prune.elf import MACHINE_CUDA, header
-from cog_triton.prune.file_edits import Bytes, Edit, is_zero
 from cog_triton.prune.gpu_arch import Arch
+from cog_triton.prune.zero_edits import Bytes, Edit, is_zero
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAGIC = struct.pack("<I", 0xBA55ED50)
@@ -45,7 +45,7 @@ _PREFIX = {Kind.PTX: "compute_", Kind.CUBIN: "sm_", Kind.LTO: "lto_"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One image, bytes `start` to `end` with its header; `name` tells modules apart."""
+    """Entry of a container: one image, bytes `start` to `end` with header; `name` is its module."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Container:
-    """One container: header from `start`, entries from `body` to `end`, then `slack` zeros."""
+    """Container of entries: header from `start`, entries from `body` to `end`, `slack` zeros."""
 
     start: int
     body: int
@@ -113,7 +113,7 @@ def parse(buffer: Bytes, start: int, end: int) -> list[Container]:
 
 
 def choose(container: Container, sm: int) -> Choice:
-    """What a GPU of compute capability `sm` needs of a container.
+    """Choose the entries of a container that a GPU of compute capability `sm` needs.
 
     The cubins with the highest SM number that run on it (sm_90 and sm_90a alike); without any,
     the PTX with the highest that compiles for it; link-time code always. A container that has
@@ -137,7 +137,7 @@ def choose(container: Container, sm: int) -> Choice:
 
 
 def edit(container: Container, choice: Choice) -> Edit | None:
-    """How to leave only `choice` in its container; None if it already is so."""
+    """Edit that leaves only `choice` in its container; None if nothing changes."""
     if choice.kept == container.entries:
         return None
     kept = tuple((entry.start, entry.end) for entry in choice.kept)

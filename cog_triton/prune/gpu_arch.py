@@ -1,4 +1,4 @@
-"""Which device code runs on which GPU.
+"""GPU architectures: which device code runs on which GPU.
 
 Source: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility" and
 "Architecture- and family-specific features".
@@ -17,7 +17,7 @@ _INTEGRATED = frozenset({53, 62, 72, 87, 88, 101, 110})
 
 
 class Arch(NamedTuple):
-    """What code was compiled for: an SM number (86 for compute capability 8.6) and a variant.
+    """Architecture that code is compiled for: SM number (86 is compute capability 8.6), variant.
 
     `variant` is "a" for architecture-specific code (sm_90a), "f" for family-specific (sm_100f).
     """
@@ -43,7 +43,7 @@ class Arch(NamedTuple):
 
 
 def parse_sm(text: str) -> int:
-    """The SM number of "86", "sm_86" or "8.6".
+    """Parse "86", "sm_86" or "8.6" into an SM number.
 
     Raises:
         InvalidArgument: it is neither.

@@ -1,4 +1,4 @@
-"""Which libraries may be changed: those known to be open source, unless the user says otherwise.
+"""Licences: which libraries may be changed without --all-licences.
 
 NVIDIA's own libraries have the same layout, but their licences do not allow changed copies.
 Patterns match the end of a path, part by part.
@@ -48,7 +48,7 @@ _NVIDIA = (
 
 
 def refusal(path: Path) -> str | None:
-    """Why the file at `path` is left alone; None if it is known to be open source."""
+    """Reason to skip the file at `path`; None if it is known to be open source."""
     for pattern, reason in _CLOSED.items():
         if path.match(pattern):
             return reason

@@ -1,4 +1,4 @@
-"""One file: planned from a map of it, replaced by a finished copy or not at all."""
+"""Pruning of one file: planned on a memory map, then replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
-from cog_triton.prune import elf, file_edits, licences
+from cog_triton.prune import elf, licences, zero_edits
 from cog_triton.prune.prune_plan import Plan, make
 
 _CHUNK = 1 << 22
@@ -23,7 +23,7 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Options:
-    """What to do to every file: the GPU's SM number, and what is allowed and wanted."""
+    """Options for every file; `sm` is the GPU's SM number."""
 
     sm: int
     dry_run: bool = False
@@ -34,7 +34,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the file `path`: its plan, or the reason that there is none.
+    """Outcome for the file `path`: its plan, or the reason for none.
 
     `action` is "pruned" (or would be, in a dry run), "unchanged", "skipped" or "refused";
     `gzip` holds its size under gzip -1 before and after, in bytes.
@@ -57,7 +57,7 @@ def prune(
     Nothing is raised but an interrupt: whatever a file is refused for is in the outcome, and the
     file is then as it was. One that is not to be changed need not be readable.
     """
-    closed = None if options.all_licences else _closed([path, *names])
+    closed = None if options.all_licences else _skip_reason([path, *names])
     try:
         size = path.stat().st_size
         found = _plan(path, options)
@@ -78,18 +78,18 @@ def prune(
 
 
 def from_os(error: OSError, path: Path) -> CogTritonError:
-    """The coded error for what the system said about `path`."""
+    """Coded error for an OSError about `path`."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else InvalidArgument
     return kind(f"PATH='{shown(path)}': {error.strerror or error}")
 
 
 def shown(path: Path) -> str:
-    """`path` as text that can be printed, whatever bytes are in it."""
+    """Printable text of `path`, whatever bytes are in it."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def is_loadable(path: Path) -> bool:
-    """Whether there is a shared object or a program at `path`."""
+    """Whether the file is a shared object or a program."""
     with path.open("rb") as file:
         return elf.is_loadable(file.read(elf.HEADER_SIZE))
 
@@ -124,8 +124,8 @@ def _carry_out(
     return Outcome(path, "pruned", status.st_size, plan, note, gzip)
 
 
-def _closed(names: Iterable[Path]) -> str | None:
-    """Why a file of these names is left alone; None if one of them is known."""
+def _skip_reason(names: Iterable[Path]) -> str | None:
+    """Reason to skip a file with these names; None if one of them may be pruned."""
     reasons = [licences.refusal(name) for name in names]
     return None if None in reasons else reasons[0]
 
@@ -137,7 +137,7 @@ def _replace(path: Path, names: Iterable[Path], plan: Plan) -> None:
         with os.fdopen(descriptor, "r+b") as file:
             shutil.copyfile(path, temporary)
             with mmap.mmap(file.fileno(), 0) as view:
-                file_edits.apply(view, plan.edits)
+                zero_edits.apply(view, plan.edits)
                 view.flush()
             os.fsync(file.fileno())
         keep_metadata(path, temporary)
@@ -150,7 +150,7 @@ def _replace(path: Path, names: Iterable[Path], plan: Plan) -> None:
 
 
 def _relink(name: Path, target: Path) -> None:
-    """Make `name`, in one step, a hard link to `target`."""
+    """Replace `name` atomically by a hard link to `target`."""
     fresh = name.with_name(f".{name.name}.{uuid4().hex}")
     os.link(target, fresh)
     try:
@@ -165,7 +165,7 @@ def _gzip_sizes(path: Path, plan: Plan, stop: threading.Event) -> tuple[int, int
         before = _gzip_size(view, stop)
         if not plan.edits:
             return before, before
-        file_edits.apply(view, plan.edits)
+        zero_edits.apply(view, plan.edits)
         return before, _gzip_size(view, stop)
 
 

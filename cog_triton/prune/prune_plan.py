@@ -1,4 +1,4 @@
-"""What pruning a file for one GPU would change, from its bytes alone."""
+"""Prune plan of one file: what would be kept and zeroed, from its bytes alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
 from cog_triton.prune import elf, embedded_cubins, fatbin
-from cog_triton.prune.file_edits import Bytes, Edit
+from cog_triton.prune.zero_edits import Bytes, Edit
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a file holds and what would go; sizes are bytes, by label (sm_90a, compute_80).
+    """Device code of a file and what would be zeroed; bytes by label (sm_90a, compute_80).
 
     `found` and `kept` are of fat binaries, `embedded` and `zeroed` of cubins in plain data.
     `containers` counts fat binaries and `unfit` those that have nothing for the GPU and stay whole.
@@ -35,12 +35,12 @@ class Plan:
 
     @property
     def has_device_code(self) -> bool:
-        """Whether there is anything in the file that this is about."""
+        """Whether the file has any device code."""
         return bool(self.found or self.embedded)
 
 
 def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
-    """The plan for the shared object in `buffer` and GPUs of compute capability `sm`.
+    """Plan for the shared object in `buffer` and GPUs of compute capability `sm`.
 
     Raises:
         FatbinInvalid: the file, or device code in it, is not laid out as known.
@@ -77,12 +77,12 @@ def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
         zeroed=_by_label(zeroed),
         containers=len(containers),
         unfit=sum(not choice.fits for choice in choices),
-        edits=_apart([*(edit for edit in changes if edit), *zeroed.values()]),
+        edits=_disjoint([*(edit for edit in changes if edit), *zeroed.values()]),
     )
 
 
-def _apart(edits: list[Edit]) -> tuple[Edit, ...]:
-    """`edits` in order; sections of a damaged file may lie on one another."""
+def _disjoint(edits: list[Edit]) -> tuple[Edit, ...]:
+    """Sort `edits`; refuses overlaps, which sections of a damaged file may have."""
     ordered = sorted(edits, key=lambda edit: edit.start)
     for one, other in pairwise(ordered):
         if other.start < one.end:

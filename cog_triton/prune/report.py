@@ -1,4 +1,4 @@
-"""What was pruned, as a table for 80 columns and as JSON."""
+"""Prune report, as a table of 80 columns and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = ("sm_", "compute_", "lto_")
 
 
 def as_json(result: Result) -> str:
-    """Everything that is known, sizes in bytes."""
+    """JSON with all results, sizes in bytes."""
     options = result.options
     document = {
         "sm": options.sm,
@@ -36,18 +36,18 @@ def as_json(result: Result) -> str:
 
 
 def as_table(result: Result) -> RenderableType:
-    """A row for each file, totals, and what the numbers mean."""
+    """Table with a row for each file, totals, and notes."""
     return Group(_table(result), *(Text(note) for note in _notes(result)))
 
 
 def progress_line(console: Console, done: int, total: int) -> None:
-    """Show how far it is, on a terminal only."""
+    """Show progress, on a terminal only."""
     if console.is_terminal:
         console.print(f"{done} of {total} files", end="\r" if done < total else "\n", style="dim")
 
 
 def architectures(sizes: Mapping[str, int]) -> str:
-    """Labels in short, oldest first: "sm_80 90 90a, compute_80"."""
+    """Abbreviated labels, oldest first: "sm_80 90 90a, compute_80"."""
     groups = []
     for kind in _KINDS:
         found = [label.removeprefix(kind) for label in sizes if label.startswith(kind)]

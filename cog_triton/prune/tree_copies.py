@@ -1,4 +1,4 @@
-"""Copies of whole trees, as `cp -a` makes them, for pruning into a new place."""
+"""Copies of directory trees, as by `cp -a`, for pruning with --output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cog_triton.prune.prune_file import from_os, keep_metadata
 
 
 def destinations(paths: Sequence[Path], output: Path) -> dict[Path, Path]:
-    """Where in `output` a copy of each of `paths` goes: under its own name.
+    """Destination of each path: under its own name in `output`.
 
     Raises:
         InvalidArgument: it would lie in its original, or where something is already.
@@ -44,7 +44,7 @@ def make(copies: Mapping[Path, Path]) -> None:
 
 
 def remove(copies: Mapping[Path, Path]) -> None:
-    """Remove whatever of the copies is there."""
+    """Remove the copies, complete or not."""
     for target in copies.values():
         if target.is_dir():
             shutil.rmtree(target)

@@ -1,4 +1,4 @@
-"""Hand-made fat binaries, cubins and shared objects, and real ones where nvcc is installed."""
+"""Fat binaries, cubins and shared objects for tests: made by hand, or by nvcc if installed."""
 
 from __future__ import annotations
 

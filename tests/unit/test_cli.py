@@ -1,4 +1,4 @@
-"""The command line: what it offers, and how it refuses."""
+"""The command line: help, usage errors, and refusals with a code."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def taken() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_without_a_command_it_says_what_there_is() -> None:
+def test_no_command_prints_the_help() -> None:
     _, output = run()
     for command in ("build", "serve", "inspect", "prune"):
         assert f" {command} " in output
 
 
-def test_the_version() -> None:
+def test_version_option() -> None:
     assert run("--version") == (0, f"cog-triton {__version__}\n")
 
 
-def test_it_is_also_a_module() -> None:
+def test_python_m_cog_triton_runs_the_command_line() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cog_triton", "--version"], capture_output=True, check=True
     )
@@ -103,7 +103,7 @@ def test_it_is_also_a_module() -> None:
         ),
     ],
 )
-def test_help(command: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_help_of_each_command(command: tuple[str, ...], words: tuple[str, ...]) -> None:
     code, output = run(*command, "--help")
     assert code == 0
     for word in words:
@@ -123,7 +123,7 @@ def test_help(command: tuple[str, ...], words: tuple[str, ...]) -> None:
         ("serve", "--frobnicate"),
     ],
 )
-def test_usage_errors(arguments: tuple[str, ...]) -> None:
+def test_usage_errors_exit_with_2(arguments: tuple[str, ...]) -> None:
     code, output = run(*arguments)
     assert code == 2
     assert "Usage" in output
@@ -137,29 +137,29 @@ def refusal(*arguments: str) -> str:
     return output
 
 
-def test_a_build_config_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_build_config_is_refused(tmp_path: Path) -> None:
     assert "no.yaml" in refusal("build", str(tmp_path / "no.yaml"))
 
 
-def test_a_build_config_that_is_wrong(tmp_path: Path) -> None:
+def test_an_invalid_build_config_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "build.yaml"
     path.write_text("frobnicate: [bold]1[/bold]")
     assert refusal("build", str(path)).startswith("error: E1300 BuildConfigInvalid: ")
 
 
-def test_a_port_that_is_taken(taken: int) -> None:
+def test_a_taken_port_is_refused(taken: int) -> None:
     assert f"PORT={taken}: cannot listen on 127.0.0.1:{taken}" in refusal(
         "serve", "--port", str(taken)
     )
 
 
-def test_the_port_of_the_environment(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_of_the_environment_is_used(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", str(taken))
     assert f" PORT={taken}: " in refusal("serve")
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
-def test_tritons_ports(kind: str, taken: int) -> None:
+def test_taken_ports_of_triton_are_refused(kind: str, taken: int) -> None:
     (port,) = free_ports(1)
     name = f"TRITON_{kind.upper()}_PORT"
     others = [k for k in ("http", "grpc", "metrics") if k != kind]
@@ -169,7 +169,7 @@ def test_tritons_ports(kind: str, taken: int) -> None:
     assert f"{name}={taken}: " in refusal("serve", *arguments)
 
 
-def test_a_setting_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "[bold]many[/bold]")
     assert "E1005 InvalidArgument: WORLD_SIZE='[bold]many[/bold]'" in refusal("serve")
     monkeypatch.delenv("WORLD_SIZE")
@@ -191,13 +191,13 @@ def test_a_setting_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--triton-only", "--jitter", "0"), "MOCK_JITTER: is an option of --engine mock"),
     ],
 )
-def test_the_mock_is_told_what_is_wrong(arguments: tuple[str, ...], text: str) -> None:
+def test_invalid_mock_options_are_refused(arguments: tuple[str, ...], text: str) -> None:
     said = refusal("serve", *arguments)
     assert said.startswith("error: E1005 InvalidArgument: ")
     assert text in said
 
 
-def test_the_mock_and_weights_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mock_with_weights_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COG_WEIGHTS", "engine.tar")
     said = refusal("serve", "--engine", "mock", "--triton-only", *_free_triton())
     assert "COG_WEIGHTS='engine.tar': not with COG_TRITON_ENGINE=mock" in said
@@ -211,7 +211,7 @@ def _free_triton() -> list[str]:
     ]
 
 
-def test_triton_host_of_the_environment_is_heeded(
+def test_triton_host_of_the_environment_is_used(
     taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port is taken on 127.0.0.1 only, so asking for another address is seen in the error."""
@@ -224,7 +224,7 @@ def test_triton_host_of_the_environment_is_heeded(
     assert "203.0.113.7" in said
 
 
-def test_checking_a_build_builds_nothing(tmp_path: Path) -> None:
+def test_build_check_builds_nothing(tmp_path: Path) -> None:
     work, output = tmp_path / "work", tmp_path / "engine.tar"
     code, said = run("build", "--check", str(DEMO), "--work-dir", str(work), "-o", str(output))
     assert code == 0
@@ -234,7 +234,7 @@ def test_checking_a_build_builds_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checking_a_build_of_wrong_arguments(tmp_path: Path) -> None:
+def test_build_check_refuses_unknown_arguments(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(DEMO.read_text("utf-8").replace("qformat:", "qfromat:"), "utf-8")
     code, said = run("build", "--check", "--plan", str(config))
@@ -249,7 +249,7 @@ def planned(config: Path, root: Path) -> Plan:
     return make_plan(wanted, Workspace(root).of(wanted), Families())
 
 
-def test_the_plan_of_a_build(tmp_path: Path) -> None:
+def test_build_plan_prints_the_steps(tmp_path: Path) -> None:
     work = tmp_path / "a work dir"
     code, said = run("build", "--plan", str(DEMO), "--work-dir", str(work), "-o", "e.tar")
     assert code == 0
@@ -271,7 +271,7 @@ def test_the_plan_of_a_build(tmp_path: Path) -> None:
     assert max(len(line) for line in own if sys.prefix not in line) <= 80
 
 
-def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> None:
+def test_build_plan_shows_cached_steps_and_missing_models(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     config = tmp_path / "c.yaml"
     args = "args: {checkpoint_dir: model, output_dir: 'an engine'}"
@@ -299,7 +299,7 @@ def test_the_plan_knows_what_is_cached_and_what_is_not_here(tmp_path: Path) -> N
     assert "build     to run\n" in said()
 
 
-def test_an_output_that_is_no_tar_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+def test_build_refuses_an_output_that_is_no_tar(tmp_path: Path) -> None:
     work = tmp_path / "work"
     code, said = run("build", str(DEMO), "--work-dir", str(work), "-o", "engine.zip")
     assert code == 1
@@ -309,14 +309,14 @@ def test_an_output_that_is_no_tar_is_refused_before_anything_is_done(tmp_path: P
     assert not work.exists()
 
 
-def test_clean_and_what_it_says(tmp_path: Path) -> None:
+def test_build_clean_reports_what_it_removes(tmp_path: Path) -> None:
     (tmp_path / "builds" / "x").mkdir(parents=True)
     (tmp_path / "builds" / "x" / "w").write_bytes(b"w" * 2_000_000)
     code, said = run("build", "--clean", "--work-dir", str(tmp_path))
     assert (code, said.strip()) == (0, f"[clean] {tmp_path}: removed 2 MB")
 
 
-def test_the_schema_is_one_that_editors_take() -> None:
+def test_schema_prints_a_valid_json_schema() -> None:
     code, said = run("schema", "build")
     assert code == 0
     schema = json.loads(said)

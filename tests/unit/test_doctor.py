@@ -1,4 +1,4 @@
-"""What the doctor finds on machines of all kinds."""
+"""``cog-triton doctor``: checks of machines of all kinds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cog_triton.cli.app import app
-from cog_triton.doctor import check_result, engine_needs, hardware, report, run_checks, software
+from cog_triton.doctor import check_result, engine_check, hardware, report, run_checks, software
 from cog_triton.doctor.check_result import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import load_settings
@@ -49,7 +49,7 @@ def states(output: str) -> dict[str, str]:
     return {found["name"]: found["state"] for found in json.loads(output)["checks"]}
 
 
-def test_this_machine_can_serve() -> None:
+def test_this_machine_passes() -> None:
     code, said = doctor("--json")
     found = json.loads(said)
     assert (code, found["healthy"]) == (0, True)
@@ -61,7 +61,7 @@ def test_this_machine_can_serve() -> None:
         assert (item["state"] == "ok") == (item["advice"] == "")
 
 
-def test_a_log_gets_a_line_each() -> None:
+def test_a_log_has_one_line_a_check() -> None:
     code, said = doctor()
     assert code == 0
     lines = said.splitlines()
@@ -70,7 +70,7 @@ def test_a_log_gets_a_line_each() -> None:
     assert "\x1b" not in said
 
 
-def test_a_terminal_gets_80_columns() -> None:
+def test_a_terminal_report_fits_80_columns() -> None:
     checks = [
         check_result.ok("Python", "3.11.7"),
         check_result.fail("Triton", "no tritonserver " * 12, "install one"),
@@ -87,7 +87,7 @@ def test_a_terminal_gets_80_columns() -> None:
     assert any("! disk" in line and "[bold]1 GB" in line for line in lines)
 
 
-def test_nothing_is_left_in_the_work_dir(tmp_path: Path) -> None:
+def test_the_work_dir_is_left_empty(tmp_path: Path) -> None:
     doctor()
     assert not (tmp_path / "work").exists()
 
@@ -96,11 +96,11 @@ def test_nothing_is_left_in_the_work_dir(tmp_path: Path) -> None:
     ("version", "state"),
     [((3, 9, 1), "fail"), ((3, 10, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "fail")],
 )
-def test_pythons(version: tuple[int, ...], state: str) -> None:
+def test_python_versions(version: tuple[int, ...], state: str) -> None:
     assert software.python(version).state.value == state
 
 
-def test_settings_that_are_wrong_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "many")
     code, said = doctor("--json")
     assert code == 1
@@ -108,14 +108,14 @@ def test_settings_that_are_wrong_end_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert "WORLD_SIZE='many'" in said
 
 
-def test_a_serve_config_that_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_invalid_serve_config_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     config.write_text("a: [")
     monkeypatch.setenv("COG_TRITON_CONFIG", str(config))
     assert doctor()[0] == 1
 
 
-def test_a_tritonserver_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_no_tritonserver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITONSERVER", "/nowhere/tritonserver")
     code, said = doctor("--json")
     assert code == 1
@@ -131,21 +131,21 @@ def binary(directory: Path, script: str) -> TritonInstallation:
     return TritonInstallation(path, directory / "backends", dict(os.environ))
 
 
-def test_a_tritonserver_whose_libraries_are_missing(tmp_path: Path) -> None:
+def test_a_tritonserver_with_missing_libraries_fails(tmp_path: Path) -> None:
     triton = binary(tmp_path, "echo 'libfoo.so: cannot open shared object file' >&2; exit 127")
     found = software.tritonserver(triton, None)
     assert found.state is State.FAIL
     assert "libfoo.so" in found.found
 
 
-def test_the_version_of_an_images_triton(tmp_path: Path) -> None:
+def test_triton_version_is_read_from_an_image(tmp_path: Path) -> None:
     triton = binary(tmp_path, "exit 0")
     (tmp_path / "TRITON_VERSION").write_text("2.60.0\n")
     assert software.tritonserver(triton, None).found == f"2.60.0: {triton.binary}"
     assert software.libpython(triton).state is State.OK
 
 
-def test_without_the_python_backend(tmp_path: Path) -> None:
+def test_a_missing_python_backend_fails(tmp_path: Path) -> None:
     triton = binary(tmp_path, "")
     (tmp_path / "backends" / "tensorrtllm").mkdir(parents=True)
     found = software.backends(triton)
@@ -165,7 +165,9 @@ def test_without_the_python_backend(tmp_path: Path) -> None:
         (None, EngineIncompatible("CUDA error 803"), "fail", "CUDA error 803"),
     ],
 )
-def test_gpus(image: str | None, here: Any, state: str, says: str) -> None:
+def test_gpus_are_checked_against_the_image(
+    image: str | None, here: Any, state: str, says: str
+) -> None:
     found = hardware.gpu(image, here)
     assert found.state.value == state
     assert says in found.found
@@ -188,14 +190,16 @@ def test_gpus_of_a_kind_are_counted() -> None:
         (500_000, "max", "fail"),
     ],
 )
-def test_memory(tmp_path: Path, kb: int, limit: str | None, state: str) -> None:
+def test_free_memory_within_the_container_limit(
+    tmp_path: Path, kb: int, limit: str | None, state: str
+) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {kb} kB\n")
     if limit is not None:
         (tmp_path / "max").write_text(f"{limit}\n")
     assert hardware.memory(tmp_path / "meminfo", tmp_path / "max").state.value == state
 
 
-def test_shared_memory_that_dead_servers_left(tmp_path: Path) -> None:
+def test_leftover_shared_memory_of_dead_servers_is_a_warning(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     (tmp_path / f"cog_triton_{dead.pid}_ab12_x").write_bytes(b"x" * 2_000_000)
@@ -207,14 +211,14 @@ def test_shared_memory_that_dead_servers_left(tmp_path: Path) -> None:
     assert hardware.shared_memory(1, tmp_path / "none").state is State.FAIL
 
 
-def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
+def test_a_full_disk_fails(tmp_path: Path) -> None:
     found = hardware.disk(tmp_path / "not" / "yet", 10**18)
     assert found.state is State.FAIL
     assert "COG_TRITON_WORK_DIR" in found.advice
 
 
 @pytest.mark.parametrize("name", ["TRITON_GRPC_PORT", "OPENAI_PORT"])
-def test_a_port_that_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setenv(name, str(port))
@@ -224,7 +228,7 @@ def test_a_port_that_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert f"set {name}=" in said
 
 
-def test_the_port_that_serve_has_for_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_openai_port_is_that_of_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_PORT")
     asked: list[int] = []
     monkeypatch.setattr(ports, "refusal", lambda host, port: asked.append(port))
@@ -232,7 +236,7 @@ def test_the_port_that_serve_has_for_openai(monkeypatch: pytest.MonkeyPatch) -> 
     assert ports.OPENAI_PORT in asked
 
 
-def test_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpirun_is_needed_only_for_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert software.mpirun(load_settings(), 1).state is State.OK
     missing = software.mpirun(load_settings(), 2)
@@ -251,10 +255,10 @@ def machine(*sm: int, versions: Mapping[str, str] = {}) -> Machine:
 
 
 def looked(path: Path, here: Machine | None) -> Check:
-    return engine_needs.check(path, here)[1]
+    return engine_check.check(path, here)[1]
 
 
-def test_an_engine_that_fits(tmp_path: Path) -> None:
+def test_a_matching_engine_passes(tmp_path: Path) -> None:
     tar = sample_engines.packed(tmp_path)
     versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.2"}
     found = looked(tar, machine(90, 90, 90, 90, versions=versions))
@@ -273,7 +277,7 @@ def test_an_engine_that_fits(tmp_path: Path) -> None:
         (Machine([90] * 4, Path("/t"), ["python"], {}), "fail", "has no tensorrtllm backend"),
     ],
 )
-def test_an_engine_for_another_machine(
+def test_an_engine_for_another_machine_is_reported(
     tmp_path: Path, here: Machine | None, state: str, says: str
 ) -> None:
     found = looked(sample_engines.packed(tmp_path), here)
@@ -282,7 +286,7 @@ def test_an_engine_for_another_machine(
 
 
 @pytest.mark.parametrize("kind", ["missing", "no engine", "garbage"])
-def test_what_is_no_engine(tmp_path: Path, kind: str) -> None:
+def test_a_path_without_an_engine_fails(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "engine.tar"
     if kind == "no engine":
         path.mkdir()
@@ -304,18 +308,18 @@ def test_an_engine_of_several_ranks_needs_mpirun(
     assert states(said)["mpirun"] == "fail"
 
 
-def test_a_triton_that_is_not_found_is_told_with_why() -> None:
+def test_a_missing_triton_is_reported_with_the_reason() -> None:
     found = software.tritonserver(None, TritonStartFailed("no tritonserver: set TRITONSERVER"))
     assert (found.state, found.found) == (State.FAIL, "no tritonserver: set TRITONSERVER")
 
 
-def test_health_is_the_lack_of_failures() -> None:
+def test_healthy_means_no_failed_check() -> None:
     assert run_checks.healthy([check_result.ok("a", "b"), check_result.warn("a", "b", "c")])
     assert not run_checks.healthy([check_result.ok("a", "b"), check_result.fail("a", "b", "c")])
 
 
 @pytest.mark.parametrize(("size", "state"), [(212992, State.WARN), (8 << 20, State.OK)])
-def test_short_queues_of_triton_are_told(
+def test_short_http_queues_are_a_warning(
     size: int, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_thread_queues, "attainable_send_buffer", lambda: size)

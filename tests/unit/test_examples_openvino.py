@@ -221,7 +221,7 @@ def test_other_rope_scaling_is_refused_by_name(kind: str, tmp_path: Path) -> Non
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     ],
 )
-def test_what_the_engine_would_drop_is_refused(
+def test_settings_that_the_engine_would_ignore_are_refused(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     model = TinyModel.make("LlamaForCausalLM")
@@ -343,14 +343,14 @@ def test_limits_are_bounded_by_the_model(limits: dict[str, int], says: str, tmp_
     assert says in line
 
 
-def test_what_the_reader_would_misread_is_refused(tmp_path: Path) -> None:
+def test_tensors_that_the_reader_would_misread_are_refused(tmp_path: Path) -> None:
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
     run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
     args = {"checkpoint_dir": tmp_path / "c", "output_dir": tmp_path / "e"}
     assert "put a quantize step before build" in refused(run_script("build", **args))
 
 
-def test_scripts_explain_themselves() -> None:
+def test_scripts_have_help() -> None:
     for name in ("convert_checkpoint", "quantize", "build"):
         done = subprocess.run(
             [sys.executable, str(FAMILY / f"{name}.py"), "--help"],

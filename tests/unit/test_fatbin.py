@@ -1,4 +1,4 @@
-"""Fat binaries by hand: read, chosen from and shrunk; what is not understood is refused."""
+"""Fat binaries made by hand: parsing, choice of entries, pruning, refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune import fatbin, file_edits
+from cog_triton.prune import fatbin, zero_edits
 
 NUMBERS = (75, 80, 86, 87, 89, 90, 100, 103, 120)
 IMAGES = st.builds(
@@ -43,7 +43,7 @@ def pruned(data: bytes, sm: int) -> bytes:
     buffer = bytearray(data)
     found = fatbin.parse(buffer, 0, len(buffer))
     changes = [fatbin.edit(one, fatbin.choose(one, sm)) for one in found]
-    file_edits.apply(buffer, [change for change in changes if change])
+    zero_edits.apply(buffer, [change for change in changes if change])
     return bytes(buffer)
 
 
@@ -60,7 +60,7 @@ def kept(sm: int, *images: Image) -> tuple[str, bool]:
 
 @settings(deadline=None)
 @given(sections())
-def test_what_is_parsed_is_all_there_is(made: tuple[bytes, list[list[Image]]]) -> None:
+def test_parsed_entries_cover_every_byte(made: tuple[bytes, list[list[Image]]]) -> None:
     """Headers, entries and zeros put together again are the section, byte for byte."""
     data, containers = made
     found = fatbin.parse(data, 0, len(data))
@@ -79,7 +79,9 @@ def test_what_is_parsed_is_all_there_is(made: tuple[bytes, list[list[Image]]]) -
 
 @settings(deadline=None)
 @given(sections(), st.sampled_from(NUMBERS))
-def test_pruning(made: tuple[bytes, list[list[Image]]], sm: int) -> None:
+def test_pruning_keeps_sizes_and_chosen_entries(
+    made: tuple[bytes, list[list[Image]]], sm: int
+) -> None:
     """Sizes stay, kept entries stay as they were, the rest is zero, and again changes nothing."""
     data, _ = made
     after = pruned(data, sm)
@@ -143,7 +145,9 @@ HOPPER, FAMILY = Image(number=90, variant="a"), Image(number=100, variant="f")
         (86, [], "", True),
     ],
 )
-def test_choices(sm: int, images: list[Image], labels_kept: str, fits: bool) -> None:
+def test_choice_of_entries_by_gpu(
+    sm: int, images: list[Image], labels_kept: str, fits: bool
+) -> None:
     assert kept(sm, *images) == (labels_kept, fits)
 
 
@@ -157,7 +161,7 @@ def test_modules_of_one_container_are_chosen_from_one_by_one() -> None:
     assert kept(86, *images) == ("sm_86 sm_80 sm_90", False)
 
 
-def test_a_container_that_was_pruned_is_known() -> None:
+def test_a_pruned_container_is_recognized() -> None:
     data = container(*SM) + container(SM[1]) + bytes(64)
     after = pruned(data, 86)
     assert labels(after) == [["sm_86"], ["sm_80"]]
@@ -202,7 +206,7 @@ CUBIN_AT = 16 + 64
         (change(WHOLE, CUBIN_AT + 18, "<H", 62), "no CUDA ELF image"),
     ],
 )
-def test_refusals(data: bytes, rule: str) -> None:
+def test_unknown_layouts_are_refused(data: bytes, rule: str) -> None:
     with pytest.raises(FatbinInvalid, match=rule):
         fatbin.parse(data, 0, len(data))
 

@@ -1,4 +1,4 @@
-"""Which code runs where, and how a GPU is named."""
+"""GPU architectures: which code runs where, and how a GPU is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from cog_triton.prune.gpu_arch import Arch, parse_sm
         (Arch(72), (72,), (75,)),
     ],
 )
-def test_cubins(arch: Arch, runs: tuple[int, ...], not_on: tuple[int, ...]) -> None:
+def test_cubins_run_on_their_major_version(
+    arch: Arch, runs: tuple[int, ...], not_on: tuple[int, ...]
+) -> None:
     assert [sm for sm in (*runs, *not_on) if arch.runs_on(sm)] == list(runs)
 
 
@@ -36,25 +38,27 @@ def test_cubins(arch: Arch, runs: tuple[int, ...], not_on: tuple[int, ...]) -> N
         (Arch(100, "f"), (100, 103), (90, 110, 120)),
     ],
 )
-def test_ptx(arch: Arch, compiles: tuple[int, ...], not_for: tuple[int, ...]) -> None:
+def test_ptx_compiles_for_later_gpus(
+    arch: Arch, compiles: tuple[int, ...], not_for: tuple[int, ...]
+) -> None:
     assert [sm for sm in (*compiles, *not_for) if arch.compiles_for(sm)] == list(compiles)
 
 
 @pytest.mark.parametrize(
     ("text", "sm"), [("86", 86), ("sm_86", 86), ("8.6", 86), (" 90 ", 90), ("12.1", 121)]
 )
-def test_names_of_a_gpu(text: str, sm: int) -> None:
+def test_sm_names_are_parsed(text: str, sm: int) -> None:
     assert parse_sm(text) == sm
 
 
 @pytest.mark.parametrize("text", ["", "8", "A10", "compute_86", "8.66", "086", "sm_8.6", "-86"])
-def test_what_names_no_gpu(text: str) -> None:
+def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="must be a GPU's compute capability") as caught:
         parse_sm(text)
     assert f"SM={text!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["90a", "sm_90a"])
-def test_a_variant_is_not_a_gpu(text: str) -> None:
+def test_variants_are_refused_as_sm(text: str) -> None:
     with pytest.raises(InvalidArgument, match="for this GPU say 90: code for sm_90a is kept"):
         parse_sm(text)

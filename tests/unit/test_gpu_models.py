@@ -1,4 +1,4 @@
-"""The engine directories that tests/gpu makes for a real GPU."""
+"""Engine directories that tests/gpu makes for a real GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(models: ModuleType, tmp_path: Path) -> tuple[TinyModel, Path]:
     return tiny, tmp_path / "made"
 
 
-def test_a_gguf_becomes_the_weights_that_it_was_made_of(written: tuple[TinyModel, Path]) -> None:
+def test_gguf_weights_survive_conversion(written: tuple[TinyModel, Path]) -> None:
     tiny, made = written
     tensors = load_file(made / "model.safetensors")
     assert tensors.keys() == tiny.weights.keys()
@@ -48,7 +48,7 @@ def test_a_gguf_becomes_the_weights_that_it_was_made_of(written: tuple[TinyModel
         assert config[key] == tiny.config[key]
 
 
-def test_the_large_model_has_a_text_for_each_of_its_tokens(
+def test_the_large_model_can_decode_every_token(
     models: ModuleType, written: tuple[TinyModel, Path], tmp_path: Path
 ) -> None:
     _, small = written

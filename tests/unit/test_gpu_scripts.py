@@ -1,4 +1,4 @@
-"""What setup-gpu, verify-gpu and pack-gpu say to wrong arguments, before they do anything."""
+"""setup-gpu, verify-gpu and pack-gpu refuse wrong arguments before doing anything."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(directory: Path, script: str, *arguments: str) -> subprocess.CompletedPr
         ("--reh", "unrecognized arguments: --reh"),
     ],
 )
-def test_wrong_arguments_of_verify_gpu(tmp_path: Path, arguments: str, told: str) -> None:
+def test_verify_gpu_refuses_wrong_arguments(tmp_path: Path, arguments: str, told: str) -> None:
     (tmp_path / "file").touch()
     done = run(tmp_path, "verify-gpu", *arguments.split())
     assert done.returncode == 2
@@ -47,7 +47,7 @@ def test_wrong_arguments_of_verify_gpu(tmp_path: Path, arguments: str, told: str
     assert "Traceback" not in done.stderr
 
 
-def test_a_machine_without_a_gpu_is_told_at_once(tmp_path: Path) -> None:
+def test_verify_gpu_refuses_a_machine_without_gpu(tmp_path: Path) -> None:
     nothing = tmp_path / "nvidia-smi"
     nothing.write_text("#!/bin/sh\nexit 9\n")
     nothing.chmod(0o755)
@@ -67,7 +67,7 @@ def test_a_machine_without_a_gpu_is_told_at_once(tmp_path: Path) -> None:
         ("one two", "two: one DIRECTORY is enough"),
     ],
 )
-def test_wrong_arguments_of_setup_gpu(tmp_path: Path, arguments: str, told: str) -> None:
+def test_setup_gpu_refuses_wrong_arguments(tmp_path: Path, arguments: str, told: str) -> None:
     done = run(tmp_path, "setup-gpu", *arguments.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
@@ -75,7 +75,7 @@ def test_wrong_arguments_of_setup_gpu(tmp_path: Path, arguments: str, told: str)
 
 
 @pytest.mark.parametrize("script", ["setup-gpu", "verify-gpu"])
-def test_help_teaches_anywhere(tmp_path: Path, script: str) -> None:
+def test_help_works_without_set_up(tmp_path: Path, script: str) -> None:
     done = run(tmp_path, script, "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: scripts/{script}")
@@ -90,7 +90,7 @@ def test_help_teaches_anywhere(tmp_path: Path, script: str) -> None:
         ("kit --python nowhere", "--python nowhere: no bin/python3.12"),
     ],
 )
-def test_pack_gpu_deletes_no_files_of_others(tmp_path: Path, arguments: str, told: str) -> None:
+def test_pack_gpu_deletes_no_foreign_files(tmp_path: Path, arguments: str, told: str) -> None:
     (tmp_path / "mine").touch()
     done = run(tmp_path, "pack-gpu", *arguments.split())
     assert done.returncode == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fatbins import CUOBJDUMP, NVCC, compiled
 
-from cog_triton.prune import file_edits
+from cog_triton.prune import zero_edits
 from cog_triton.prune.prune_plan import Plan, make
 
 pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc of CUDA 12.9")
@@ -34,14 +34,14 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def pruned(path: Path, sm: int, to: Path) -> tuple[Plan, Path]:
     data = bytearray(path.read_bytes())
     plan = make(data, sm)
-    file_edits.apply(data, plan.edits)
+    zero_edits.apply(data, plan.edits)
     to.mkdir()
     made = to / path.name
     made.write_bytes(data)
     return plan, made
 
 
-def test_all_that_nvcc_was_asked_for_is_found(built: Path) -> None:
+def test_all_architectures_of_nvcc_are_found(built: Path) -> None:
     plan = make(built.read_bytes(), 90)
     assert set(plan.found) == set(CODES.split())
     assert plan.containers == 2
@@ -61,7 +61,9 @@ def test_all_that_nvcc_was_asked_for_is_found(built: Path) -> None:
         (130, {"compute_120"}),
     ],
 )
-def test_what_stays(built: Path, sm: int, kept: set[str], tmp_path: Path) -> None:
+def test_kept_architectures_for_each_gpu(
+    built: Path, sm: int, kept: set[str], tmp_path: Path
+) -> None:
     plan, made = pruned(built, sm, tmp_path / "out")
     assert set(plan.kept) == kept
     after = make(made.read_bytes(), sm)
@@ -69,7 +71,7 @@ def test_what_stays(built: Path, sm: int, kept: set[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(CUOBJDUMP is None, reason="needs cuobjdump")
-def test_cuobjdump_reads_the_same(built: Path, tmp_path: Path) -> None:
+def test_cuobjdump_reads_pruned_files(built: Path, tmp_path: Path) -> None:
     plan, made = pruned(built, 90, tmp_path / "out")
     assert dumped(built) == {label.removesuffix("f") for label in plan.found}
     assert dumped(made) == {"sm_90", "sm_90a"}
@@ -82,7 +84,7 @@ def test_cuobjdump_reads_the_same(built: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize("target", [86, 90])
-def test_cubins_in_a_c_array(target: int, tmp_path: Path) -> None:
+def test_embedded_cubins_in_a_c_array_are_zeroed(target: int, tmp_path: Path) -> None:
     """As TensorRT-LLM embeds them: whole images from nvcc, in plain data."""
     assert NVCC
     (tmp_path / "k.cu").write_text('extern "C" __global__ void k(float *a) { *a += 1; }')
@@ -104,7 +106,7 @@ def test_cubins_in_a_c_array(target: int, tmp_path: Path) -> None:
     data = bytearray(made.read_bytes())
     plan = make(data, target, zero_embedded=True)
     assert plan.embedded == {f"sm_{number}": len(images[number]) for number in numbers}
-    file_edits.apply(data, plan.edits)
+    zero_edits.apply(data, plan.edits)
     stays = {86: {80, 86}, 90: {90}}[target]
     assert {number for number, image in images.items() if image in data} == stays
     for number in set(numbers) - stays:

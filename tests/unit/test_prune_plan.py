@@ -1,4 +1,4 @@
-"""From a file's bytes to a plan: ELF files by hand, cubins in plain data, damage."""
+"""Prune plans: sizes, embedded cubins, and damaged ELF files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
 from cog_triton.prune import elf as elf_
-from cog_triton.prune import file_edits
+from cog_triton.prune import zero_edits
 from cog_triton.prune.prune_plan import Plan, make
 
 FATBIN = container(Image(number=80), Image(number=90)) + container(Image(PTX, 80))
@@ -19,11 +19,11 @@ FATBIN = container(Image(number=80), Image(number=90)) + container(Image(PTX, 80
 
 def pruned(data: bytes, plan: Plan) -> bytes:
     buffer = bytearray(data)
-    file_edits.apply(buffer, plan.edits)
+    zero_edits.apply(buffer, plan.edits)
     return bytes(buffer)
 
 
-def test_sizes() -> None:
+def test_plan_has_sizes_by_label() -> None:
     data = library(FATBIN)
     plan = make(data, 90)
     one, text = len(Image(number=90).pack()), len(Image(PTX).pack())
@@ -38,7 +38,7 @@ def test_sizes() -> None:
     assert (after[:fat], after[fat + len(FATBIN) :]) == (data[:fat], data[fat + len(FATBIN) :])
 
 
-def test_all_sections_with_device_code_count() -> None:
+def test_all_sections_with_device_code_are_planned() -> None:
     data = elf([(name, 1, 2, FATBIN) for name in (".nv_fatbin", "__nv_relfatbin", ".other")])
     assert make(data, 90).containers == 4
 
@@ -101,7 +101,7 @@ def test_an_older_minor_version_stays_for_the_library_may_pick_it() -> None:
     ],
     ids=["cut", "headless", "no NVIDIA section", "entry size", "tables far away"],
 )
-def test_what_is_not_provably_a_whole_cubin_stays(rodata: bytes) -> None:
+def test_data_that_is_no_provably_whole_cubin_stays(rodata: bytes) -> None:
     data = library(FATBIN, rodata)
     plan = make(data, 90, zero_embedded=True)
     assert not plan.zeroed
@@ -115,7 +115,7 @@ def test_code_and_symbols_are_not_searched_for_cubins() -> None:
     assert not make(data, 90, zero_embedded=True).has_device_code
 
 
-def test_a_library_without_device_code() -> None:
+def test_a_library_without_device_code_has_an_empty_plan() -> None:
     assert not make(elf([(".text", 1, 6, b"\xc3")]), 90).has_device_code
     assert not make(elf([(".nv_fatbin", elf_.NOBITS, 2, b"")]), 90).has_device_code
 
@@ -167,7 +167,9 @@ def test_counts_that_need_more_than_16_bits_are_in_the_first_section() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=16), st.booleans())
-def test_damage_is_refused_or_stays_within_the_file(at: int, noise: bytes, cut: bool) -> None:
+def test_random_damage_is_refused_or_edits_stay_within_the_file(
+    at: int, noise: bytes, cut: bool
+) -> None:
     data = WHOLE[:at] + noise + (b"" if cut else WHOLE[at + len(noise) :])
     try:
         plan = make(data, 90, zero_embedded=True)

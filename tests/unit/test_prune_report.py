@@ -1,4 +1,4 @@
-"""The command: its table in 80 columns, its JSON, its exit code."""
+"""``cog-triton prune``: its table in 80 columns, its JSON, its exit codes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_table(tree: Path) -> None:
+def test_table_of_a_first_run(tree: Path) -> None:
     code, table, _ = run("--sm", "86", "--measure", tree)
     assert code == 0
     assert max(map(len, table.splitlines())) <= 80
@@ -79,7 +79,7 @@ def test_the_table(tree: Path) -> None:
     assert LONG[:20] in table
 
 
-def test_the_table_of_a_second_run(tree: Path) -> None:
+def test_table_of_a_second_run(tree: Path) -> None:
     run("--sm", "86", "--embedded", tree)
     code, table, _ = run("--sm", "86", tree)
     assert code == 0
@@ -87,14 +87,14 @@ def test_the_table_of_a_second_run(tree: Path) -> None:
     assert "zeros" not in table
 
 
-def test_a_dry_run_says_so(tree: Path) -> None:
+def test_table_of_a_dry_run(tree: Path) -> None:
     _, table, _ = run("--sm", "8.6", "-n", "--embedded", tree)
     assert "sm_86: 2 to prune (dry run: nothing was written), 1 unchanged" in squeezed(table)
     assert "not pruned" not in table
     assert "zeroed: sm_90" in table
 
 
-def test_json(tree: Path) -> None:
+def test_json_has_all_results(tree: Path) -> None:
     code, text, errors = run("--sm", "sm_90", "--json", "--measure", tree)
     assert (code, errors) == (0, "")
     told: dict[str, Any] = json.loads(text)
@@ -111,7 +111,7 @@ def test_json(tree: Path) -> None:
     assert rows["libcublasLt.so.13"]["reason"] == "under NVIDIA's licence"
 
 
-def test_a_refused_file_is_told_and_makes_it_fail(tree: Path) -> None:
+def test_a_refused_file_is_an_error_and_exit_code_1(tree: Path) -> None:
     bad = tree / "torch" / "lib" / "libtorch_[bold]bad.so"
     bad.write_bytes(library(FATBIN + b"garbage!"))
     code, table, errors = run("--sm", "86", tree)
@@ -132,7 +132,7 @@ def test_a_refused_file_is_told_and_makes_it_fail(tree: Path) -> None:
         (["--sm", "86", __file__], "must be a directory, or a 64-bit"),
     ],
 )
-def test_mistakes(arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused_with_a_code(arguments: list[str], message: str) -> None:
     code, out, errors = run(*arguments)
     assert (code, out) == (1, "")
     assert errors.startswith("error: E1005 ")
@@ -140,19 +140,19 @@ def test_mistakes(arguments: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["."], ["--sm", "86"], ["--sm", "86", "-j", "0", "."]])
-def test_usage(arguments: list[str]) -> None:
+def test_usage_errors_exit_with_2(arguments: list[str]) -> None:
     code, _, errors = run(*arguments)
     assert code == 2
     assert "Usage" in errors
 
 
-def test_nothing_to_prune(tmp_path: Path) -> None:
+def test_a_tree_without_device_code(tmp_path: Path) -> None:
     code, table, _ = run("--sm", "86", tmp_path)
     assert code == 0
     assert "sm_86: 0 without device code." in table
 
 
-def test_architectures_in_short() -> None:
+def test_architectures_are_abbreviated() -> None:
     sizes = dict.fromkeys(
         ["lto_90", "sm_100f", "compute_80", "sm_90a", "sm_?", "sm_90", "sm_80"], 1
     )

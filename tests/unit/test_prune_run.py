@@ -1,4 +1,4 @@
-"""Real files: replaced whole or not at all, links and times kept, trees copied, interrupts."""
+"""Pruning real files: atomic replacement, links and metadata, copied trees, interrupts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def only(result: Result) -> Outcome:
     return outcome
 
 
-def test_in_place(tmp_path: Path) -> None:
+def test_files_are_pruned_in_place(tmp_path: Path) -> None:
     path = write(tmp_path / "libtorch_cuda.so")
     os.utime(tmp_path, ns=(OLD_NS, OLD_NS))
     outcome = only(run([path], SM90))
@@ -73,7 +73,7 @@ def test_in_place(tmp_path: Path) -> None:
     assert data.count(cubin(80)) == 1
 
 
-def test_again_changes_nothing_not_even_the_file(tmp_path: Path) -> None:
+def test_a_second_run_replaces_no_file(tmp_path: Path) -> None:
     path = write(tmp_path / "libtorch_cuda.so")
     run([path], SM90)
     before = (path.read_bytes(), path.stat())
@@ -98,7 +98,7 @@ def test_embedded_cubins_only_when_asked_for(tmp_path: Path) -> None:
     assert cubin(80) not in path.read_bytes()
 
 
-def test_measured_sizes_are_those_of_gzip(tmp_path: Path) -> None:
+def test_measure_reports_sizes_under_gzip(tmp_path: Path) -> None:
     path = write(tmp_path / "libtorch_cuda.so")
 
     def gzip() -> int:
@@ -112,7 +112,7 @@ def test_measured_sizes_are_those_of_gzip(tmp_path: Path) -> None:
         assert told == pytest.approx(real, rel=0.05)
 
 
-def test_a_tree(tmp_path: Path) -> None:
+def test_all_files_of_a_tree_are_pruned(tmp_path: Path) -> None:
     write(tmp_path / "lib" / "libtorch_cuda.so")
     write(tmp_path / "lib" / "libc10_cuda.so", library(container(Image(number=75))))
     write(tmp_path / "lib" / "libcublasLt.so.12")
@@ -140,7 +140,7 @@ def test_a_tree(tmp_path: Path) -> None:
     assert after.keys() == before.keys()
 
 
-def test_all_licences(tmp_path: Path) -> None:
+def test_all_licences_prunes_closed_libraries(tmp_path: Path) -> None:
     path = write(tmp_path / "libcublasLt.so.12")
     assert only(run([path], SM90)).reason == "under NVIDIA's licence"
     assert path.read_bytes() == LIBRARY
@@ -170,7 +170,7 @@ def test_all_licences(tmp_path: Path) -> None:
         ("libfoo.so", False),
     ],
 )
-def test_licences(path: str, allowed: bool) -> None:
+def test_which_licences_allow_pruning(path: str, allowed: bool) -> None:
     assert (licences.refusal(Path("/usr/lib/python3/dist-packages") / path) is None) is allowed
 
 
@@ -202,7 +202,7 @@ def test_a_link_given_as_a_path_is_followed(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
-def test_what_lies_outside_of_the_tree_stays(tmp_path: Path) -> None:
+def test_files_outside_the_tree_are_not_changed(tmp_path: Path) -> None:
     outside = write(tmp_path / "cache" / "libtorch_cuda.so")
     hard = tmp_path / "tree" / "libtorch_cuda.so"
     hard.parent.mkdir()
@@ -216,7 +216,7 @@ def test_what_lies_outside_of_the_tree_stays(tmp_path: Path) -> None:
     assert hard.read_bytes() != LIBRARY
 
 
-def test_a_new_tree(tmp_path: Path) -> None:
+def test_output_copies_and_prunes_a_tree(tmp_path: Path) -> None:
     source = tmp_path / "site"
     real = write(source / "torch" / "lib" / "libtorch_cuda.so.1", mode=0o555)
     (real.parent / "libtorch_cuda.so").symlink_to(real.name)
@@ -241,7 +241,7 @@ def test_a_new_tree(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "site").stat().st_mtime_ns == OLD_NS
 
 
-def test_new_files_of_several_paths(tmp_path: Path) -> None:
+def test_output_of_several_paths(tmp_path: Path) -> None:
     one, two = write(tmp_path / "a" / "libtorch_a.so"), write(tmp_path / "b" / "libtorch_b.so")
     run([one, two.parent], SM90, output=tmp_path / "new" / "out")
     assert sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "new").rglob("*.so")) == [
@@ -251,7 +251,7 @@ def test_new_files_of_several_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["a", "a/new", "."])
-def test_outputs_that_are_refused(
+def test_invalid_outputs_are_refused(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a" / "libtorch_a.so")
@@ -279,7 +279,7 @@ def test_a_tree_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x7fELF\1\1", None])
-def test_a_path_that_is_no_shared_object(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_without_elf_header_is_ignored(content: bytes | None, tmp_path: Path) -> None:
     good, bad = write(tmp_path / "libtorch.so"), tmp_path / "bad"
     if content is not None:
         bad.write_bytes(content)
@@ -288,7 +288,7 @@ def test_a_path_that_is_no_shared_object(content: bytes | None, tmp_path: Path) 
     assert good.read_bytes() == LIBRARY
 
 
-def test_a_file_that_is_not_understood_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+def test_an_unknown_layout_is_refused_and_other_files_are_pruned(tmp_path: Path) -> None:
     bad = write(tmp_path / "libtorch_bad.so", library(FATBIN + b"garbage!"))
     good = write(tmp_path / "libtorch_good.so")
     write(tmp_path / "libclosed.so", bad.read_bytes())
@@ -336,7 +336,7 @@ def test_a_failure_leaves_the_files_as_they_were(
     assert snapshot(tmp_path) == before
 
 
-def test_a_file_that_is_not_to_be_changed_need_not_be_readable(
+def test_a_skipped_file_need_not_be_readable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "key.pem")
@@ -378,13 +378,13 @@ def test_owners_and_special_permissions_are_kept(copy: bool, tmp_path: Path) -> 
     assert made.parent.stat().st_uid == 1234
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     path = write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/libtorch_\xff.so")), LIBRARY + b"")
     assert only(run([tmp_path], SM90)).action == "pruned"
     assert "\ufffd" in prune_file.shown(path)
 
 
-def test_many_files_side_by_side(tmp_path: Path) -> None:
+def test_many_files_in_parallel(tmp_path: Path) -> None:
     for number in range(40):
         write(tmp_path / f"libtorch_{number}.so")
     told: list[tuple[int, int]] = []
@@ -420,18 +420,18 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from cog_triton.prune import command, prune_file
-real = prune_file.file_edits.apply
+real = prune_file.zero_edits.apply
 def slow(view, edits):
     print("applying", flush=True)
     __import__("time").sleep(0.5)
     real(view, edits)
-prune_file.file_edits.apply = slow
+prune_file.zero_edits.apply = slow
 command.run([Path(sys.argv[1])], prune_file.Options(90), jobs=2)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_leave_whole_files_and_nothing_else(number: int, tmp_path: Path) -> None:
+def test_signals_leave_whole_files_and_no_temporary_ones(number: int, tmp_path: Path) -> None:
     for index in range(12):
         write(tmp_path / f"libtorch_{index}.so")
     names = {path.name for path in tmp_path.iterdir()}

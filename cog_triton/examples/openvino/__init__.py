@@ -1,1 +1,1 @@
-"""The CPU family: a checkpoint becomes GGUF, then quantized GGUF, then an OpenVINO engine."""
+"""CPU example family: checkpoint to GGUF, to quantized GGUF, to an OpenVINO engine."""

@@ -1,4 +1,4 @@
-"""A Hugging Face directory -> model.gguf and tokenizer files."""
+"""Conversion of a Hugging Face directory into model.gguf and tokenizer files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _tensor(model: Model, name: str, stored: StoredTensor, kind: str | None) -> 
 
 
 def _interleave(weights: npt.NDArray[np.float32], head_size: int) -> npt.NDArray[np.float32]:
-    """Rows of each head from (halves) to (pairs): how GGUF stores llama's rotary projections."""
+    """Reorder rows of each head from halves to pairs, as GGUF stores llama's rotary projections."""
     rows, columns = weights.shape
     halves = weights.reshape(rows // head_size, 2, head_size // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)
@@ -130,7 +130,7 @@ def _model_fields(model: Model) -> list[Field]:
 
 
 def _tokenizer_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with a chat template that lies in a file of its own put in."""
+    """tokenizer_config.json, with the chat template included if it is a file of its own."""
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
     for name in ("chat_template.jinja", "chat_template.json"):

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata -> `Model`; keys whose meaning the engine would drop are refused."""
+"""Parsing of GGUF metadata into `Model`; refuses keys that the engine would ignore."""
 
 from __future__ import annotations
 

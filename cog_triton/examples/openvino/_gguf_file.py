@@ -1,4 +1,4 @@
-"""GGUF files, read lazily and written tensor by tensor: one tensor in memory at a time."""
+"""GGUF file reader and writer, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Source:
         self.tensors: dict[str, Any] = {t.name: t for t in reader.tensors}
 
     def metadata(self) -> list[Field]:
-        """Every entry worth copying: not the container's own, nor what describes the weights."""
+        """Metadata entries to copy: without the container's own and those about the weights."""
         skipped = ("general.architecture", "general.file_type", "general.quantization_version")
         return [
             Field(key, self.fields[key], f.types[0], f.types[-1] if len(f.types) > 1 else None)

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json -> `Model`; what the engine would not honour is refused."""
+"""Parsing of a Hugging Face config.json into `Model`; refuses what the engine would ignore."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _refuse_unsupported(config: dict[str, Any], architecture: str) -> None:
-    """Refuse what OpenVINO's GGUF reader would drop without a word."""
+    """Refuse settings that OpenVINO's GGUF reader would ignore silently."""
     rules = {"hidden_act": "silu", "quantization_config": None, "mlp_bias": False}
     # qwen2 always has q, k and v biases; its config does not say so.
     rules["attention_bias"] = False

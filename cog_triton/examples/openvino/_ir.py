@@ -1,4 +1,4 @@
-"""Make a saved OpenVINO model exact: its RoPE frequencies and epsilons in float32.
+"""Float32 RoPE frequencies and epsilons for a saved OpenVINO model, which rounds them.
 
 OpenVINO's GGUF reader drops RoPE scaling, and saves most float32 constants as float16. Rotary
 frequencies do not survive that: rounded to 11 bits they are off by whole radians after a few

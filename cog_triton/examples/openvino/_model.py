@@ -1,4 +1,4 @@
-"""What a decoder model is to this family, whichever format it came from."""
+"""Decoder model description of this family, independent of the source format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL_TYPES = {
 
 @dataclass(frozen=True)
 class Model:
-    """The numbers that, with the weights, make the model; sizes in elements, ids in tokens."""
+    """Hyperparameters of a model; sizes in elements."""
 
     architecture: str
     dtype: str
@@ -71,7 +71,7 @@ class Model:
         }
 
     def special_ids(self) -> dict[str, Any]:
-        """eos (a list if there is more than one), bos and pad, as configs write them."""
+        """eos (a list if several), bos and pad ids, as configs write them."""
         eos: int | list[int] = self.eos[0] if len(self.eos) == 1 else list(self.eos)
         return {"bos_token_id": self.bos, "eos_token_id": eos, "pad_token_id": self.pad}
 

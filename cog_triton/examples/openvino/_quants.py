@@ -1,4 +1,4 @@
-"""Quantization that OpenVINO's GGUF reader represents exactly.
+"""Quantization formats that OpenVINO's GGUF reader represents exactly.
 
 The reader turns a Q4_1 block (scale d, minimum m) into ``(q - z) * d`` with ``z`` the rounded
 ``-m / d`` in four bits, so a block whose minimum is no such multiple comes out wrong. Our Q4_1

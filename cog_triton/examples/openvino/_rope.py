@@ -1,4 +1,4 @@
-"""RoPE scaling: what can be carried into an engine, and its exact frequencies.
+"""RoPE scaling: supported kinds, and their exact frequencies.
 
 OpenVINO's GGUF reader knows no RoPE scaling: it bakes ``theta ** (-2i/d)`` into the graph as
 a constant. Scalings that only divide those frequencies, whatever the position, can therefore

@@ -1,4 +1,4 @@
-"""safetensors files, read without torch: bfloat16 included, one tensor at a time.
+"""safetensors reader without torch, bfloat16 included, one tensor at a time.
 
 Format: an 8-byte little-endian header length, a JSON header, then the raw data.
 """
@@ -24,7 +24,7 @@ _MAX_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: `dtype` is F32, F16 or BF16, `start` a byte offset in `path`."""
+    """Location of a tensor: `dtype` is F32, F16 or BF16, `start` a byte offset in `path`."""
 
     path: Path
     dtype: str

@@ -1,4 +1,4 @@
-"""What every script of the family shares: coded errors without tracebacks, and progress lines."""
+"""Helpers of the family's scripts: coded errors without tracebacks, progress lines, JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def say(line: str) -> None:
 
 
 def progress(items: Iterable[T], total: int, what: str, every_s: float = 2.0) -> Iterator[T]:
-    """Yield `items`, saying how far it is every few seconds and at the end."""
+    """Yield `items`, printing progress every `every_s` seconds and at the end."""
     said = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item

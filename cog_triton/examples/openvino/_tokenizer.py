@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers: tokenizer.json <-> GGUF metadata."""
+"""Byte-level BPE tokenizers: conversion between tokenizer.json and GGUF metadata."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRE_TOKENIZERS = ("smollm", "gpt-2", "qwen2", "llama-bpe")
 
 
 def rebuild(fields: dict[str, Any]) -> Tokenizer:
-    """The Hugging Face tokenizer of a GGUF file.
+    """Rebuild the Hugging Face tokenizer of a GGUF file.
 
     Raises:
         EngineIncompatible: no byte-level BPE, or a pre-tokenizer that cannot be reproduced.
@@ -167,7 +167,7 @@ def _name_pre_tokenizer(tokenizer: dict[str, Any]) -> str:
 
 
 def _without_defaults(value: Any) -> Any:
-    """`value` with the fields that change nothing in how ByteLevel splits made alike."""
+    """Normalize fields of `value` that do not change how ByteLevel splits."""
     if isinstance(value, list):
         return [_without_defaults(item) for item in value]
     if isinstance(value, dict):

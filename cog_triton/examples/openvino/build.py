@@ -93,7 +93,7 @@ def _limits(arguments: argparse.Namespace, model_limit: int) -> dict[str, int]:
 
 
 def _check_types(source: _gguf_file.Source) -> None:
-    """Refuse what OpenVINO's reader would refuse late, or read wrong."""
+    """Refuse tensor types that OpenVINO's reader would refuse late, or misread."""
     for name, shape in source.shapes().items():
         kind = source.type_of(name)
         good = kind == "F32" if len(shape) == 1 else kind in _READABLE
@@ -106,7 +106,7 @@ def _check_types(source: _gguf_file.Source) -> None:
 
 
 def _restore_exactness(xml: Path, source: _gguf_file.Source, config: dict[str, Any]) -> None:
-    """Put back what the reader drops or rounds: RoPE scaling and frequencies, epsilons."""
+    """Restore what the reader drops or rounds: RoPE scaling and frequencies, epsilons."""
     plain = _rope.frequencies(config["rope_theta"], config["head_dim"])
     if "rope_freqs.weight" in source.tensors:
         divisors: Any = source.floats("rope_freqs.weight")

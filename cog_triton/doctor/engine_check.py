@@ -1,4 +1,4 @@
-"""What an engine needs of a machine, told without reading its weights."""
+"""Check of an engine against this machine, without reading its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_TEXT = 16 << 20
 
 
 def needs_of(path: Path) -> Needs:
-    """What the engine in a directory or a tar needs; of its files, only the sizes are compared.
+    """Requirements of the engine in a directory or tar; only the sizes of its files are compared.
 
     Raises:
         ModelUnavailable: there is nothing at `path`.
@@ -34,7 +34,9 @@ def needs_of(path: Path) -> Needs:
 
 
 def check(path: Path, here: Machine | None) -> tuple[Needs | None, Check]:
-    """The needs, None of what is no engine, and whether `here` meets them; None has no Triton."""
+    """The engine's requirements (None if it is none), and whether `here` meets them.
+
+    `here` is None without Triton: then nothing is compared."""
     try:
         needs = needs_of(path)
     except CogTritonError as error:

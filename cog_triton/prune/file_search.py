@@ -1,4 +1,4 @@
-"""The files that PATH... stand for, each once."""
+"""File search: every regular file at and below the given paths, once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cog_triton.prune.prune_file import from_os, is_loadable
 
 @dataclass
 class Found:
-    """Files by identity: the first is the path found first, the others its hard links.
+    """Files found; each is a path followed by its hard links.
 
     `links_out` counts symbolic links in a tree to files outside of it, which are left alone.
     """

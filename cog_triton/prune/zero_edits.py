@@ -1,4 +1,4 @@
-"""Changes to a file that never move what stays at the front: nothing needs relinking."""
+"""Edits that zero bytes in place: sizes and addresses stay, so nothing is relinked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ZEROS = bytes(_CHUNK)
 
 @dataclass(frozen=True)
 class Edit:
-    """Bytes `start` to `end` become those of `kept`, in order, and zeros behind them.
+    """Replacement of bytes `start` to `end` by those of `kept`, in order, then zeros.
 
     `kept` are ranges within; `length_at` is where to write their total size (u64), if anywhere.
     """
@@ -36,7 +36,7 @@ class Edit:
 
 
 def apply(buffer: bytearray | mmap.mmap, edits: Iterable[Edit]) -> None:
-    """Make `edits` in `buffer`, which is as they were planned on."""
+    """Apply `edits` to the buffer that they were planned for."""
     with memoryview(buffer) as view:
         for edit in edits:
             to = edit.start

@@ -87,8 +87,8 @@ class Checks:
         said = plain.get("choices", [{}])[0].get("text")
         self.check("/v1/completions: the same tokens", said == text, (plain, text))
         sampling = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
-        seeds = self.client.text(text_input=prompt.text, parameters={"stream": False, **sampling})
-        self.check("vllm_model: the same text", self._same(seeds, prompt, text), (seeds, text))
+        answer = self.client.text(text_input=prompt.text, parameters={"stream": False, **sampling})
+        self.check("vllm_model: the same text", self._same(answer, prompt, text), (answer, text))
 
     def streams(self) -> None:
         """Events arrive while the answer is generated."""

@@ -1,4 +1,4 @@
-"""One factory, one docker daemon and one engine for all tests of the images."""
+"""Fixtures of the image tests: one flake factory, one docker daemon and one engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
 
 @pytest.fixture(scope="session")
 def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """DOCKER_HOST: the one that is set, or a daemon that runs as long as the tests."""
+    """DOCKER_HOST: as set, else of a daemon that runs as long as the tests."""
     if host := os.environ.get("DOCKER_HOST"):
         yield host
         return
@@ -48,7 +48,7 @@ def cpu(factory: Factory, docker_host: str) -> Image:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """engine.tar of the demo model; ENGINE_TAR names one that is there already."""
+    """engine.tar of the demo model; ENGINE_TAR names an existing one."""
     if given := os.environ.get("ENGINE_TAR"):
         return Path(given).resolve()
     directory = tmp_path_factory.mktemp("engine")

@@ -1,4 +1,4 @@
-"""The real flake, built offline: nixpkgs and nix2container are look-alikes (standin/).
+"""Offline builds of the real flake, with stand-ins for nixpkgs and nix2container (standin/).
 
 What is real: every file of nix/, Nix itself, the locked wheels, this machine's Python, docker.
 What is not: nixpkgs' packages, nix2container's Go program, NVIDIA's root file system.
@@ -27,14 +27,14 @@ _WHEEL = re.compile(r"(?P<pname>[^-]+)-(?P<version>[^-]+)-(?P<tags>[^-]+-[^-]+-[
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
-    """What a command prints; fails with what it complains of."""
+    """Run a command; returns its output, and fails with its stderr."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 class Factory:
-    """A commit of this repository in a directory of its own, and what its flake builds."""
+    """Factory of images: a commit of this repository in its own directory, and its flake."""
 
     def __init__(self, directory: Path) -> None:
         self.source = directory / "source"
@@ -52,7 +52,7 @@ class Factory:
         (self._standin / "nixpkgs" / "device_code.so").write_bytes(library)
 
     def commit(self, message: str) -> str:
-        """Commit everything in `source` but a line of the change log; the revision, as seen.
+        """Commit everything in `source` but a line of the change log; returns the flake's revision.
 
         With inputs overridden, Nix (2.26) hides the revision of a clean tree, not of a dirty one.
         """
@@ -65,7 +65,7 @@ class Factory:
         return run("git", "rev-parse", "HEAD", cwd=self.source).strip() + "-dirty"
 
     def nix(self, verb: str, *arguments: str, inputs: str = "") -> str:
-        """Run nix with the look-alikes in place of the inputs whose names begin with `inputs`."""
+        """Run nix with stand-ins for the inputs whose names begin with `inputs`."""
         overridden = [
             word
             for name in ("nixpkgs", "nix2container")
@@ -75,22 +75,22 @@ class Factory:
         return run("nix", *verb.split(), *arguments, *options)
 
     def build(self, *names: str) -> list[Path]:
-        """The outputs of these packages."""
+        """Build packages; returns their outputs."""
         paths = self.nix("build --no-link --print-out-paths", *map(self.attribute, names))
         return [Path(line) for line in paths.split()]
 
     def attribute(self, name: str) -> str:
-        """The installable of a package."""
+        """Nix installable of a package."""
         return f"git+file://{self.source}#{name}"
 
     def image(self, name: str) -> Image:
-        """A package, built."""
+        """Build a package."""
         (path,) = self.build(name)
         return Image(path)
 
 
 class Image:
-    """An image as `nix build` leaves it: one executable file."""
+    """Image as `nix build` leaves it: an executable file."""
 
     def __init__(self, result: Path) -> None:
         self.result = result
@@ -105,7 +105,7 @@ class Image:
         }
 
     def load(self) -> str:
-        """Load it into docker; what that prints."""
+        """Load the image into docker; returns the loader's output."""
         return run(str(self.result), "load")
 
 
@@ -115,7 +115,7 @@ def _interpreter() -> str:
 
 
 def _wheels_into_store(cache: Path) -> dict[str, Any]:
-    """Fetch the images' wheels by hash and add them, so that `fetchPypi` finds them there."""
+    """Add the images' wheels to the store, so that `fetchPypi` finds them."""
     table = json.loads((REPOSITORY / "nix" / "wheels.json").read_text())[VERSION]
     wanted = {name: wheel for members in table.values() for name, wheel in members.items()}
     lines = []

@@ -1,4 +1,4 @@
-"""The CPU image is run by a real docker and serves the demo model."""
+"""The CPU image, run by a real docker, serves the demo model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUESTION = {"prompt": "What is the capital of France?", "temperature": 0, "max_t
 
 @pytest.fixture(scope="module")
 def server(cpu: Image, engine: Path) -> Iterator[Container]:
-    """The image serving /src/engine.tar, with nothing writable but what it says it needs."""
+    """The image serving /src/engine.tar, with only the documented paths writable."""
     options = [f"--volume={engine}:/src/engine.tar:ro", "--read-only", "--tmpfs=/tmp"]
     options.append("--volume=/opt/cog-triton/work")
     with running(cpu.reference, *options, COG_WEIGHTS="/src/engine.tar") as container:
@@ -65,7 +65,7 @@ def test_it_does_not_run_as_root(server: Container) -> None:
 
 @contextmanager
 def network_namespace() -> Iterator[tuple[str, str]]:
-    """Another network namespace, joined to ours by a cable: its name, and our address in it."""
+    """Another network namespace, joined by a veth pair; its name, and our address in it."""
     name = f"ct{uuid.uuid4().hex[:8]}"
     ours, theirs = f"{name}a", f"{name}b"
     ip = ["ip", "-netns", name]
@@ -100,7 +100,7 @@ def test_it_is_reached_from_another_network(server: Container) -> None:
             assert done.stdout == "200", f"{url}: {done.stderr}"
 
 
-def test_a_stop_ends_everything(cpu: Image, engine: Path) -> None:
+def test_docker_stop_ends_all_processes(cpu: Image, engine: Path) -> None:
     mounted = f"--volume={engine}:/src/engine.tar:ro"
     with running(cpu.reference, mounted, COG_WEIGHTS="/src/engine.tar") as container:
         container.wait_until_ready()
@@ -113,12 +113,12 @@ def test_a_stop_ends_everything(cpu: Image, engine: Path) -> None:
 
 
 def processes_of(container: Container) -> dict[int, str]:
-    """Command line of each process of a container, by its pid out here."""
+    """Command line of each process of a container, by the host's pid."""
     lines = docker("top", container.id, "-eo", "pid,args").splitlines()[1:]
     return {int(pid): line for pid, line in (row.strip().split(maxsplit=1) for row in lines)}
 
 
-def test_a_command_of_ones_own(cpu: Image) -> None:
+def test_another_command_runs_under_the_reaper(cpu: Image) -> None:
     script = "cd /src && ls && cog-triton --version && python -m cog_triton --version"
     said = docker("run", "--rm", "--network=none", cpu.reference, "bash", "-c", script)
     assert {"predict.py", "cog.yaml", "triton_model_repo", "builder", "mock_cog_triton"} <= set(
@@ -126,7 +126,7 @@ def test_a_command_of_ones_own(cpu: Image) -> None:
     )
 
 
-def test_the_exit_code_is_the_commands(cpu: Image) -> None:
+def test_exit_code_is_that_of_the_command(cpu: Image) -> None:
     command = ["docker", "run", "--rm", "--network=none", cpu.reference, "bash", "-c", "exit 7"]
     assert subprocess.run(command).returncode == 7
 
@@ -141,7 +141,7 @@ def test_an_engine_directory_can_be_mounted(cpu: Image, engine: Path, tmp_path: 
     assert "Paris" in "".join(answer["output"])
 
 
-def test_what_is_wrong_has_a_code(cpu: Image) -> None:
+def test_errors_have_a_code(cpu: Image) -> None:
     with running(cpu.reference) as container:
         while container.health().get("status") != "SETUP_FAILED":
             assert container.state()["Running"]
@@ -155,6 +155,6 @@ def test_an_image_of_another_gpu_refuses(cpu: Image) -> None:
         assert "E1305 EngineIncompatible: this image is for sm_86" in json.dumps(container.health())
 
 
-def test_the_library_path_is_no_trap_for_the_shell(cpu: Image) -> None:
+def test_library_path_does_not_break_the_shell(cpu: Image) -> None:
     said = docker("run", "--rm", "--network=none", cpu.reference, "ls", "/src/.cog")
     assert said == "openapi_schema.json\n"

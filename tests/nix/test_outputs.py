@@ -1,4 +1,4 @@
-"""What the flake offers, what its images say of themselves, and which layers they share."""
+"""Outputs of the flake: images, their configuration, labels and shared layers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PRUNED = {"torch", "tensorrt_llm"}
 
 @pytest.fixture(scope="module")
 def images(factory: Factory) -> dict[str, Image]:
-    """Every image, built."""
+    """All images, built."""
     return {name: factory.image(name) for name in NAMES}
 
 
-def test_the_flake_offers_what_readme_says(factory: Factory) -> None:
+def test_flake_has_the_documented_packages(factory: Factory) -> None:
     shown = json.loads(factory.nix("flake show", "--json", f"git+file://{factory.source}"))
     assert set(shown["packages"][SYSTEM]) == {*NAMES, "default"}
     assert set(shown["apps"][SYSTEM]) == {"update-pins"}
@@ -37,7 +37,9 @@ def test_the_flake_offers_what_readme_says(factory: Factory) -> None:
     assert {"formatter", "checks", "lib"} <= set(shown)
 
 
-def test_the_long_form_and_the_default(factory: Factory, images: dict[str, Image]) -> None:
+def test_long_package_names_and_the_default_package(
+    factory: Factory, images: dict[str, Image]
+) -> None:
     long = factory.build(f"packages.{SYSTEM}.cog-triton-builder", "default")
     assert long == [images["cog-triton-builder"].result, images["cog-triton-runner-cpu"].result]
 
@@ -47,7 +49,7 @@ def test_flake_check(factory: Factory) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_how_an_image_starts(name: str, images: dict[str, Image]) -> None:
+def test_entrypoint_and_command_of_an_image(name: str, images: dict[str, Image]) -> None:
     config = images[name].about["config"]
     version = VERSION if name.endswith("cpu") else "3.12"
     site = f"/opt/cog-triton/lib/python{version}/site-packages"
@@ -59,7 +61,7 @@ def test_how_an_image_starts(name: str, images: dict[str, Image]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_images_environment(name: str, images: dict[str, Image]) -> None:
+def test_environment_of_an_image(name: str, images: dict[str, Image]) -> None:
     env = images[name].env
     assert env["PATH"].split(":")[0] == "/opt/cog-triton/bin"
     assert (env["TOKIO_WORKER_THREADS"], env["TRITON_HOST"]) == ("1", "0.0.0.0")
@@ -80,7 +82,7 @@ def test_an_images_environment(name: str, images: dict[str, Image]) -> None:
 
 
 @pytest.mark.parametrize("sm", SMS)
-def test_a_runners_labels(sm: str, images: dict[str, Image]) -> None:
+def test_labels_of_a_runner(sm: str, images: dict[str, Image]) -> None:
     image = images[f"cog-triton-runner-{sm}"]
     assert image.env["COG_TRITON_SM"] == image.labels["cog-triton.sm"] == sm
     assert image.labels["cog-triton.tensorrt_llm"] == "1.2.1"
@@ -90,13 +92,13 @@ def test_a_runners_labels(sm: str, images: dict[str, Image]) -> None:
     assert image.labels["cog-triton.fp8"] == ("true" if sm in ("89", "90") else "false")
 
 
-def test_the_revision_is_in_a_label_alone(factory: Factory, images: dict[str, Image]) -> None:
+def test_revision_is_only_in_a_label(factory: Factory, images: dict[str, Image]) -> None:
     for image in images.values():
         assert image.labels["org.opencontainers.image.revision"] == factory.revision
         assert factory.revision[:40] not in json.dumps([image.about["layers"], image.env])
 
 
-def test_runners_share_all_layers_but_the_pruned(images: dict[str, Image]) -> None:
+def test_runners_share_all_layers_but_pruned_ones(images: dict[str, Image]) -> None:
     runners = [images[name].digests for name in RUNNERS]
     for digests in runners:
         assert digests.keys() == SHARED | PRUNED
@@ -106,7 +108,7 @@ def test_runners_share_all_layers_but_the_pruned(images: dict[str, Image]) -> No
         assert len({digests[layer] for digests in runners}) == len(SMS), layer
 
 
-def test_the_source_comes_last(images: dict[str, Image]) -> None:
+def test_source_is_the_last_layer(images: dict[str, Image]) -> None:
     for image in images.values():
         layers = [layer["created_by"] for layer in image.about["layers"]]
         assert layers[-2:] == ["cog-triton: wheels", "cog-triton: source"]
@@ -118,7 +120,7 @@ Files = dict[str, tarfile.TarInfo]
 
 @pytest.fixture(scope="module")
 def files(images: dict[str, Image], docker_host: str) -> Callable[[str], Files]:
-    """What docker sees in an image, by name without a leading slash."""
+    """Files of an image as docker exports them, by name without a leading slash."""
     known: dict[str, Files] = {}
 
     def files_of(name: str) -> Files:
@@ -143,7 +145,7 @@ def _exported(reference: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
     docker("rm", identity)
 
 
-def test_ubuntus_layout_is_kept(files: Callable[[str], Files]) -> None:
+def test_layout_of_ubuntu_is_kept(files: Callable[[str], Files]) -> None:
     found = files("cog-triton-runner-86")
     for name in ("bin", "sbin", "lib", "lib64"):
         assert found[name].issym(), name
@@ -160,7 +162,7 @@ def test_ubuntus_layout_is_kept(files: Callable[[str], Files]) -> None:
     } <= ours
 
 
-def test_what_may_be_written(files: Callable[[str], Files]) -> None:
+def test_only_documented_directories_are_writable(files: Callable[[str], Files]) -> None:
     for name in ("cog-triton-runner-86", "cog-triton-runner-cpu"):
         found = files(name)
         for directory in ("tmp", "var/tmp", "src", "opt/cog-triton/work"):
@@ -182,7 +184,7 @@ RESOURCES = {
 }
 
 
-def test_what_is_left_out(files: Callable[[str], Files]) -> None:
+def test_unneeded_files_are_left_out(files: Callable[[str], Files]) -> None:
     runner, builder = files("cog-triton-runner-86").keys(), files("cog-triton-builder").keys()
     for found in (runner, builder):
         assert not {STATIC, "root/.cache/pip/x", "var/cache/apt/x", "usr/share/man/page"} & found
@@ -194,7 +196,7 @@ def test_what_is_left_out(files: Callable[[str], Files]) -> None:
 
 
 @pytest.mark.parametrize("sm", ["80", "90"])
-def test_a_runner_has_device_code_for_its_own_gpu_alone(
+def test_a_runner_has_device_code_of_its_own_gpu_only(
     sm: str, images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
 ) -> None:
     libraries = ("torch/lib/libtorch_cuda.so", "tensorrt_llm/libs/libtensorrt_llm.so")
@@ -212,7 +214,7 @@ ALL = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90"}
 
 
 def architectures(library: Path, sm: str) -> set[str]:
-    """What `cog-triton prune` finds in a library."""
+    """Architectures that `cog-triton prune` finds in a library."""
     command = [sys.executable, "-m", "cog_triton", "prune", "--sm", sm, "--dry-run", "--json"]
     (row,) = json.loads(run(*command, str(library)))["files"]
     return set(row["found"])
@@ -229,7 +231,7 @@ def test_an_image_without_python_still_has_a_shell(
     assert said == "90 1000\n"
 
 
-def test_a_result_refuses_a_terminal(images: dict[str, Image]) -> None:
+def test_image_command_refuses_to_write_to_a_terminal(images: dict[str, Image]) -> None:
     leader, follower = pty.openpty()
     done = subprocess.run(
         [images["cog-triton-runner-90"].result], stdout=follower, stderr=subprocess.PIPE, text=True
@@ -240,7 +242,7 @@ def test_a_result_refuses_a_terminal(images: dict[str, Image]) -> None:
     assert done.stderr == "An image is no text; try: ./result load\n"
 
 
-def test_a_result_is_one_file_with_a_help(images: dict[str, Image]) -> None:
+def test_image_command_is_one_file_with_help(images: dict[str, Image]) -> None:
     result = images["cog-triton-runner-90"].result
     assert result.is_file()
     assert "./result push REF" in run(str(result), "--help")
@@ -249,7 +251,7 @@ def test_a_result_is_one_file_with_a_help(images: dict[str, Image]) -> None:
     assert done.stderr.startswith("unknown: lode\n")
 
 
-def test_a_result_tells_its_size(images: dict[str, Image]) -> None:
+def test_image_command_size_lists_layers(images: dict[str, Image]) -> None:
     image = images["cog-triton-runner-90"]
     lines = run(str(image.result), "size").splitlines()
     assert len(lines) == len(image.about["layers"]) + 1
@@ -257,7 +259,7 @@ def test_a_result_tells_its_size(images: dict[str, Image]) -> None:
     assert sum(sizes[:-1]) == sizes[-1]
 
 
-def test_a_result_streams_into_docker(images: dict[str, Image], docker_host: str) -> None:
+def test_image_command_streams_into_docker(images: dict[str, Image], docker_host: str) -> None:
     image = images["cog-triton-runner-80"]
     with subprocess.Popen([image.result], stdout=subprocess.PIPE) as stream:
         said = subprocess.run(
@@ -266,13 +268,13 @@ def test_a_result_streams_into_docker(images: dict[str, Image], docker_host: str
     assert (stream.returncode, said.stdout) == (0, f"Loaded image: {image.reference}\n")
 
 
-def test_a_failing_loader_is_told(images: dict[str, Image]) -> None:
+def test_image_command_reports_a_failing_loader(images: dict[str, Image]) -> None:
     environment = {**os.environ, "DOCKER": "false"}
     result = images["cog-triton-runner-90"].result
     assert subprocess.run([result, "load"], env=environment, stderr=subprocess.DEVNULL).returncode
 
 
-def test_docker_knows_the_layers(images: dict[str, Image], docker_host: str) -> None:
+def test_loaded_image_has_the_layers(images: dict[str, Image], docker_host: str) -> None:
     image = images["cog-triton-runner-cpu"]
     image.load()
     (about,) = json.loads(docker("image", "inspect", image.reference))
@@ -281,6 +283,6 @@ def test_docker_knows_the_layers(images: dict[str, Image], docker_host: str) -> 
     assert about["Architecture"] == "amd64"
 
 
-def test_layers_stay_below_what_registries_take(images: dict[str, Image]) -> None:
+def test_layers_stay_below_the_limit_of_registries(images: dict[str, Image]) -> None:
     for image in images.values():
         assert all(layer["size"] < 8_000_000_000 for layer in image.about["layers"])

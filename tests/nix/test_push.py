@@ -1,4 +1,4 @@
-"""An image is pushed to a registry, and the second one sends only what is new."""
+"""Push to a registry; a second push sends only new layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cog_triton.system.ports import free_ports
 
 
 class Registry:
-    """A registry of this machine, and what it was sent."""
+    """Registry on this machine, and the blobs it was sent."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -33,20 +33,20 @@ class Registry:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def answers(self) -> bool:
-        """Whether it is up."""
+        """Whether it is ready."""
         try:
             return httpx.get(f"http://{self.address}/v2/").status_code == 200
         except httpx.HTTPError:
             return False
 
     def uploads(self) -> int:
-        """Blobs it has been sent so far."""
+        """Number of blobs uploaded so far."""
         return len(re.findall(r'"PUT /v2/\S+/blobs/uploads/', self._log.read_text()))
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """A registry that is stopped afterwards."""
+    """A running registry, stopped at the end."""
     (port,) = free_ports(1)
     registry = Registry(tmp_path, port)
     try:
@@ -57,7 +57,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
         registry.process.wait(10)
 
 
-def test_layers_that_are_there_are_not_sent_again(factory: Factory, registry: Registry) -> None:
+def test_existing_layers_are_not_sent_again(factory: Factory, registry: Registry) -> None:
     insecure = "--dest-tls-verify=false"
     first, second = factory.image("cog-triton-runner-86"), factory.image("cog-triton-runner-90")
     run(str(first.result), "push", f"{registry.address}/me/model:86", insecure)

@@ -1,4 +1,4 @@
-"""The same source gives the same bytes, and a change of it moves one small layer."""
+"""Reproducible images: equal source gives equal bytes, a change of it moves one layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = re.compile(
 
 
 @pytest.mark.parametrize("name", ["cog-triton-runner-cpu", "cog-triton-runner-86"])
-def test_building_again_gives_the_same_bytes(name: str, factory: Factory) -> None:
+def test_a_second_build_gives_the_same_bytes(name: str, factory: Factory) -> None:
     factory.build(name)
     attribute = factory.attribute(f"packages.{SYSTEM}.{name}.drvPath")
     root = json.loads(factory.nix("eval", "--json", attribute))
@@ -50,7 +50,7 @@ def test_a_source_change_moves_one_layer(factory: Factory) -> None:
         assert size < 2_000_000  # uncompressed
 
 
-def test_a_model_as_an_image(factory: Factory, tmp_path: Path) -> None:
+def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) -> None:
     (tmp_path / "flake.nix").write_text(
         """{
   inputs.cog-triton.url = "github:replicate/cog-triton";
@@ -97,7 +97,7 @@ def test_an_unknown_architecture_is_refused(factory: Factory, tmp_path: Path) ->
         factory.nix("build --no-link", f"path:{tmp_path}", *source, inputs="cog-triton/")
 
 
-def test_a_wheel_that_is_not_the_locked_one_is_refused(factory: Factory) -> None:
+def test_a_wheel_with_another_hash_is_refused(factory: Factory) -> None:
     table = factory.source / "nix" / "wheels.json"
     text = table.read_text()
     wheel = json.loads(text)["3.12"]["cog"]["cog"]["hash"]

@@ -1,4 +1,4 @@
-"""The smoke test, as README tells to run it, on the CPU image."""
+"""The smoke test of tests/smoke on the CPU image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from factory import REPOSITORY, Image
 
 
-def test_the_smoke_test_passes_on_the_cpu_image(cpu: Image) -> None:
+def test_smoke_test_passes_on_the_cpu_image(cpu: Image) -> None:
     environment = {**os.environ, "LOCAL_TEST": "true", "COG_TRITON_IMAGE": cpu.reference}
     command = [sys.executable, "-m", "pytest", "-q", "tests/smoke"]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The look-alike of nix2container refuses what nix2container refuses, and applies permissions."""
+"""The stand-in of nix2container refuses what the real one refuses, and applies permissions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tree(directory: Path, **files: str) -> Path:
     return directory
 
 
-def test_one_name_with_two_types(tmp_path: Path) -> None:
+def test_two_types_of_one_name_are_refused(tmp_path: Path) -> None:
     one, two = tree(tmp_path / "one"), tree(tmp_path / "two")
     (one / "bin").symlink_to("usr/bin")
     (two / "bin").mkdir()
@@ -38,20 +38,20 @@ def test_one_name_with_two_types(tmp_path: Path) -> None:
         layers.nodes_of([path(one), path(two)])
 
 
-def test_one_name_with_two_modes(tmp_path: Path) -> None:
+def test_two_modes_of_one_name_are_refused(tmp_path: Path) -> None:
     one, two = tree(tmp_path / "one", a="x"), tree(tmp_path / "two", a="x")
     (one / "a").chmod(0o755)
     with pytest.raises(SystemExit, match=r"mode '-rwxr-xr-x' .* with mode '-rw-r--r--'"):
         layers.nodes_of([path(one), path(two)])
 
 
-def test_one_name_with_two_sizes(tmp_path: Path) -> None:
+def test_two_sizes_of_one_name_are_refused(tmp_path: Path) -> None:
     one, two = tree(tmp_path / "one", a="x"), tree(tmp_path / "two", a="xy")
     with pytest.raises(SystemExit, match=r"with size '1' .* with size '2'"):
         layers.nodes_of([path(one), path(two)])
 
 
-def test_one_directory_with_two_permissions(tmp_path: Path) -> None:
+def test_two_permissions_of_one_directory_are_refused(tmp_path: Path) -> None:
     one, two = tree(tmp_path / "one"), tree(tmp_path / "two")
     for directory in (one, two):
         (directory / "opt").mkdir()
@@ -76,7 +76,7 @@ def test_permissions_are_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [99, 100, 101, 155, 255, 256, 300])
-def test_long_names_are_read_back(length: int, tmp_path: Path) -> None:
+def test_long_names_survive_the_tar(length: int, tmp_path: Path) -> None:
     name = ("/" + "d" * 60 + "/" + "e" * 60 + "/" + "f" * 240)[:length]
     entry = gotar.Entry(name=name, type="2", mode=0o777, linkname="t" * length)
     data = gotar.header(entry) + gotar.END

@@ -1,4 +1,4 @@
-"""An image builds an engine from a config that it fetches over HTTP, and serves the engine.
+"""Smoke test: an image builds an engine from a config fetched over HTTP, and serves it.
 
     LOCAL_TEST=true COG_TRITON_IMAGE=<image> python3 -m pytest tests/smoke
 
@@ -36,7 +36,7 @@ def builder() -> str:
 
 @pytest.fixture(scope="module")
 def config_url() -> Iterator[str]:
-    """Where the build config is fetched from."""
+    """URL of the build config."""
     config = Path(os.environ.get("SMOKE_CONFIG", CONFIG)).resolve()
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=config.parent)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -50,7 +50,7 @@ def config_url() -> Iterator[str]:
 
 
 def options_of(image: str) -> tuple[list[str], bool]:
-    """Docker options for an image, and whether it is the CPU's."""
+    """Docker options for an image, and whether it is the CPU image."""
     (about,) = json.loads(docker("image", "inspect", image))
     is_cpu = about["Config"]["Labels"]["cog-triton.sm"] == "cpu"
     return ([] if is_cpu else ["--gpus=all", "--shm-size=20g", "--ulimit=memlock=-1"]), is_cpu

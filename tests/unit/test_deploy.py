@@ -1,4 +1,4 @@
-"""The files for clusters: the Slurm script runs with a small srun, the manifest is what it says."""
+"""Cluster files: the Slurm script with a stub of srun, and the Kubernetes manifest."""
 
 from __future__ import annotations
 

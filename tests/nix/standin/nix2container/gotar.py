@@ -1,4 +1,4 @@
-"""Tar headers byte for byte as Go writes them, so that digests are those of nix2container."""
+"""Tar headers as Go writes them, byte for byte, for the digests of nix2container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END = bytes(2 * BLOCK)
 
 @dataclass(kw_only=True)
 class Entry:
-    """What a header says; `type` is ``0`` for a file, ``2`` for a link, ``5`` for a directory."""
+    """Fields of a header; `type` is ``0`` for a file, ``2`` for a link, ``5`` for a directory."""
 
     name: str
     type: str
@@ -24,7 +24,7 @@ class Entry:
 
 
 def header(entry: Entry) -> bytes:
-    """USTAR where that can say it, else a PAX header and a shortened USTAR one."""
+    """USTAR header, else a PAX header and a shortened USTAR one."""
     records = {}
     prefix, name = _split(entry.name)
     if name is None:
@@ -46,7 +46,7 @@ def header(entry: Entry) -> bytes:
 
 
 def _split(name: str) -> tuple[str, str | None]:
-    """USTAR's prefix and name; None for a name that it cannot hold."""
+    """Prefix and name of USTAR; None for a name that does not fit."""
     if name.isascii() and len(name) <= 100:
         return "", name
     at = name[:156].rfind("/")

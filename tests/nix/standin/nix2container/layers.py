@@ -1,4 +1,4 @@
-"""What nix2container's program does: layers and images as JSON, digests from the store's files.
+"""Stand-in of nix2container's program: layers and images as JSON, with real digests.
 
     layers.py layer ATTRS_JSON     writes OUT/layers.json
     layers.py image ATTRS_JSON     writes OUT
@@ -37,7 +37,7 @@ def walk(path: str) -> Iterator[str]:
 
 
 class Node:
-    """A name in the tar: where it comes from, and the permissions it is given."""
+    """Name in the tar: its source and permissions."""
 
     def __init__(self, source: str, perms: list[dict[str, Any]]) -> None:
         self.source = source
@@ -46,7 +46,7 @@ class Node:
 
 
 def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
-    """Put a node in its place, or refuse it."""
+    """Add a node, or refuse it."""
     there = nodes.get(name)
     if there is not None:
         old, new = there.info, node.info
@@ -74,7 +74,7 @@ def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
 
 
 def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
-    """Every name in a layer's tar; None is a directory that no path brought."""
+    """Nodes of a layer's tar by name; None is a directory without a source."""
     nodes: dict[str, Node | None] = {"/": None} if paths else {}
     for path in paths:
         options = path.get("options") or {}
@@ -89,7 +89,7 @@ def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
 
 
 def entry_of(name: str, node: Node | None) -> gotar.Entry:
-    """What the tar says of a name."""
+    """Tar entry of a name."""
     if node is None:
         return gotar.Entry(name=name, type="5", mode=0o755)
     mode = node.info.st_mode
@@ -108,7 +108,7 @@ def entry_of(name: str, node: Node | None) -> gotar.Entry:
 
 
 def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
-    """The layer's tar, parents before children."""
+    """Write the layer's tar, parents before children."""
     nodes = nodes_of(paths)
     for name in sorted(nodes, key=lambda name: name.encode().split(b"/")):
         entry, node = entry_of(name, nodes[name]), nodes[name]
@@ -122,7 +122,7 @@ def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
 
 
 class Digest(io.RawIOBase):
-    """A file that keeps only the SHA-256 and the size of what is written."""
+    """Write-only file that keeps SHA-256 and size of its data."""
 
     def __init__(self, copy: BinaryIO | None = None) -> None:
         self.sha256, self.size, self._copy = hashlib.sha256(), 0, copy
@@ -139,7 +139,7 @@ class Digest(io.RawIOBase):
 
 
 def make_layer(attributes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The layer of the closure, less what is in layers below with the same options."""
+    """Layer of a closure, without paths of lower layers with the same options."""
     below = [
         path
         for file in attributes["parents"]
@@ -176,7 +176,7 @@ def make_layer(attributes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(verb: str, file: str) -> None:
-    """Do what one derivation asks for."""
+    """Command line of the derivations."""
     attributes = json.loads(Path(file).read_text())
     out = Path(attributes["outputs"]["out"])
     if verb == "layer":

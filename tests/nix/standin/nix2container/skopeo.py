@@ -1,4 +1,4 @@
-"""What skopeo with nix2container's patch does: copy `nix:IMAGE` to an archive or a registry.
+"""Stand-in of skopeo with nix2container's patch: copies `nix:IMAGE` to archive or registry.
 
 skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker-archive:/dev/stdout:REF
 skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker://REF
@@ -22,7 +22,7 @@ import layers
 
 
 def configuration(image: dict) -> bytes:
-    """The image's configuration blob."""
+    """Configuration blob of the image."""
     blob = {
         "architecture": image["arch"],
         "os": "linux",
@@ -35,7 +35,7 @@ def configuration(image: dict) -> bytes:
 
 
 def write_archive(image: dict, reference: str, target: BinaryIO) -> None:
-    """A docker-archive; each layer must come out with the digest that it was built with."""
+    """Write a docker-archive; each layer must have the digest that it was built with."""
     config = configuration(image)
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
     names: list[str] = []
@@ -65,7 +65,7 @@ def write_archive(image: dict, reference: str, target: BinaryIO) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Understand the one command that is used."""
+    """Command line, as far as it is used."""
     head, verb, *options, source, target = arguments
     if head != "--insecure-policy" or verb != "copy" or not source.startswith("nix:"):
         raise SystemExit(f"not understood: {arguments}")

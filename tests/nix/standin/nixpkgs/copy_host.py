@@ -1,4 +1,4 @@
-"""Copy programs of this machine, with their libraries, into one prefix that needs only itself.
+"""Copy programs of this machine and their libraries into a self-contained prefix.
 
     copy_host.py OUT GLIBC PROGRAM...
     copy_host.py OUT GLIBC --libraries NAME... [--with-libc]
@@ -22,13 +22,13 @@ _UNWANTED |= {"site-packages", "dist-packages", "__pycache__"}
 
 
 def needed(path: Path) -> dict[str, Path]:
-    """Libraries that the loader finds for an ELF file, by name."""
+    """Libraries of an ELF file that the loader finds, by name."""
     lines = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
     return {name: Path(at) for name, at in re.findall(r"(\S+) => (/\S+)", lines)}
 
 
 def is_elf(path: Path) -> bool:
-    """Whether it is a regular ELF file."""
+    """Whether the file is a regular ELF file."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -36,7 +36,7 @@ def is_elf(path: Path) -> bool:
 
 
 def adopt(out: Path, glibc: Path) -> None:
-    """Bring the libraries of everything in `out` to its lib, and point all ELF files there."""
+    """Copy the libraries of everything in `out` to its lib, and set all RPATHs to it."""
     lib = out / "lib"
     lib.mkdir(parents=True, exist_ok=True)
     done: set[Path] = set()
@@ -55,7 +55,7 @@ def adopt(out: Path, glibc: Path) -> None:
 
 
 def copy_programs(out: Path, names: list[str]) -> None:
-    """Programs of PATH into bin."""
+    """Copy programs of PATH into bin."""
     (out / "bin").mkdir(parents=True)
     for name in names:
         found = shutil.which(name)
@@ -65,7 +65,7 @@ def copy_programs(out: Path, names: list[str]) -> None:
 
 
 def copy_libraries(out: Path, names: list[str], glibc: Path, with_libc: bool) -> None:
-    """Libraries of the loader's cache into lib; the C library's own as links, if wanted."""
+    """Copy libraries of the loader's cache into lib; the C library's own as links, if wanted."""
     (out / "lib").mkdir(parents=True)
     cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
     for name in names:
@@ -78,7 +78,7 @@ def copy_libraries(out: Path, names: list[str], glibc: Path, with_libc: bool) ->
 
 
 def copy_python(out: Path) -> None:
-    """This interpreter, without what was installed into it."""
+    """Copy this interpreter, without installed packages."""
     version = sysconfig.get_python_version()
     (out / "bin").mkdir(parents=True)
     target = out / "bin" / f"python{version}"
@@ -109,7 +109,7 @@ def _found(library: str) -> Path:
 
 
 def main(out: Path, glibc: Path, arguments: list[str]) -> None:
-    """Copy what is asked for."""
+    """Command line."""
     match arguments:
         case ["--python", _]:
             copy_python(out)

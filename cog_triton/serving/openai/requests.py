@@ -146,7 +146,7 @@ class GenerationRequest(BaseModel, ABC):
 
 
 class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions; `messages` are checked by `cog_triton.text.chat`."""
+    """POST /v1/chat/completions; each message has a role and content."""
 
     messages: Any
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)

@@ -1,1 +1,1 @@
-"""The ``cog-triton`` command: one module for each of its commands."""
+"""The ``cog-triton`` command line: one module for each command."""

@@ -1,4 +1,4 @@
-"""The ``cog-triton`` command: its commands put together."""
+"""The ``cog-triton`` command line: all of its commands."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _LOAD, _REQUESTS, _OUTPUT = "Load", "Requests", "Output"
 
 def bench(
     target: Annotated[
-        TargetName, typer.Option(help="What is measured: Cog, Triton, OpenAI's API, Replicate.")
+        TargetName, typer.Option(help="Kind of server: Cog, Triton, OpenAI's API, Replicate.")
     ] = TargetName.COG,
     url: Annotated[
         str | None,
@@ -37,7 +37,7 @@ def bench(
         ),
     ] = Unit.RPS,
     rate: Annotated[
-        float | None, typer.Option(help="How many.", show_default="1", rich_help_panel=_LOAD)
+        float | None, typer.Option(help="Load, in --unit.", show_default="1", rich_help_panel=_LOAD)
     ] = None,
     duration: Annotated[
         float | None,
@@ -51,7 +51,7 @@ def bench(
         int | None, typer.Option(help="Requests to send at most.", rich_help_panel=_LOAD)
     ] = None,
     arrival: Annotated[
-        Arrival, typer.Option(help="How --unit rps spreads them.", rich_help_panel=_LOAD)
+        Arrival, typer.Option(help="Arrival process of --unit rps.", rich_help_panel=_LOAD)
     ] = Arrival.POISSON,
     batch_pause: Annotated[
         float,
@@ -66,13 +66,14 @@ def bench(
         ),
     ] = None,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Requests before, not counted.", rich_help_panel=_LOAD)
+        int, typer.Option(min=0, help="Warm-up requests, not counted.", rich_help_panel=_LOAD)
     ] = 1,
     seed: Annotated[
-        int, typer.Option(help="Of arrivals, lengths and prompts.", rich_help_panel=_LOAD)
+        int,
+        typer.Option(help="Random seed of arrivals, lengths and prompts.", rich_help_panel=_LOAD),
     ] = 0,
     processes: Annotated[
-        int, typer.Option(min=1, help="Of the load generator.", rich_help_panel=_LOAD)
+        int, typer.Option(min=1, help="Processes of the load generator.", rich_help_panel=_LOAD)
     ] = 1,
     timeout: Annotated[
         float, typer.Option(help="Seconds for an answer.", rich_help_panel=_LOAD)
@@ -128,12 +129,12 @@ def bench(
     tps: Annotated[
         float | None,
         typer.Option(
-            help="Tokens a second that a stream should have: sent to a mock server, and expected.",
+            help="Expected tokens a second of a stream; also sent to a mock server.",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
     api: Annotated[
-        API, typer.Option(help="Which endpoint of openai.", rich_help_panel=_REQUESTS)
+        API, typer.Option(help="Endpoint of openai.", rich_help_panel=_REQUESTS)
     ] = API.CHAT,
     stream: Annotated[
         bool,
@@ -158,7 +159,9 @@ def bench(
     ] = None,
     poll_interval: Annotated[
         float,
-        typer.Option("--poll-interval", help="Seconds, of replicate.", rich_help_panel=_REQUESTS),
+        typer.Option(
+            "--poll-interval", help="Seconds between polls of replicate.", rich_help_panel=_REQUESTS
+        ),
     ] = 0.5,
     slo: Annotated[
         str,
@@ -177,28 +180,28 @@ def bench(
     ] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="All numbers; - is stdout.", rich_help_panel=_OUTPUT),
+        typer.Option("--json", help="All metrics as JSON; - is stdout.", rich_help_panel=_OUTPUT),
     ] = None,
     csv_file: Annotated[
         Path | None,
-        typer.Option("--csv", help="A line for each request.", rich_help_panel=_OUTPUT),
+        typer.Option("--csv", help="A line for each request, as CSV.", rich_help_panel=_OUTPUT),
     ] = None,
     plot_file: Annotated[
         Path | None,
-        typer.Option("--plot", help="A picture, PNG; needs matplotlib.", rich_help_panel=_OUTPUT),
+        typer.Option("--plot", help="Plots as PNG; needs matplotlib.", rich_help_panel=_OUTPUT),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
-            help="Two files of --json: print their ratios, and measure nothing.",
+            help="Compare two files of --json; measures nothing.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
 ) -> None:
-    """Measure a served model: latency, throughput, and what the server says of itself.
+    """Measure a served model: latency, throughput and server metrics.
 
-    With --unit rps requests come when they are due, whether or not others are answered, and
-    latency counts from then. Ctrl-C ends it early and reports what was done. Metrics are defined
+    With --unit rps requests are sent when due, whether or not others are answered, and latency
+    counts from then. Ctrl-C ends it early and reports the requests so far. Metrics are defined
     in docs/bench.md. Exit code 1 if nothing succeeded, 130 after Ctrl-C.
 
     Example: cog-triton bench --rate 8 --unit rps --duration 30 --n_input_tokens 100

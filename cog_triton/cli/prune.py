@@ -23,7 +23,7 @@ def prune(
         typer.Option("--output", "-o", help="Copy each PATH in here and prune the copy."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Write nothing, say what would be freed.")
+        bool, typer.Option("--dry-run", "-n", help="Write nothing, print what would be freed.")
     ] = False,
     embedded: Annotated[
         bool,
@@ -36,7 +36,7 @@ def prune(
         typer.Option("--all-licences", help="Also libraries not known to be open source."),
     ] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure each file under gzip -1, before and after.")
+        bool, typer.Option("--measure", help="Measure sizes under gzip -1, before and after.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     jobs: Annotated[

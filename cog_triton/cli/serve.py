@@ -60,7 +60,7 @@ def serve(
         typer.Option(
             envvar="COG_MAX_CONCURRENCY",
             min=1,
-            help="Predictions Cog accepts at once.",
+            help="Concurrent predictions that Cog accepts.",
             show_default="256; twice the streams with --engine mock",
         ),
     ] = None,
@@ -85,36 +85,36 @@ def serve(
         typer.Option(
             "--engine",
             help="In place of ENGINE, mock: no model, a fixed text at a set rate, to measure and"
-            " to break everything else (COG_TRITON_ENGINE).",
+            " fault injection (COG_TRITON_ENGINE).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
     tps: Annotated[
         float | None,
         typer.Option(
-            help="Tokens per second of each stream; 0 for as many as Triton takes (MOCK_TPS, 44).",
+            help="Tokens per second of each stream; 0 for full rate (MOCK_TPS, 44).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
     jitter: Annotated[
         float | None,
         typer.Option(
-            help="How far a token may stray from its time, 0 to 1: as a part of the time between"
-            " two of them, half to either side (MOCK_JITTER, 0).",
+            help="Jitter of each token's time, 0 to 1: a share of the time between two tokens,"
+            " half to either side (MOCK_JITTER, 0).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
     prefill: Annotated[
         float | None,
         typer.Option(
-            help="Milliseconds for each input token, before output begins (MOCK_PREFILL_MS, 0).",
+            help="Prefill: milliseconds for each input token (MOCK_PREFILL_MS, 0).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
     tokens_per_response: Annotated[
         int | None,
         typer.Option(
-            help="Tokens that leave the engine together (MOCK_TOKENS_PER_RESPONSE, 1).",
+            help="Tokens in one response of the engine (MOCK_TOKENS_PER_RESPONSE, 1).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
@@ -122,15 +122,15 @@ def serve(
         bool | None,
         typer.Option(
             "--join/--no-join",
-            help="Whether tokens that are late leave as one response, as with our own engines, or"
-            " one by one, as with TensorRT-LLM's (MOCK_JOIN, true).",
+            help="Coalesce late tokens into one response, as our own engines do, or send them"
+            " one by one, as TensorRT-LLM does (MOCK_JOIN, true).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Streams at once; more of them wait (MOCK_MAX_BATCH_SIZE, 256).",
+            help="Concurrent streams; more are queued (MOCK_MAX_BATCH_SIZE, 256).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,

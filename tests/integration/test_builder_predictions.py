@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from stack import REPOSITORY, Stack, processes_of, wait_until
 
 from cog_triton.artifact import engine_manifest
@@ -30,7 +31,7 @@ DEMO = REPOSITORY / "configs" / "build" / "smollm2-135m-cpu.yaml"
 FAKE_BUILD = """
 import argparse, json, os, pathlib
 argparse.ArgumentParser().parse_args()
-print("my token is", os.environ["HF_TOKEN"])
+print("my token is", os.environ.get("HF_TOKEN"))
 out = pathlib.Path("engine"); out.mkdir()
 (out / "rank0.engine").write_text("plan")
 limits = {"max_input_len": 3, "max_seq_len": 4, "max_batch_size": 2}
@@ -38,6 +39,21 @@ model = {"architecture": "LlamaForCausalLM", "dtype": "float16",
     "mapping": {"tp_size": 1, "pp_size": 1, "world_size": 1}}
 config = {"version": "1.2.1", "pretrained_config": model, "build_config": limits}
 (out / "config.json").write_text(json.dumps(config))
+"""
+
+
+SLOW_QUANTIZE = """
+import argparse, os, pathlib, subprocess, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--seconds")
+seconds = parser.parse_args().seconds
+pathlib.Path("quantized").mkdir()
+pathlib.Path("quantized/w").write_text("half")
+sleep = "import sys, time; time.sleep(float(sys.argv[1]))"
+child = subprocess.Popen([sys.executable, "-c", sleep, seconds])
+while child.poll() is None:
+    print("working", flush=True)
+    time.sleep(0.1)
 """
 
 
@@ -108,8 +124,36 @@ def start_builder(directory: Path, *arguments: str, **environment: str) -> Stack
 
 
 @pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    running = start_builder(tmp_path_factory.mktemp("builder"))
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TensorRT-LLM's sources with a family of two steps, the first of which takes its time."""
+    directory = tmp_path_factory.mktemp("sources")
+    family = directory / "examples" / "fake"
+    family.mkdir(parents=True)
+    (family / "quantize.py").write_text(SLOW_QUANTIZE)
+    (family / "build.py").write_text(FAKE_BUILD)
+    (directory / "model.gguf").write_text("weights")
+    return directory
+
+
+def slow_config(examples: Path, seconds: float = 600) -> str:
+    """A build of which a step takes so long, as text."""
+    quantize = {
+        "script": "quantize.py",
+        "output_dir": "quantized",
+        "args": {"seconds": seconds},
+    }
+    config = {
+        "model_id": str(examples / "model.gguf"),
+        "example_name": "fake",
+        "quantize": quantize,
+        "build": {"script": "build.py", "output_dir": "engine"},
+    }
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory, examples: Path) -> Iterator[Stack]:
+    running = start_builder(tmp_path_factory.mktemp("builder"), TRTLLM_DIR=str(examples))
     try:
         wait_until(lambda: running.health() == "READY")
         yield running
@@ -220,13 +264,14 @@ def test_cog_with_upload_url_gets_the_file(
     assert not any(b"hf_verysecret" in text for text in [*kept, builder.output.encode()])
 
 
-def test_cancel_ends_every_process_of_the_build(builder: Stack, neighbour: str) -> None:
+def test_cancel_ends_every_process_of_the_build(
+    builder: Stack, neighbour: str, examples: Path
+) -> None:
     idle = processes_of(builder.work_dir)
-    text = DEMO.read_text().replace("q8_0", "q4_0")
-    begin(builder, neighbour, "cancelled", config=text)
+    begin(builder, neighbour, "cancelled", config=slow_config(examples))
     wait_until(lambda: in_a_step(builder))
     # The log is told while the build runs, and another build waits for this one's end.
-    wait_until(lambda: "[convert] " in Neighbour.log_of("cancelled"))
+    wait_until(lambda: "[quantize] working" in Neighbour.log_of("cancelled"))
     assert Neighbour.end_of("cancelled") is None
     again = httpx.post(f"{builder.url}/predictions", json={"input": {"config": "/nowhere"}})
     assert again.status_code == 409
@@ -239,10 +284,9 @@ def test_cancel_ends_every_process_of_the_build(builder: Stack, neighbour: str) 
     assert "E1300" in predict(builder, config="/nowhere")["error"]
 
 
-def test_disconnected_client_cancels_its_build(builder: Stack) -> None:
+def test_disconnected_client_cancels_its_build(builder: Stack, examples: Path) -> None:
     idle = processes_of(builder.work_dir)
-    config = DEMO.read_text().replace("q8_0", "q4_1")
-    body = json.dumps({"input": {"config": config}})
+    body = json.dumps({"input": {"config": slow_config(examples, 601)}})
 
     def started() -> bool:  # Cog frees its slot after it has answered
         nonlocal client
@@ -312,11 +356,12 @@ def test_invalid_input_returns_422(builder: Stack, inputs: dict[str, Any]) -> No
     ],
 )
 def test_builds_end_with_their_server(
-    make_builder: Callable[..., Stack], neighbour: str, victim: str, number: int
+    make_builder: Callable[..., Stack], neighbour: str, examples: Path, victim: str, number: int
 ) -> None:
-    builder = make_builder()
+    builder = make_builder(TRTLLM_DIR=str(examples))
     wait_until(lambda: builder.health() == "READY")
-    begin(builder, neighbour, f"{victim}-{number}", config=str(DEMO))
+    config = slow_config(examples, 3 if number == signal.SIGTERM else 600)
+    begin(builder, neighbour, f"{victim}-{number}", config=config)
     wait_until(lambda: in_a_step(builder))
     (pid,) = [pid for pid, line in processes_of(builder.work_dir).items() if victim in line]
     os.kill(pid, number)

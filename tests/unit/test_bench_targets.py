@@ -8,8 +8,8 @@ import re
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import http_replies
 import pytest
-import small_http
 from bench_runs import options
 from scripted_server import Answer, Part, Request, event, serving, stream, whole
 
@@ -383,7 +383,7 @@ class LookAlike:
 
     def __call__(self, request: BaseHTTPRequestHandler) -> None:
         if request.headers["Authorization"] != "Bearer r8_key":
-            small_http.reply(request, 401, b'{"detail": "Unauthenticated"}')
+            http_replies.reply(request, 401, b'{"detail": "Unauthenticated"}')
         elif request.command == "POST":
             size = int(request.headers["Content-Length"])
             self.created.append((request.path, json.loads(request.rfile.read(size))))
@@ -392,12 +392,12 @@ class LookAlike:
             assert request.headers["Accept"] == "text/event-stream"
             text = "event: output\nid: 1:0\ndata: a\n\nevent: output\nid: 2:0\ndata: b\ndata: c\n\n"
             body = f"{text}event: done\nid: 3:0\ndata: {{}}\n\n".encode()
-            small_http.reply(request, 200, body, **{"Content-Type": "text/event-stream"})
+            http_replies.reply(request, 200, body, **{"Content-Type": "text/event-stream"})
         elif request.path == "/get":
             self.polls += 1
             self.reply(request, 200, self.status if self.polls > 1 else "processing")
         else:
-            small_http.reply(request, 200 if "/me/" in request.path else 404, b"{}")
+            http_replies.reply(request, 200 if "/me/" in request.path else 404, b"{}")
 
     def reply(self, request: BaseHTTPRequestHandler, code: int, status: str) -> None:
         urls = {"get": f"{self.url}/get"} | (
@@ -407,10 +407,10 @@ class LookAlike:
         body = {"id": "x", "status": status, "urls": urls, "metrics": metrics}
         if status == "failed":
             body["error"] = "E1001 PromptRequired: blank"
-        small_http.reply(request, code, json.dumps(body).encode())
+        http_replies.reply(request, code, json.dumps(body).encode())
 
     def measured(self, **changes: Any) -> tuple[Record, Any]:
-        with small_http.serving(self) as self.url:
+        with http_replies.serving(self) as self.url:
             values = {
                 "target": TargetName.REPLICATE,
                 "model": "me/small",

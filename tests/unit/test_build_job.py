@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cog import CancelationException, Secret
-from small_http import serving
+from http_replies import serving
 
 from cog_triton.builder.config import parse_config
 from cog_triton.builder.job import Job

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from small_http import reply, serving
+from http_replies import reply, serving
 
 from cog_triton.builder.upload import check, put
 from cog_triton.errors import BuildStepFailed, InvalidArgument

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from small_http import reply, serving
+from http_replies import reply, serving
 
 from cog_triton.builder import config_source
 from cog_triton.builder.config_source import MAX_BYTES, fetch

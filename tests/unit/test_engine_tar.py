@@ -247,16 +247,22 @@ def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
-@pytest.mark.parametrize("size", [1 << 40, -(1 << 40)])
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (1 << 40, "a header of 1099511627776 bytes, over 1048576"),
+        (-(1 << 40), r"(a header of -1099511627776 bytes|invalid offset)"),  # newer tarfiles' words
+    ],
+)
 def test_a_name_of_an_impossible_size_is_refused_before_it_is_read(
-    kind: bytes, size: int, tmp_path: Path
+    kind: bytes, size: int, says: str, tmp_path: Path
 ) -> None:
     name = tarfile.TarInfo("././@LongLink")
     name.type, name.size = kind, size
     with (tmp_path / "x.tar").open("wb") as file:
         file.write(name.tobuf(tarfile.GNU_FORMAT))
         file.truncate(1 << 32)
-    with pytest.raises(EngineCorrupt, match=r"x\.tar: .* a header of -?1099511627776 bytes"):
+    with pytest.raises(EngineCorrupt, match=rf"x\.tar: .* {says}"):
         unpack(tmp_path / "x.tar", tmp_path / "out")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from small_http import serving
+from http_replies import serving
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "gpu"
 MODULES = ("prompts", "endpoints", "load", "processes", "bench", "table")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_triton import SmallTriton
+from fake_tritonserver import FakeTritonServer
 
 from cog_triton.system import reaper
 from cog_triton.triton.liveness import ProcessLiveness
@@ -18,13 +18,13 @@ PATIENCE_S = 10
 
 
 @pytest.fixture
-def triton(tmp_path: Path) -> Iterator[SmallTriton]:
-    small = SmallTriton(tmp_path)
+def triton(tmp_path: Path) -> Iterator[FakeTritonServer]:
+    small = FakeTritonServer(tmp_path)
     yield small
     small.server.kill()
 
 
-async def ready(small: SmallTriton) -> None:
+async def ready(small: FakeTritonServer) -> None:
     """Started, with both stubs and what all three started."""
 
     async def is_ready() -> bool:
@@ -36,7 +36,7 @@ async def ready(small: SmallTriton) -> None:
     await small.server.start(is_ready, probe)
 
 
-def of(small: SmallTriton, word: str) -> list[int]:
+def of(small: FakeTritonServer, word: str) -> list[int]:
     """Its processes with `word` in their command line."""
     lines = {
         pid: Path(f"/proc/{pid}/cmdline").read_text()
@@ -45,7 +45,7 @@ def of(small: SmallTriton, word: str) -> list[int]:
     return [pid for pid, line in sorted(lines.items()) if word in line]
 
 
-def trouble_after(small: SmallTriton, word: str, number: int) -> str:
+def trouble_after(small: FakeTritonServer, word: str, number: int) -> str:
     async def main() -> str:
         await ready(small)
         (victim, *_) = [pid for pid in of(small, word) if pid != small.server.root_pid]
@@ -73,14 +73,14 @@ def trouble_after(small: SmallTriton, word: str, number: int) -> str:
     ],
 )
 def test_dead_or_stopped_process_is_named(
-    triton: SmallTriton, word: str, number: int, said: str
+    triton: FakeTritonServer, word: str, number: int, said: str
 ) -> None:
     told = trouble_after(triton, word, number)
     assert told.startswith(said)
     assert told.endswith("has died" if number == signal.SIGKILL else "was stopped")
 
 
-def test_death_of_other_processes_is_ignored(triton: SmallTriton) -> None:
+def test_death_of_other_processes_is_ignored(triton: FakeTritonServer) -> None:
     async def main() -> None:
         await ready(triton)
         with ProcessLiveness(triton.server.root_pid) as liveness:
@@ -92,7 +92,7 @@ def test_death_of_other_processes_is_ignored(triton: SmallTriton) -> None:
     asyncio.run(main())
 
 
-def test_process_that_died_before_the_watch_is_reported(triton: SmallTriton) -> None:
+def test_process_that_died_before_the_watch_is_reported(triton: FakeTritonServer) -> None:
     async def main() -> str:
         await ready(triton)
         with ProcessLiveness(triton.server.root_pid) as liveness:
@@ -102,7 +102,7 @@ def test_process_that_died_before_the_watch_is_reported(triton: SmallTriton) -> 
     assert "tritonserver" in asyncio.run(main())
 
 
-def test_no_file_descriptor_is_leaked(triton: SmallTriton) -> None:
+def test_no_file_descriptor_is_leaked(triton: FakeTritonServer) -> None:
     async def main() -> None:
         await ready(triton)
         before = len(list(Path("/proc/self/fd").iterdir()))

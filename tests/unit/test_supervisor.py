@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_tritonserver import FakeTritonServer
 from small_tokenizers import byte_level
-from small_triton import SmallTriton
 
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
@@ -34,7 +34,7 @@ class Supervised:
     """A small Triton, its supervisor, and a generator through both."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
-        self.triton = SmallTriton(directory, **settings)
+        self.triton = FakeTritonServer(directory, **settings)
         self.failed = threading.Event()
         self.admission = Admission(2, 10)
         self.client = TritonClient(self.triton.settings.triton_url, 60, to_error)

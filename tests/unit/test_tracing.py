@@ -6,8 +6,8 @@ import sys
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from http_replies import reply, serving
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-from small_http import reply, serving
 
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.serving.generate import Generation

@@ -1,4 +1,4 @@
-"""A small tritonserver in Python: a real process with stubs and a port, and ways to fail."""
+"""Fake tritonserver in Python: a real process with stubs and a port, and ways to fail."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Server(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-class SmallTriton:
+class FakeTritonServer:
     """One small Triton, its settings, and its failures."""
 
     def __init__(self, directory: Path, **settings: object) -> None:

@@ -101,7 +101,7 @@ def test_instance_counts_are_set_per_model(model: str, tmp_path: Path) -> None:
 def test_postprocessing_is_limited_to_one_instance(
     count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With more, Triton reorders the tokens of a stream; the seed's configs ask for 64."""
+    """With more, Triton reorders the tokens of a stream; the configs of the original ask for 64."""
     name = "postprocessing_instance_count"
     configs = render(tmp_path, {"postprocessing": {name: count}})
     assert [group.count for group in configs["postprocessing"].instance_group] == [1]

@@ -30,7 +30,7 @@ def test_a_second_build_gives_the_same_bytes(name: str, factory: Factory) -> Non
 def test_a_source_change_moves_one_layer(factory: Factory) -> None:
     names = ["cog-triton-runner-86", "cog-triton-runner-cpu"]
     before = [factory.image(name) for name in names]
-    module = factory.source / "cog_triton" / "stops.py"
+    module = factory.source / "cog_triton" / "text" / "stop_strings.py"
     module.write_text(module.read_text() + "\n# changed\n")
     revision = factory.commit("Change a module")
     try:

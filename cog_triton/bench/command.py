@@ -21,6 +21,7 @@ from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
 from cog_triton.bench.worker_pool import RunResult
+from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
 
 INTERRUPTED = 130
@@ -140,6 +141,10 @@ async def _measure(
     return runs
 
 
+def _shown(metrics_url: str) -> str:
+    return f"--metrics-url={redact_address(metrics_url)!r}"
+
+
 async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str], float] | None:
     """Prometheus metrics of the server; None if it has none and no URL was given."""
     wanted = url or _metrics_url(options)
@@ -150,13 +155,13 @@ async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str],
         answer = await client.fetch("GET", wanted, {})
     except TransportError as error:
         if url:
-            raise TargetUnavailable(f"--metrics-url={url!r}: {error}") from error
+            raise TargetUnavailable(f"{_shown(url)}: {error}") from error
         return None
     finally:
         client.close()
     if answer.status != 200:
         if url:
-            raise TargetUnavailable(f"--metrics-url={url!r}: HTTP {answer.status}")
+            raise TargetUnavailable(f"{_shown(url)}: HTTP {answer.status}")
         return None
     return server_metrics.parse(answer.text.decode("utf-8", "replace"))
 

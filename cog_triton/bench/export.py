@@ -16,6 +16,7 @@ from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.run_metrics import RunMetrics
 from cog_triton.bench.worker_pool import RunResult
+from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
 
 SCHEMA = 1
@@ -32,7 +33,7 @@ def as_json(options: Options, levels: Sequence[tuple[Options, RunMetrics]]) -> s
     document = {
         "schema": SCHEMA,
         "cog_triton": __version__,
-        "options": _plain({**asdict(options), "api_key": None}),
+        "options": _plain({**asdict(options), "url": redact_address(options.url), "api_key": None}),
         "runs": runs,
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
 
 now = time.monotonic
@@ -83,7 +84,9 @@ def split_url(url: str) -> tuple[Origin, str]:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise InvalidArgument(f"--url={url!r}: must be http(s)://HOST[:PORT][/PATH]")
+        raise InvalidArgument(
+            f"--url={redact_address(url)!r}: must be http(s)://HOST[:PORT][/PATH]"
+        )
     tls = parts.scheme == "https"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Origin(parts.hostname, port or (443 if tls else 80), tls), path

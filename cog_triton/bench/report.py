@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cog_triton.bench.options import Options, OutputMethod, Unit
 from cog_triton.bench.percentiles import Summary
 from cog_triton.bench.run_metrics import RunMetrics, ServerMetric
+from cog_triton.download.redaction import redact_address
 
 _RULE = "-" * 30
 _MS = (
@@ -48,7 +49,7 @@ def _titled(title: str, lines: Iterator[str] | list[str], *, rule: bool = True) 
 
 
 def _configuration(options: Options, prompts: str) -> Iterator[str]:
-    yield f"Target: {options.target.value} at {options.url}"
+    yield f"Target: {options.target.value} at {redact_address(options.url)}"
     method = options.output_method or (OutputMethod.YIELD if options.stream else OutputMethod.WAIT)
     size = f", {options.buffer_size} tokens a piece" if options.buffer_size else ""
     yield f"Output Method: {method.value}{size}"

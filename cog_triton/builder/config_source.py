@@ -43,9 +43,10 @@ def _shown_name(address: str) -> str:
     if address.startswith("data:"):
         return "the data URL"
     try:
+        _ = urlsplit(address).port  # a password with a bare # or / in it ends up there
         return (redact_url(address) if "://" in address else address)[:_SHOWN_LENGTH]
-    except ValueError as error:
-        raise BuildConfigInvalid(f"config: not a URL: {error}") from None
+    except ValueError:
+        raise BuildConfigInvalid("config: not a URL") from None
 
 
 def _read(address: str, name: str) -> bytes:
@@ -102,7 +103,9 @@ def _download(address: str, name: str) -> bytes:
                     break
                 if time.monotonic() > deadline:
                     raise BuildConfigInvalid(f"config={name!r}: is not here after {_TIMEOUT_S:g} s")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except httpx.InvalidURL:  # its text may hold a password
+        raise BuildConfigInvalid(f"config={name!r}: not a valid URL") from None
+    except httpx.HTTPError as error:
         text = str(error) or type(error).__name__
         raise BuildConfigInvalid(f"config={name!r}: {text}") from None
     return content

@@ -147,6 +147,7 @@ def serve(
 
     Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
     """
+    from cog_triton.download.redaction import redact_address
     from cog_triton.serving import triton_only_server
     from cog_triton.serving.cog_process import CogServer, default_concurrency
     from cog_triton.settings import load_settings
@@ -182,7 +183,8 @@ def serve(
         )
         if engine and settings.cog_triton_engine:
             raise InvalidArgument(
-                f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE {engine!r}"
+                f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
+                f" {redact_address(engine)!r}"
             )
         given = [name for name, value in mock.items() if value is not None]
         if given and not settings.cog_triton_engine:

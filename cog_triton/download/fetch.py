@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from cog_triton.download import disk_space
 from cog_triton.download.partial_file import PartialFile
-from cog_triton.download.redaction import redact_url
+from cog_triton.download.redaction import redact_address, redact_url
 from cog_triton.download.remote import Remote
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer import CONNECTIONS, Transfer
@@ -117,7 +117,7 @@ def local_path(url: str) -> Path | None:
     if parts.scheme in ("http", "https"):
         return None
     raise ModelUnavailable(
-        f"{redact_url(url)}: must be a path, or a file:///path or http(s):// URL"
+        f"{redact_address(url)}: must be a path, or a file:///path or http(s):// URL"
     )
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 from pathlib import Path
 
+from cog_triton.download.redaction import redact_address
 from cog_triton.errors import ModelUnavailable
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".nemo")
@@ -34,7 +35,7 @@ def resolve(model_id: str, base: Path | None = None) -> Path:
         return _from_package(match[1], match[2])
     path = (base or Path.cwd()) / Path(model_id).expanduser()
     if not path.exists():
-        raise ModelUnavailable(f"model_id {model_id!r} does not exist; {ACCEPTED}")
+        raise ModelUnavailable(f"model_id {redact_address(model_id)!r} does not exist; {ACCEPTED}")
     return checked(path.resolve(), f"model_id {model_id!r}")
 
 

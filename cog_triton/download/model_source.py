@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cog_triton.download.local import resolve
 from cog_triton.download.model_request import FetchedModel, ModelRequest
+from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
@@ -104,7 +105,7 @@ def _tar(request: ModelRequest, store: Path) -> ModelTar | None:
     if url is not None or not is_hub_id(request.model_id):
         for key in ("revision", "files", "weight_format"):
             if getattr(request, key) is not None:
-                source = "a tar" if url is not None else repr(request.model_id)
+                source = "a tar" if url is not None else repr(redact_address(request.model_id))
                 raise ModelUnavailable(f"{key} is for Hugging Face models, and {source} is none")
     if url is None:
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.artifact import compatibility
+from cog_triton.download.redaction import redact_address
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
@@ -64,8 +65,8 @@ async def _engine_directory(settings: Settings, weights: str | None) -> Path:
         return await engine_directory(settings, weights)
     if weights:
         raise InvalidArgument(
-            f"COG_WEIGHTS={weights!r}: not with COG_TRITON_ENGINE={settings.cog_triton_engine},"
-            " which needs no weights; set one of them"
+            f"COG_WEIGHTS={redact_address(weights)!r}: not with COG_TRITON_ENGINE="
+            f"{settings.cog_triton_engine}, which needs no weights; set one of them"
         )
     return make_engine(settings.work_dir / "engines")
 

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from cog_triton.artifact import engine_manifest, engine_tar
 from cog_triton.download.fetch import fetch, redacted_name
+from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.settings import Settings
@@ -49,7 +50,9 @@ async def engine_directory(
     if tar.is_dir():
         return tar
     if not tar.is_file():
-        raise ModelUnavailable(f"COG_WEIGHTS={weights!r}: no such file or directory")
+        raise ModelUnavailable(
+            f"COG_WEIGHTS={redact_address(weights)!r}: no such file or directory"
+        )
     return await asyncio.to_thread(_unpack, tar, engines)
 
 
@@ -64,7 +67,8 @@ def _parse_url(weights: str) -> SplitResult:
     ):
         return url
     raise ModelUnavailable(
-        f"COG_WEIGHTS={weights!r}: must be a path, or a file:///path or http(s):// URL"
+        f"COG_WEIGHTS={redact_address(weights)!r}: must be a path, or a file:///path or http(s)://"
+        " URL"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cog_triton import errors
+from cog_triton.download.redaction import redact_address
 from cog_triton.settings import load_settings
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
@@ -93,5 +94,7 @@ def _base_url(url: str) -> str:
     except ValueError:
         usable = None
     if not usable:
-        raise errors.InvalidArgument(f"--url={url!r}: must be HOST:PORT or http://HOST:PORT")
+        raise errors.InvalidArgument(
+            f"--url={redact_address(url)!r}: must be HOST:PORT or http://HOST:PORT"
+        )
     return full

@@ -289,3 +289,18 @@ def test_download_that_is_not_a_tar_is_removed(tar: Path, settings: Settings) ->
             return await engine_directory(settings, url)
 
     assert asyncio.run(main()).is_dir()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "ftp", "file", "FILE", "gs"])
+def test_a_refused_url_is_shown_without_its_secrets(scheme: str, settings: Settings) -> None:
+    with pytest.raises(ModelUnavailable) as caught:
+        fetch(settings, f"{scheme}://KEY:SECRET@b/x.tar?X-Amz-Signature=SIGNED#SIGNED")
+    assert "://b/x.tar'" in str(caught.value)
+    for secret in ("KEY", "SECRET", "SIGNED"):
+        assert secret not in str(caught.value)
+
+
+def test_a_missing_file_is_shown_without_the_secrets_of_its_url(settings: Settings) -> None:
+    with pytest.raises(ModelUnavailable, match="no such file") as caught:
+        fetch(settings, "file:///missing/x.tar?token=SECRET")
+    assert "SECRET" not in str(caught.value)

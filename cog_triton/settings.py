@@ -152,6 +152,15 @@ class Settings(BaseSettings):
     cog_triton_drain_file: OptionalPath = Field(
         None, description="File that tells the worker to drain; `cog-triton serve` sets it."
     )
+    cog_probe_period: float = Field(
+        1, gt=0, description="Seconds between liveness probes of Cog, parent and worker."
+    )
+    cog_probe_timeout: float = Field(
+        5, gt=0, description="Seconds until a probe of Cog without an answer has failed."
+    )
+    cog_probe_failures: int = Field(
+        3, ge=1, description="Failed probes of Cog in a row before the server exits (E2105)."
+    )
     cog_max_concurrency: int = Field(
         1,
         ge=1,

@@ -29,7 +29,8 @@ SECTIONS = {
     "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),
     "Supervision and shutdown": (
         *("triton_timeout", "triton_start_timeout", "triton_probe_period", "triton_probe_timeout"),
-        *("triton_max_restarts", "drain_timeout", "cog_triton_drain_file"),
+        *("triton_max_restarts", "cog_probe_period", "cog_probe_timeout", "cog_probe_failures"),
+        *("drain_timeout", "cog_triton_drain_file"),
     ),
     "Files and programs": ("cog_triton_work_dir", "tritonserver", "mpirun", "mpirun_args"),
     "Several ranks": (

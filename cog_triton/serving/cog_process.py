@@ -14,16 +14,17 @@ from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.serving.cog_environment import cog_environment
-from cog_triton.serving.cog_health import HealthClient, HealthMonitor
+from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, HealthLimits, HealthMonitor
+from cog_triton.serving.cog_liveness import CogProcesses
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import reaper
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
 
 _POLL_S = 0.05
-_HEALTH_PERIOD_S = 1.0
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
+_TELL_S = 2.0
 
 
 def default_concurrency(settings: Settings) -> int:
@@ -58,7 +59,7 @@ class CogServer:
         self._port = port
         self._stops = 0
         self._wake = threading.Event()
-        self._health = HealthClient(host, port)
+        self._health = HealthClient(host, port, settings.cog_probe_timeout)
         self._drain_file = settings.work_dir.resolve() / f"drain-{os.getpid()}"
         self._environment = cog_environment(
             settings, host, port, max_concurrency, self._drain_file, verbose=verbose
@@ -106,12 +107,19 @@ class CogServer:
         self._wake.set()
 
     def _wait_until_ready(self, process: reaper.Reaped) -> None:
+        processes = CogProcesses(process.process.pid)
+        unanswered = 0
         while not self._stops:
             code = process.poll()
             if code is not None:
                 raise errors.TritonStartFailed(f"Cog exited with code {code} during start-up")
+            if stopped := processes.stopped():
+                raise errors.TritonStartFailed(f"{stopped} during start-up")
             health = self._health.read()
             status = health.get("status")
+            unanswered = unanswered + 1 if status == NO_ANSWER else 0
+            if unanswered >= self._settings.cog_probe_failures:
+                raise errors.TritonStartFailed("Cog stopped answering during start-up")
             if status == "SETUP_FAILED":
                 logs = str(health.get("setup", {}).get("logs", ""))
                 raise errors.from_text(logs) or errors.TritonStartFailed(
@@ -123,14 +131,30 @@ class CogServer:
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         """Watch Cog's health until a signal arrives; raises what it cannot recover from."""
-        monitor = HealthMonitor(time.monotonic())
+        try:
+            self._watch_health(process, echo)
+        except errors.TritonUnavailable:
+            self._fail_requests(process)
+            raise
+
+    def _watch_health(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
+        processes = CogProcesses(process.process.pid)
+        monitor = HealthMonitor(time.monotonic(), HealthLimits.of(self._settings))
         while not self._stops:
             if (code := process.poll()) is not None:
                 reason = f": {monitor.failure}" if monitor.failure else ""
                 raise errors.TritonUnavailable(f"Cog exited with code {code}{reason}")
+            if stopped := processes.stopped():
+                raise errors.TritonUnavailable(f"{stopped}; stopping")
             if line := monitor.update(self._health.read(), time.monotonic()):
                 echo(line)
-            self._wake.wait(_HEALTH_PERIOD_S)
+            self._wake.wait(self._settings.cog_probe_period)
+
+    def _fail_requests(self, process: reaper.Reaped) -> None:
+        """Have Cog's parent, if it still answers, fail the requests of a worker that is lost."""
+        processes = CogProcesses(process.process.pid)
+        if process.poll() is None and self._health.parent_answers() and processes.kill_worker():
+            self._wait(lambda: process.poll() is not None, _TELL_S)
 
     def _drain(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         """Let running requests end within DRAIN_TIMEOUT: Cog itself would wait without a limit."""

@@ -53,7 +53,7 @@ class ProcessLiveness:
             while True:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(died.wait(), _POLL_S)
-                states = {pid: _state(pid) for pid in self._pids}
+                states = {pid: process_state(pid) for pid in self._pids}
                 # A dying server takes its stubs along, so it is named first.
                 for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
                     if states[pid] in _DEAD:
@@ -91,7 +91,7 @@ def _name(pid: int) -> str | None:
     return None
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """State letter of proc(5), e.g. T for stopped; blank if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]

@@ -93,6 +93,38 @@ def test_no_process_outlives_a_killed_parent(
     wait_until(lambda: not shared_memory(pids), 5)
 
 
+@pytest.mark.parametrize(
+    ("program", "role"), [("coglet.http_server", "parent"), ("_run_worker", "worker")]
+)
+def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
+    make_stack: Callable[..., Stack], program: str, role: str
+) -> None:
+    stack = make_stack(**MOCK, COG_PROBE_TIMEOUT="1")
+    stack.start()
+    stack.until_ready()
+    with ThreadPoolExecutor() as pool, stack.stream("Say hello.", max_tokens=2000) as events:
+        next(events)
+        rest = pool.submit(list, events)
+        os.kill(pid_of(stack, program), signal.SIGSTOP)
+        code, output = stack.finish(seconds=SECONDS_TO_FAIL)
+        if role == "parent":
+            assert isinstance(rest.exception(5), httpx.TransportError)
+        else:
+            assert rest.result(5)[-1][1]["status"] == "failed"
+    assert code == 1
+    assert f"E2105 TritonUnavailable: Cog's {role}" in output
+    assert processes_of(stack.work_dir) == {}
+
+
+def test_a_worker_stopped_during_start_up_ends_the_server(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(**MOCK)
+    stack.start()
+    os.kill(pid_of(stack, "_run_worker"), signal.SIGSTOP)
+    code, output = stack.finish(seconds=SECONDS_TO_FAIL)
+    assert code == 1
+    assert "E2106 TritonStartFailed: Cog's worker" in output
+
+
 def test_tritonserver_killed_during_start_up_is_a_coded_error(
     make_stack: Callable[..., Stack],
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
-from cog_triton.serving.cog_health import HealthClient, HealthMonitor
+from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, HealthLimits, HealthMonitor
 from cog_triton.system.ports import free_ports
 
 READY = {"status": "READY", "setup": {}}
@@ -135,3 +135,38 @@ def test_other_failures_end_the_server_after_a_while(health: dict[str, Any], rea
     assert monitor.update(health, 9) is None
     with pytest.raises(TritonUnavailable, match=reason):
         monitor.update(health, 11)
+
+
+def test_a_server_that_takes_connections_and_is_silent_gives_no_answer() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        client = HealthClient("127.0.0.1", sock.getsockname()[1], timeout=0.05)
+        assert client.read() == {"status": NO_ANSWER}
+
+
+SILENT = {"status": NO_ANSWER}
+LIMITS = HealthLimits(failures=3, timeout=5, exit_s=40)
+
+
+def test_some_probes_in_a_row_without_an_answer_end_the_server() -> None:
+    monitor = HealthMonitor(0, LIMITS)
+    for health in (SILENT, SILENT, READY, SILENT, SILENT):
+        assert monitor.update(health, 1) is None
+    with pytest.raises(TritonUnavailable, match="did not answer 3 health checks in a row"):
+        monitor.update(SILENT, 2)
+
+
+def test_unanswered_probes_hide_no_recovery_of_triton() -> None:
+    monitor = HealthMonitor(0, LIMITS)
+    monitor.update(RESTARTING, 1)
+    assert monitor.update(SILENT, 2) is None
+    assert monitor.update(READY, 3) == "Ready again"
+
+
+def test_a_server_that_listens_no_more_may_take_its_drain_timeout_to_exit() -> None:
+    monitor = HealthMonitor(0, LIMITS)
+    monitor.update(READY, 10)
+    assert monitor.update({}, 49) is None
+    with pytest.raises(TritonUnavailable, match="has not listened for 40 s"):
+        monitor.update({}, 51)

@@ -1,0 +1,54 @@
+"""Liveness of Cog's processes, by stand-ins with the same command lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cog_triton.serving.cog_liveness import CogProcesses
+
+SLEEP = "import time; time.sleep(60)"
+COMMANDS = {
+    "parent": [sys.executable, "-c", SLEEP, "cog_triton.serving.coglet.http_server"],
+    "worker": [sys.executable, "-c", f"{SLEEP}; coglet.server._run_worker()"],
+}
+
+
+@pytest.fixture
+def started() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    processes = {role: subprocess.Popen(command) for role, command in COMMANDS.items()}
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.wait()
+
+
+def look() -> str | None:
+    deadline = time.monotonic() + 5
+    found = None
+    while found is None and time.monotonic() < deadline:
+        found = CogProcesses(os.getpid()).stopped()
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("role", ["parent", "worker"])
+def test_a_stopped_process_is_named(started: dict[str, subprocess.Popen[bytes]], role: str) -> None:
+    time.sleep(0.05)
+    assert CogProcesses(os.getpid()).stopped() is None
+    started[role].send_signal(signal.SIGSTOP)
+    assert look() == f"Cog's {role} (process {started[role].pid}) was stopped"
+
+
+def test_only_the_worker_is_killed(started: dict[str, subprocess.Popen[bytes]]) -> None:
+    time.sleep(0.05)
+    assert CogProcesses(os.getpid()).kill_worker()
+    assert started["worker"].wait(5) == -signal.SIGKILL
+    assert started["parent"].poll() is None
+    assert not CogProcesses(os.getpid()).kill_worker()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
+from cog_triton.errors import TritonUnavailable
+from cog_triton.serving.cog_health import HealthClient, HealthLimits, HealthMonitor
+from cog_triton.settings import Settings
 from cog_triton.system import reaper
 from cog_triton.triton.liveness import process_state
 
 _ROLES = {"cog_triton.serving.coglet.http_server": "parent", "_run_worker": "worker"}
 """Names of the processes, by a part of their command line."""
+_REAPER = "reaper.py"
+_TELL_S = 2.0
 
 
 class CogProcesses:
-    """Cog's parent and worker among the descendants of the process `root`, its reaper."""
+    """Cog's parent and worker among the descendants of the process `root`."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -41,6 +47,44 @@ class CogProcesses:
             with suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
                 for part, role in _ROLES.items():
-                    if part in line:
+                    if part in line and _REAPER not in line:
                         found[pid] = role
         return found
+
+
+class CogWatch:
+    """Watchdog of a Cog that is ready and listens on `host` and `port`, below the process `root`.
+
+    Whoever started Cog calls `check` every COG_PROBE_PERIOD seconds, on any thread.
+    """
+
+    def __init__(self, settings: Settings, host: str, port: int, root: int) -> None:
+        self._health = HealthClient(host, port, settings.cog_probe_timeout)
+        self._processes = CogProcesses(root)
+        self._monitor = HealthMonitor(time.monotonic(), HealthLimits.of(settings))
+
+    @property
+    def failure(self) -> TritonUnavailable | None:
+        """Why requests fail now, while Triton is being restarted."""
+        return self._monitor.failure
+
+    def check(self) -> str | None:
+        """Look once; returns the line to show if the state has changed. Blocks for one probe.
+
+        When Cog is lost, running requests have been failed as far as its parent still can.
+
+        Raises:
+            TritonStartFailed: Triton was given up.
+            TritonUnavailable: Cog is stopped, hangs, or is unhealthy for any other reason.
+        """
+        try:
+            if stopped := self._processes.stopped():
+                raise TritonUnavailable(f"{stopped}; stopping")
+            return self._monitor.update(self._health.read(), time.monotonic())
+        except TritonUnavailable:
+            self._fail_requests()
+            raise
+
+    def _fail_requests(self) -> None:
+        if self._health.parent_answers() and self._processes.kill_worker():
+            time.sleep(_TELL_S)

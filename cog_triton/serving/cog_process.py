@@ -14,8 +14,8 @@ from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.serving.cog_environment import cog_environment
-from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, HealthLimits, HealthMonitor
-from cog_triton.serving.cog_liveness import CogProcesses
+from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
+from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import reaper
 from cog_triton.system.paths import cog_project
@@ -24,7 +24,6 @@ from cog_triton.system.ports import require_free
 _POLL_S = 0.05
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
-_TELL_S = 2.0
 
 
 def default_concurrency(settings: Settings) -> int:
@@ -131,30 +130,14 @@ class CogServer:
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         """Watch Cog's health until a signal arrives; raises what it cannot recover from."""
-        try:
-            self._watch_health(process, echo)
-        except errors.TritonUnavailable:
-            self._fail_requests(process)
-            raise
-
-    def _watch_health(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
-        processes = CogProcesses(process.process.pid)
-        monitor = HealthMonitor(time.monotonic(), HealthLimits.of(self._settings))
+        watch = CogWatch(self._settings, self._host, self._port, process.process.pid)
         while not self._stops:
             if (code := process.poll()) is not None:
-                reason = f": {monitor.failure}" if monitor.failure else ""
+                reason = f": {watch.failure}" if watch.failure else ""
                 raise errors.TritonUnavailable(f"Cog exited with code {code}{reason}")
-            if stopped := processes.stopped():
-                raise errors.TritonUnavailable(f"{stopped}; stopping")
-            if line := monitor.update(self._health.read(), time.monotonic()):
+            if line := watch.check():
                 echo(line)
             self._wake.wait(self._settings.cog_probe_period)
-
-    def _fail_requests(self, process: reaper.Reaped) -> None:
-        """Have Cog's parent, if it still answers, fail the requests of a worker that is lost."""
-        processes = CogProcesses(process.process.pid)
-        if process.poll() is None and self._health.parent_answers() and processes.kill_worker():
-            self._wait(lambda: process.poll() is not None, _TELL_S)
 
     def _drain(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         """Let running requests end within DRAIN_TIMEOUT: Cog itself would wait without a limit."""

@@ -201,6 +201,12 @@ class Settings(BaseSettings):
     max_request_bytes: int = Field(
         8 << 20, ge=1, description="Longest request body that the OpenAI API takes, in bytes."
     )
+    webhook_hosts: str = Field(
+        "",
+        description="Hosts that webhooks may go to, separated by commas: names, `*.domain`,"
+        " addresses or networks; `*` for every host, `none` for none. Unset: every host with public"
+        " addresses, and this machine where Cog binds loopback.",
+    )
     log_format: Annotated[
         Literal["json", "console"], BeforeValidator(lambda value: value or "json")
     ] = Field(
@@ -284,6 +290,12 @@ class Settings(BaseSettings):
     def mpi_host_names(self) -> list[str]:
         """MPI_HOSTS as a list."""
         return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
+
+    @property
+    def webhook_host_names(self) -> tuple[str, ...]:
+        """WEBHOOK_HOSTS as a list."""
+        names = (name.strip().lower().rstrip(".") for name in self.webhook_hosts.split(","))
+        return tuple(filter(None, names))
 
     @property
     def http_ports(self) -> dict[str, tuple[str, int]]:

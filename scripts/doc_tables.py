@@ -24,7 +24,13 @@ SECTIONS = {
     ),
     "Requests": (
         *("system_prompt", "prompt_template", "stop_sequences", "openai_api_key"),
-        *("max_request_bytes", "cog_max_concurrency", "max_concurrency", "max_queue"),
+        *(
+            "max_request_bytes",
+            "cog_max_concurrency",
+            "max_concurrency",
+            "max_queue",
+            "webhook_hosts",
+        ),
     ),
     "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),
     "Supervision and shutdown": (

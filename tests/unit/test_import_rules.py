@@ -17,7 +17,7 @@ FLOORS = (
     ("download",),
     ("engines",),
     ("inspection", "backend", "triton"),
-    ("serving", "builder", "doctor", "bench"),
+    ("door", "serving", "builder", "doctor", "bench"),
     ("cli",),
     ("__main__",),
 )

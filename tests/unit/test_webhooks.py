@@ -1,0 +1,109 @@
+"""Webhook allow-list: by URL, name and resolved address, with a resolver of the tests."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from cog_triton.door.webhooks import WebhookRules, check_webhook, resolve_host
+from cog_triton.errors import InvalidArgument
+from cog_triton.settings import load_settings
+
+NAMES = {
+    "hooks.example.com": ["93.184.216.34", "2606:2800:220:1::1"],
+    "intranet": ["10.1.2.3"],
+    "localhost": ["127.0.0.1", "::1"],
+    "rebound.example.com": ["93.184.216.34", "169.254.169.254"],
+    "example.com": ["93.184.216.34"],
+}
+PUBLIC = WebhookRules()
+LOCAL = WebhookRules(loopback=True)
+
+
+def resolve(host: str) -> list[str]:
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        return NAMES.get(host, [])
+
+
+def refusal(url: object, rules: WebhookRules = PUBLIC) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        check_webhook(url, rules, resolve)
+    return caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.example.com/a?b=c#d",
+        "HTTP://HOOKS.example.com.:8443",
+        "https://user:word@hooks.example.com/",
+        "http://93.184.216.34/",
+        "http://[2606:2800:220:1::1]:80/x",
+    ],
+)
+def test_public_hosts_are_allowed_by_default(url: str) -> None:
+    assert check_webhook(url, PUBLIC, resolve)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254"),
+        *("0.0.0.0", "100.64.0.1", "224.0.0.1", "255.255.255.255", "[::1]", "[::]", "[fe80::1]"),
+        *("[fd00::1]", "[::ffff:10.0.0.1]", "[64:ff9b::a00:1]", "[2002:a00:1::1]", "[ff02::1]"),
+        *("intranet", "rebound.example.com", "unknown.example.com"),
+    ],
+)
+def test_other_hosts_are_refused_by_default(host: str) -> None:
+    assert "its host has no public address" in refusal(f"http://{host}/x")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(None, 1, {}, "", "hooks.example.com", "file:///etc/passwd", "ftp://hooks.example.com/"),
+        *("http://", "http:///x", "http://127.0.0.1\\@hooks.example.com/", "http://a b/"),
+        *("http://127.0.0.1%2f@x/\n", "http://hooks.example.com\t/", "http://h\u00f6r.de/"),
+        *("http://127%2e0.0.1/", "http:/\\127.0.0.1/", "http://hooks.example.com:99999999/"),
+    ],
+)
+def test_what_is_no_plain_http_url_is_refused(url: object) -> None:
+    assert refusal(url, WebhookRules(("*",))).endswith("must be an http(s):// URL")
+
+
+def test_loopback_is_allowed_where_only_this_machine_reaches_cog() -> None:
+    assert check_webhook("http://localhost:9/", LOCAL, resolve)
+    assert check_webhook("http://127.0.0.1:9/", LOCAL, resolve)
+    assert refusal("http://intranet/", LOCAL)
+    assert WebhookRules.of(load_settings(cog_host="127.0.0.1")).loopback
+    assert WebhookRules.of(load_settings(cog_host="::1")).loopback
+    assert not WebhookRules.of(load_settings(cog_host="0.0.0.0")).loopback
+
+
+def test_only_hosts_of_the_list_are_allowed() -> None:
+    rules = WebhookRules.of(load_settings(webhook_hosts="Intranet, *.example.com,192.168.0.0/16"))
+    assert check_webhook("http://intranet/", rules, resolve)
+    assert check_webhook("http://hooks.example.com/", rules, resolve)
+    assert check_webhook("http://192.168.3.4/", rules, resolve)
+    assert "must be one of WEBHOOK_HOSTS" in refusal("http://example.com/", rules)
+    assert "must be one of WEBHOOK_HOSTS" in refusal("http://93.184.216.34/", rules)
+    assert refusal("http://127.0.0.1/", rules)
+
+
+def test_star_allows_every_host_and_none_no_host() -> None:
+    everyone, nobody = (WebhookRules.of(load_settings(webhook_hosts=x)) for x in ("*", "none"))
+    assert check_webhook("http://127.0.0.1/", everyone, resolve)
+    assert refusal("http://hooks.example.com/", nobody)
+
+
+def test_a_refusal_shows_no_secret_of_the_url() -> None:
+    assert "SECRET" not in refusal("http://u:SECRET@127.0.0.1/?key=SECRET")
+
+
+def test_addresses_in_other_notations_are_resolved_before_they_are_judged() -> None:
+    for host in ("2130706433", "0x7f.1", "127.1"):
+        with pytest.raises(InvalidArgument):
+            check_webhook(f"http://{host}/", PUBLIC, resolve_host)

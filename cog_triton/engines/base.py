@@ -96,6 +96,8 @@ class EngineFamily(ABC):
     backend: ClassVar[str] = "python"
     options: ClassVar[Mapping[str, type]] = {}
     extra_models: ClassVar[tuple[str, ...]] = ()
+    secrets: ClassVar[frozenset[str]] = frozenset()
+    """Environment variables with secrets that the engine's process needs; others are removed."""
 
     def __init__(
         self, directory: Path, limits: EngineLimits, tokenizer_dir: Path | None = None

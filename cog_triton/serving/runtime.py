@@ -78,7 +78,9 @@ class Runtime:
         prepared = await prepare_engine(settings, weights)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
-        server = TritonServer(settings, repository, prepared.run_dir, prepared.world_size)
+        server = TritonServer(
+            settings, repository, prepared.run_dir, prepared.world_size, family.secrets
+        )
         admission = admission_for(settings, max_batch_size(repository))
         runtime = cls(settings, family, tokenizer, server, admission, on_failed, observer)
         try:

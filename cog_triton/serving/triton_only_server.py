@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownE
 from cog_triton.serving.engine_preparation import fresh_run_dir, prepare_engine
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import ports
+from cog_triton.system.secret_variables import SERVER_KEYS
 from cog_triton.triton import launch
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.server import TritonServer
@@ -36,8 +38,8 @@ async def serve_triton_only(
     rank = settings.cog_triton_rank
     if not rank:
         ports.require_free(settings.triton_ports)
-    repository, world_size, run_dir = await _model_repository(settings, repository)
-    server = TritonServer(settings, repository, run_dir, world_size)
+    repository, world_size, run_dir, secrets = await _model_repository(settings, repository)
+    server = TritonServer(settings, repository, run_dir, world_size, secrets)
     stops = _StopSignals()
     began = time.monotonic()
     starting = asyncio.ensure_future(_start(settings, server, leads=not rank))
@@ -78,8 +80,13 @@ class _StopSignals:
             self._loop.remove_signal_handler(number)
 
 
-async def _model_repository(settings: Settings, repository: Path | None) -> tuple[Path, int, Path]:
-    """The model repository to serve, its number of ranks, and the run directory."""
+async def _model_repository(
+    settings: Settings, repository: Path | None
+) -> tuple[Path, int, Path, Collection[str]]:
+    """The model repository to serve, its ranks, the run directory, and secrets that it may need.
+
+    Models of the user's own may need any secret but this server's keys.
+    """
     if repository is not None:
         if not any(repository.glob("*/config.pbtxt")):
             raise InvalidArgument(
@@ -88,9 +95,11 @@ async def _model_repository(settings: Settings, repository: Path | None) -> tupl
             )
         require_gpu(settings.cog_triton_sm)
         run_dir = fresh_run_dir(settings.work_dir)
-        return repository.resolve(), launch.world_size(settings, None), run_dir
+        secrets = os.environ.keys() - SERVER_KEYS
+        return repository.resolve(), launch.world_size(settings, None), run_dir, secrets
     prepared = await prepare_engine(settings)
-    return prepared.repository, prepared.world_size, prepared.run_dir
+    engine_secrets = prepared.family.secrets
+    return prepared.repository, prepared.world_size, prepared.run_dir, engine_secrets
 
 
 async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> None:

@@ -8,13 +8,14 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
+from cog_triton.system.secret_variables import without_secrets
 from cog_triton.triton import http_thread_queues, installation, launch, liveness
 
 _POLL_S = 0.02
@@ -26,9 +27,18 @@ class TritonServer:
     """A tritonserver of one or more ranks on a rendered repository, logging to ``triton.log``."""
 
     def __init__(
-        self, settings: Settings, repository: Path, work_dir: Path, world_size: int = 1
+        self,
+        settings: Settings,
+        repository: Path,
+        work_dir: Path,
+        world_size: int = 1,
+        secrets: Collection[str] = (),
     ) -> None:
-        """`world_size` is the number of ranks to start, from `launch.world_size`."""
+        """`world_size` is the number of ranks to start, from `launch.world_size`.
+
+        `secrets` are the variables of our environment with secrets that Triton's processes get.
+        """
+        self._secrets = secrets
         self._settings = settings
         self._world_size = world_size
         self._stop_signal = signal.SIGTERM
@@ -70,7 +80,7 @@ class TritonServer:
                 command.argv,
                 grace=launch.EXIT_TIMEOUT_S + 1,
                 unlink_shm=prefix,
-                env=command.environment,
+                env=without_secrets(command.environment, self._secrets),
                 stdout=log,
                 stderr=log,
             )

@@ -13,6 +13,7 @@ from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.errors import InvalidPredictorConfig, nearest
+from cog_triton.system.secret_variables import HUB_TOKENS
 
 TEXT_MODEL = "vllm_model"
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
@@ -32,6 +33,7 @@ class VLLMFamily(EngineFamily):
 
     name = "vllm"
     extra_models = (TEXT_MODEL,)
+    secrets = HUB_TOKENS  # vLLM downloads weights by itself
 
     def __init__(self, directory: Path, model: VLLMModel) -> None:
         limits = EngineLimits(

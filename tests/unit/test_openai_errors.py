@@ -134,6 +134,8 @@ def test_health_reports_readiness() -> None:
         ({"Authorization": "Bearer secretsecret"}, False),
         ({"Authorization": b"Bearer \xff\xfe"}, False),
         ({"Authorization": "Bearer secret"}, True),
+        ({"Authorization": "bearer secret"}, True),
+        ({"Authorization": "BEARER  secret"}, True),
     ],
 )
 def test_api_key_is_required(headers: dict[str, Any], allowed: bool) -> None:

@@ -68,7 +68,7 @@ class _AuthMiddleware:
         self, app: ASGIApp, api_key: str | None, on_refused: Callable[[str, CogTritonError], None]
     ) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode() if api_key else None
+        self._expected = api_key.encode() if api_key else None
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,8 @@ class _AuthMiddleware:
         if self._expected is None or not scope["path"].startswith(AUTHENTICATED_PREFIX):
             return True
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(sent, self._expected)
+        scheme, _, key = sent.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
 
 
 def endpoint_of(scope: Scope) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cog_triton.errors import EngineCorrupt
+from cog_triton.system.printable import printable
 
 MANIFEST_NAME = "cog-triton.json"
 _CHUNK = 1 << 20
@@ -94,16 +95,17 @@ def verify(engine_dir: Path, manifest: Manifest, *, checksums: bool) -> None:
     for name, entry in manifest.files.items():
         path = engine_dir / name
         if not path.is_file():
-            raise EngineCorrupt(f"{engine_dir}: {name} is in the manifest but missing")
+            raise EngineCorrupt(f"{engine_dir}: {printable(name)} is in the manifest but missing")
         check_entry(name, entry, path.stat().st_size, sha256_of(path) if checksums else None)
 
 
 def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> None:
     """Raise EngineCorrupt unless `size` and, where given, `sha256` are the entry's."""
+    shown = printable(name)
     if size != entry.size:
-        raise EngineCorrupt(f"{name} has {size} bytes, the manifest says {entry.size}")
+        raise EngineCorrupt(f"{shown} has {size} bytes, the manifest says {entry.size}")
     if sha256 is not None and sha256 != entry.sha256:
-        raise EngineCorrupt(f"{name} has sha256 {sha256}, the manifest says {entry.sha256}")
+        raise EngineCorrupt(f"{shown} has sha256 {sha256}, the manifest says {entry.sha256}")
 
 
 def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
@@ -112,7 +114,7 @@ def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
     for name, entry in manifest.files.items():
         try:
             if name not in held:
-                raise EngineCorrupt(f"{name} is in the manifest but missing")
+                raise EngineCorrupt(f"{printable(name)} is in the manifest but missing")
             check_entry(name, entry, held[name].size, held[name].sha256)
         except EngineCorrupt as error:
             found.append(error.detail)

@@ -17,6 +17,7 @@ from cog_triton.artifact.checksums import PIECE, Checksum, Readable, hashing
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import BuildStepFailed, EngineCorrupt
 from cog_triton.system import atomic_write
+from cog_triton.system.printable import printable
 
 Members = Mapping[str, Path | bytes]
 """Members of a tar by name: files, or contents that are in no file."""
@@ -166,7 +167,7 @@ def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
 def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
     """Describe each difference between the files of a tar and its manifest, naming the file."""
     extra = engine_manifest.unlisted(manifest, held)
-    found = [f"{name} is in the tar but not in its manifest" for name in extra]
+    found = [f"{printable(name)} is in the tar but not in its manifest" for name in extra]
     return found + engine_manifest.differences(manifest, held)
 
 

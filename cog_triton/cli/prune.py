@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cog_triton.system.printable import printable
 from cog_triton.system.terminal import coded_errors, err, escape
 
 
@@ -68,7 +69,7 @@ def prune(
         Console(highlight=False, emoji=False).print(report.as_table(result))
     refused = [outcome for outcome in result.outcomes if outcome.action == "refused"]
     for outcome in refused:
-        err.print(f"[bold red]error:[/] {escape(outcome.reason)}")
+        err.print(f"[bold red]error:[/] {escape(printable(outcome.reason))}")
     if refused:
         raise typer.Exit(1)
 

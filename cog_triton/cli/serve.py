@@ -11,13 +11,14 @@ import typer
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import OPENAI_PORT
+from cog_triton.system.printable import printable
 from cog_triton.system.terminal import coded_errors, out
 
 _MOCK_PANEL = "The mock engine"
 
 
 def _say(line: str) -> None:
-    out.print(line, markup=False)
+    out.print(printable(line, keep="\n\t"), markup=False)
 
 
 def serve(

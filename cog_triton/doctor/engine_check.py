@@ -13,6 +13,7 @@ from cog_triton.engines.registry import FAMILIES, open_engine
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.system.machine import Machine
+from cog_triton.system.printable import printable
 
 _MAX_TEXT = 16 << 20
 
@@ -65,7 +66,7 @@ def _of_tar(path: Path) -> Needs:
         manifest = engine_manifest.parse(texts[MANIFEST_NAME], f"{path}: {MANIFEST_NAME}")
         for name, entry in manifest.files.items():
             if name not in sizes:
-                raise EngineCorrupt(f"{path}: {name} is in the manifest but missing")
+                raise EngineCorrupt(f"{path}: {printable(name)} is in the manifest but missing")
             engine_manifest.check_entry(name, entry, sizes[name], None)
         return _needs(path, manifest.engine, manifest.world_size, manifest.sm, manifest.versions)
     if CONFIG_NAME not in texts:

@@ -12,6 +12,7 @@ from cog_triton.artifact.checksums import Readable, hashing
 from cog_triton.artifact.engine_config import CONFIG_NAME
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.system.printable import printable
 
 _MAX_TEXT = 16 << 20
 
@@ -67,7 +68,7 @@ def _directory_files(path: Path) -> Iterator[tuple[str, Readable]]:
 
 def no_engine(path: Path, held: Iterable[str]) -> str:
     """Error text: `path` has neither manifest nor config.json, but these files."""
-    names = list(held)
+    names = [printable(name) for name in held]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return (
         f"{path}: not an engine: neither {MANIFEST_NAME} nor {CONFIG_NAME} at its top;"
@@ -91,7 +92,9 @@ def _collect(
                         if len(kept) > _MAX_TEXT:
                             raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
             except OSError as error:
-                raise EngineCorrupt(f"{path}: {name}: cannot be read: {error.strerror}") from error
+                raise EngineCorrupt(
+                    f"{path}: {printable(name)}: cannot be read: {error.strerror}"
+                ) from error
             files[name] = sums.entry()
             if kept is not None:
                 texts[name] = bytes(kept)

@@ -14,6 +14,7 @@ from cog_triton.artifact.compatibility import sm_names
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 from cog_triton.inspection.engine_description import EngineDescription
 from cog_triton.inspection.gpu_check import GpuCheck
+from cog_triton.system.printable import printable
 
 _UNKNOWN = "not recorded"
 
@@ -152,7 +153,7 @@ def _verdict(engine: EngineDescription) -> Text:
 
 def _text(value: str) -> Text:
     """Escape control characters: names from an engine must not control the terminal."""
-    return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in value), overflow="fold")
+    return Text(printable(value), overflow="fold")
 
 
 def _mb(size: int) -> str:

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cog_triton.errors import CogTritonError
+from cog_triton.system.printable import printable
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -73,7 +74,9 @@ class ConsoleFormatter(logging.Formatter):
         """The text for a log that adds time and level itself."""
         values = [f"{key}={value}" for key, value in _values(record).items()]
         text = " ".join([f"{_target(record)}: {record.getMessage()}", *values])
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return printable(text, keep="\n\t")
 
 
 class DescriptorHandler(logging.Handler):

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cog_triton.errors import CogTritonError
+from cog_triton.system.printable import printable
 
 __all__ = ["coded_errors", "err", "escape", "out"]
 
@@ -23,5 +24,6 @@ def coded_errors() -> Iterator[None]:
     try:
         yield
     except CogTritonError as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}")
+        text = printable(str(error), keep="\n\t")
+        err.print(f"[bold red]error:[/] {escape(text)}")
         raise typer.Exit(1) from None

@@ -327,6 +327,27 @@ def test_other_files_and_directories_are_refused(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "none", code="E1304 ModelUnavailable")
 
 
+CONTROL = "a\n\x1b[2Jb\u202e"
+
+
+def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
+    named = directory(tmp_path / "engine", V1, 4)
+    (named / CONTROL).write_bytes(b"x")
+    foreign = small_tar(tmp_path / "foreign.tar", **{CONTROL: b"x"})
+    lost = directory(tmp_path / "lost", V1, 4)
+    (lost / CONTROL).write_bytes(b"x")
+    with_manifest(lost)
+    (lost / CONTROL).unlink()
+    outputs = [
+        *(run(original_tar(tmp_path / "x.tar", named))[1], run("--json", named)[1]),
+        *(refusal(foreign), refusal(lost)),
+    ]
+    for output in outputs:
+        assert not {"\x1b", "\u202e"} & set(output)
+        assert "[2Jb" in output
+        assert "a\\n" in output
+
+
 def test_an_unsafe_tar_is_refused(tmp_path: Path) -> None:
     assert "leaves the engine directory" in refusal(
         small_tar(tmp_path / "x.tar", **{"../config__json": b"{}"})

@@ -274,7 +274,13 @@ class Settings(BaseSettings):
             return self.cog_triton_work_dir
         cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "") + "/.cache"
         home = Path(cache)
-        usable = home if os.access(home.parent, os.W_OK) else Path(tempfile.gettempdir())
+        try:
+            usable = home if os.access(home.parent, os.W_OK) else Path(tempfile.gettempdir())
+        except FileNotFoundError as error:
+            raise InvalidArgument(
+                "COG_TRITON_WORK_DIR is unset, and neither the home directory nor /tmp can be"
+                " written: set it to a directory that can"
+            ) from error
         return usable / "cog-triton"
 
     @property

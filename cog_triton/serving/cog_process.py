@@ -18,8 +18,10 @@ from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import reaper
+from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
+from cog_triton.system.work_dir import require_usable
 
 _POLL_S = 0.05
 _WEBHOOKS_S = 0.5
@@ -72,10 +74,12 @@ class CogServer:
         settings = self._settings
         if settings.cog_triton_engine is None:
             require_gpu(settings.cog_triton_sm)
+        require_usable(settings.work_dir)
         cog = {"PORT": (self._host, self._port)}
         require_free({**cog, **settings.http_ports, **settings.triton_ports})
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
+        oom_kills = OomKills()
         previous = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -95,6 +99,10 @@ class CogServer:
                 self._drain(process, echo)
             process.terminate()
             self._wait(lambda: process.poll() is not None, _EXIT_S)
+        except errors.FrameworkError as error:
+            if not (hint := oom_kills.hint()) or hint in error.detail:
+                raise
+            raise type(error)(f"{error.detail}{hint}") from error
         finally:
             process.kill()
             self._drain_file.unlink(missing_ok=True)

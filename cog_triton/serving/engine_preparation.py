@@ -19,6 +19,7 @@ from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine, backends_in, library_versions
+from cog_triton.system.work_dir import require_usable, work_dir_errors
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
@@ -44,6 +45,7 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     """
     if settings.cog_triton_engine is None:
         compatibility.require_gpu(settings.cog_triton_sm)
+    require_usable(settings.work_dir)
     config = (
         load_serve_config(settings.cog_triton_config)
         if settings.cog_triton_config
@@ -53,11 +55,11 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     if isinstance(family, MockFamily):
         config = config.with_overrides(ENGINE_MODEL, settings.mock_options)
     world_size = launch.world_size(settings, family.world_size or 1)
-    run_dir = fresh_run_dir(settings.work_dir)
-    _require_compatible(settings, family, config, run_dir)
-    return PreparedEngine(
-        family, render_repository(family, config, run_dir / "model_repo"), run_dir, world_size
-    )
+    with work_dir_errors(settings.work_dir):
+        run_dir = fresh_run_dir(settings.work_dir)
+        _require_compatible(settings, family, config, run_dir)
+        repository = render_repository(family, config, run_dir / "model_repo")
+    return PreparedEngine(family, repository, run_dir, world_size)
 
 
 async def _engine_directory(settings: Settings, weights: str | None) -> Path:
@@ -68,7 +70,8 @@ async def _engine_directory(settings: Settings, weights: str | None) -> Path:
             f"COG_WEIGHTS={redact_address(weights)!r}: not with COG_TRITON_ENGINE="
             f"{settings.cog_triton_engine}, which needs no weights; set one of them"
         )
-    return make_engine(settings.work_dir / "engines")
+    with work_dir_errors(settings.work_dir):
+        return make_engine(settings.work_dir / "engines")
 
 
 def fresh_run_dir(work_dir: Path) -> Path:

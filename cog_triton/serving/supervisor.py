@@ -142,7 +142,7 @@ class Supervisor:
     async def _supervise(self) -> None:
         failures = 0
         while self.state is SupervisorState.READY:
-            reason = await self._wait_for_failure()
+            reason = await self._wait_for_failure() + self._server.oom_hint()
             stable = time.monotonic() - self._ready_at >= _STABLE_S
             failures = await self._restart(reason, 1 if stable else failures + 1)
 

@@ -16,6 +16,7 @@ from cog_triton.serving.engine_preparation import fresh_run_dir, prepare_engine
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import ports
 from cog_triton.system.secret_variables import SERVER_KEYS
+from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import launch
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.server import TritonServer
@@ -94,6 +95,7 @@ async def _model_repository(
                 " its config.pbtxt"
             )
         require_gpu(settings.cog_triton_sm)
+        require_usable(settings.work_dir)
         run_dir = fresh_run_dir(settings.work_dir)
         secrets = os.environ.keys() - SERVER_KEYS
         return repository.resolve(), launch.world_size(settings, None), run_dir, secrets

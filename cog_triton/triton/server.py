@@ -15,8 +15,10 @@ from pathlib import Path
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
+from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.secret_variables import without_secrets
-from cog_triton.triton import http_thread_queues, installation, launch, liveness
+from cog_triton.system.work_dir import work_dir_errors
+from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
 
 _POLL_S = 0.02
 _TAIL_LINES = 25
@@ -46,6 +48,7 @@ class TritonServer:
         self._work_dir = work_dir
         self.log = work_dir / "triton.log"
         self._process: reaper.Reaped | None = None
+        self._oom_kills = OomKills()
 
     @property
     def alive(self) -> bool:
@@ -69,7 +72,9 @@ class TritonServer:
         """
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
-        triton = installation.find_installation(self._work_dir, self._settings.tritonserver)
+        self._oom_kills = OomKills()
+        with work_dir_errors(self._settings.work_dir):
+            triton = installation.find_installation(self._work_dir, self._settings.tritonserver)
         prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
         command = launch.launch_command(
             self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
@@ -115,6 +120,13 @@ class TritonServer:
         shown = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
         return "\n".join(shown[-_TAIL_LINES:])
 
+    def oom_hint(self) -> str:
+        """Suffix of an error: that the kernel killed a process for want of memory; else blank."""
+        return self._oom_kills.hint()
+
+    def _hint(self) -> str:
+        return start_failures.hint(self.log.read_text("utf-8", "replace"))
+
     def _port_in_use_hint(self) -> str:
         """Error text for a port that another program took since it was checked, else blank."""
         found = _PORT_IN_USE.search(self.log.read_text("utf-8", "replace"))
@@ -138,8 +150,8 @@ class TritonServer:
                 await asyncio.wait({watch}, timeout=1)
             if watch.done():
                 raise TritonStartFailed(
-                    f"tritonserver exited with code {watch.result()} during start-up"
-                    f"{self._port_in_use_hint()}; its last lines (of {self.log}):"
+                    f"{self._hint()}tritonserver exited with code {watch.result()} during start-up"
+                    f"{self._port_in_use_hint()}{self.oom_hint()}; its last lines (of {self.log}):"
                     f"\n{self.log_tail()}"
                 )
             if not ready.done():

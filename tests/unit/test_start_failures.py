@@ -1,0 +1,55 @@
+"""Hints for starts that failed for want of this machine's resources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cog_triton.system.oom_kills import OomKills
+from cog_triton.triton.start_failures import hint
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "Unable to initialize shared memory key 'cog_triton_1_a_0_b' to requested size (1048576"
+            " bytes). Error: No space left on device",
+            "--shm-size",
+        ),
+        ("what():  Failed to create temporary directory for Python environments.", "/tmp cannot"),
+        ("UnicodeEncodeError: 'ascii' codec can't encode characters", "COG_TRITON_WORK_DIR"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "memory is short"),
+    ],
+)
+def test_known_causes_say_what_to_do(line: str, said: str) -> None:
+    assert said in hint(f"I1 server.cc\n{line}\nE1")
+
+
+def test_other_logs_have_no_hint() -> None:
+    assert hint("error: creating server: Internal - failed to load all models") == ""
+
+
+@pytest.mark.parametrize(
+    ("group", "file"),
+    [
+        ("0::/a/b", "a/b/memory.events"),
+        ("4:cpu,memory:/a", "memory/a/memory.oom_control"),
+        ("0::/not/mounted", "memory.events"),
+        ("4:memory:/x", "memory/memory.oom_control"),
+    ],
+)
+def test_a_kill_for_want_of_memory_is_told(group: str, file: str, tmp_path: Path) -> None:
+    groups, counts = tmp_path / "cgroup", tmp_path / "fs" / file
+    groups.write_text(f"1:name=systemd:/\n{group}\n")
+    counts.parent.mkdir(parents=True)
+    counts.write_text("oom 5\noom_kill 2\n")
+    kills = OomKills(groups, tmp_path / "fs")
+    assert kills.hint() == ""
+    counts.write_text("oom 5\noom_kill 3\n")
+    assert "killed a process for want of memory" in kills.hint()
+
+
+def test_no_control_groups_tell_nothing(tmp_path: Path) -> None:
+    assert OomKills(tmp_path / "none", tmp_path).hint() == ""

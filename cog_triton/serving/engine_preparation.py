@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine, backends_in, library_versions
+from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.work_dir import require_usable, work_dir_errors
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
@@ -72,18 +71,6 @@ async def _engine_directory(settings: Settings, weights: str | None) -> Path:
         )
     with work_dir_errors(settings.work_dir):
         return make_engine(settings.work_dir / "engines")
-
-
-def fresh_run_dir(work_dir: Path) -> Path:
-    """A new ``run/<pid>``; removes those of processes that are gone."""
-    runs = work_dir / "run"
-    runs.mkdir(parents=True, exist_ok=True)
-    for directory in runs.iterdir():
-        if not Path("/proc", directory.name).exists() or directory.name == str(os.getpid()):
-            shutil.rmtree(directory, ignore_errors=True)
-    run_dir = runs / str(os.getpid())
-    run_dir.mkdir()
-    return run_dir
 
 
 def _require_compatible(

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
-from cog_triton.serving.engine_preparation import fresh_run_dir, prepare_engine
+from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import ports
+from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.secret_variables import SERVER_KEYS
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import launch

@@ -107,7 +107,8 @@ def _warn_other_user(pid: int) -> None:
     os.write(2, f"reaper: may not stop process {pid}: it runs as another user\n".encode())
 
 
-def _unlink_shm(prefix: str | None) -> None:
+def unlink_shm(prefix: str | None) -> None:
+    """Remove the files and directories of /dev/shm whose names start with `prefix`, if any."""
     for path in Path("/dev/shm").iterdir() if prefix else ():
         if not path.name.startswith(str(prefix)):
             continue
@@ -182,7 +183,7 @@ class _Reaper:
                 else:
                     self._on_parent_pipe()
         for prefix in self._shm_left:
-            _unlink_shm(prefix)
+            unlink_shm(prefix)
         assert self._status is not None  # the command is a child, and no child is left
         code = os.waitstatus_to_exitcode(self._status)
         return code if code >= 0 else 128 - code
@@ -324,7 +325,7 @@ class Reaped:
             if self in self._running:
                 if code < 0:  # only a killed reaper ends by a signal: clean up in its place
                     self._kill_descendants(timeout=10.0)
-                    _unlink_shm(self._shm)
+                    unlink_shm(self._shm)
                 self._parent_pipe.close()
                 self._running.discard(self)
         return code if code >= 0 else 128 - code
@@ -340,7 +341,7 @@ class Reaped:
                 _send(pid, signal.SIGKILL)
             time.sleep(0.005)
         for prefix in prefixes:
-            _unlink_shm(prefix)
+            unlink_shm(prefix)
 
     def _descendants(self) -> set[int]:
         pids = _marked(self._mark)
@@ -428,7 +429,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     code = _Reaper(command, options.parent_fd, options.grace).run()
-    _unlink_shm(options.unlink_shm)
+    unlink_shm(options.unlink_shm)
     return code
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -16,6 +14,7 @@ from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailab
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
 from cog_triton.system.oom_kills import OomKills
+from cog_triton.system.run_dir import new_shm_prefix
 from cog_triton.system.secret_variables import without_secrets
 from cog_triton.system.work_dir import work_dir_errors
 from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
@@ -75,7 +74,7 @@ class TritonServer:
         self._oom_kills = OomKills()
         with work_dir_errors(self._settings.work_dir):
             triton = installation.find_installation(self._work_dir, self._settings.tritonserver)
-        prefix = f"cog_triton_{os.getpid()}_{secrets.token_hex(3)}_"
+        prefix = new_shm_prefix(self._work_dir)
         command = launch.launch_command(
             self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
         )

@@ -125,6 +125,24 @@ def test_a_worker_stopped_during_start_up_ends_the_server(make_stack: Callable[.
     assert "E2106 TritonStartFailed: Cog's worker" in output
 
 
+def test_shared_memory_of_a_server_killed_at_once_is_removed_at_the_next_start(
+    make_stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    stack = make_stack(**MOCK)
+    stack.start()
+    stack.until_ready()
+    pids = list(processes_of(stack.work_dir))
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none can clean up after another
+        for pid in pids:
+            os.kill(pid, number)
+    assert stack.finish()[0] == -signal.SIGKILL
+    wait_until(lambda: not processes_of(stack.work_dir))
+    assert shared_memory(pids)
+    stack.start()
+    stack.until_ready()
+    assert shared_memory(pids) == []
+
+
 def test_tritonserver_killed_during_start_up_is_a_coded_error(
     make_stack: Callable[..., Stack],
 ) -> None:

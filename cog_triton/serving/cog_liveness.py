@@ -14,20 +14,24 @@ from cog_triton.settings import Settings
 from cog_triton.system import reaper
 from cog_triton.triton.liveness import process_state
 
-_ROLES = {"cog_triton.serving.coglet.http_server": "parent", "_run_worker": "worker"}
+_ROLES = {
+    "cog_triton.door": "front door",
+    "cog_triton.serving.coglet.http_server": "parent",
+    "_run_worker": "worker",
+}
 """Names of the processes, by a part of their command line."""
 _REAPER = "reaper.py"
 _TELL_S = 2.0
 
 
 class CogProcesses:
-    """Cog's parent and worker among the descendants of the process `root`."""
+    """Cog's front door, parent and worker among the descendants of the process `root`."""
 
     def __init__(self, root: int) -> None:
         self._root = root
 
     def stopped(self) -> str | None:
-        """Describes a process that is stopped (SIGSTOP), None if neither is."""
+        """Describes a process that is stopped (SIGSTOP), None if none is."""
         for pid, role in self._roles().items():
             if process_state(pid) == "T":
                 return f"Cog's {role} (process {pid}) was stopped"

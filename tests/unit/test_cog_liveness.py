@@ -15,6 +15,7 @@ from cog_triton.serving.cog_liveness import CogProcesses
 
 SLEEP = "import time; time.sleep(60)"
 COMMANDS = {
+    "front door": [sys.executable, "-c", SLEEP, "cog_triton.door"],
     "parent": [sys.executable, "-c", SLEEP, "cog_triton.serving.coglet.http_server"],
     "worker": [sys.executable, "-c", f"{SLEEP}; coglet.server._run_worker()"],
 }
@@ -38,7 +39,7 @@ def look() -> str | None:
     return found
 
 
-@pytest.mark.parametrize("role", ["parent", "worker"])
+@pytest.mark.parametrize("role", list(COMMANDS))
 def test_a_stopped_process_is_named(started: dict[str, subprocess.Popen[bytes]], role: str) -> None:
     time.sleep(0.05)
     assert CogProcesses(os.getpid()).stopped() is None

@@ -207,6 +207,15 @@ class Settings(BaseSettings):
         " addresses or networks; `*` for every host, `none` for none. Unset: every host with public"
         " addresses, and this machine where Cog binds loopback.",
     )
+    max_messages: int = Field(
+        4096, ge=1, description="Messages of a chat, and parts of one message; E1005 beyond."
+    )
+    max_stop_sequences: int = Field(
+        64, ge=1, description="Stop strings of a request, also bad words; E1005 beyond."
+    )
+    max_stop_length: int = Field(
+        1024, ge=1, description="Characters of one stop string or bad word; E1005 beyond."
+    )
     log_format: Annotated[
         Literal["json", "console"], BeforeValidator(lambda value: value or "json")
     ] = Field(

@@ -26,6 +26,9 @@ SECTIONS = {
         *("system_prompt", "prompt_template", "stop_sequences", "openai_api_key"),
         *(
             "max_request_bytes",
+            "max_messages",
+            "max_stop_sequences",
+            "max_stop_length",
             "cog_max_concurrency",
             "max_concurrency",
             "max_queue",

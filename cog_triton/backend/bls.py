@@ -32,6 +32,8 @@ from cog_triton.backend.text_inputs import (
 from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.engines.tensorrt_llm import backend_errors
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError, from_text
+from cog_triton.text.prompt_encoder import PromptEncoder
+from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
 
 _log = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class _DelayedRelease:
 @dataclass(frozen=True, slots=True)
 class _Options:
     tokenizer: EngineTokenizer
+    encoder: PromptEncoder
+    word_limits: WordLimits
     add_special_tokens: bool
     accumulate_tokens: bool
     engine: str
@@ -83,8 +87,11 @@ class TritonPythonModel:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
         triton_log.install()
         parameters = python_backend.Parameters(args)
+        tokenizer = parameters.tokenizer()
         self._options = _Options(
-            parameters.tokenizer(),
+            tokenizer,
+            PromptEncoder(tokenizer, parameters.count("max_input_len")),
+            parameters.word_limits(),
             parameters.flag("add_special_tokens"),
             parameters.flag("accumulate_tokens"),
             parameters.text("tensorrt_llm_model_name"),
@@ -211,13 +218,11 @@ class _TextRequest:
             text = "".join(item for row in decode_strings(name, inputs.get(name)) for item in row)
             if text or not prefix:
                 ids = encode_prompt(
-                    options.tokenizer, name, text, add_special_tokens=options.add_special_tokens
+                    options.encoder, name, text, add_special_tokens=options.add_special_tokens
                 )
                 engine[f"{prefix}input_ids"] = np.array([ids], dtype=np.int32)
                 engine[f"{prefix}input_lengths"] = np.array([[len(ids)]], dtype=np.int32)
-        bad_words = encode_word_lists(
-            options.tokenizer, decode_strings("bad_words", inputs.get("bad_words"))
-        )
+        bad_words = encode_word_lists(options.tokenizer, self._words("bad_words"))
         if bad_words is not None:
             engine["bad_words_list"] = bad_words
         engine["request_output_len"] = inputs["max_tokens"]
@@ -227,10 +232,9 @@ class _TextRequest:
     def _text_responses(self, prompt_ids: list[int]) -> TextResponses:
         streaming = bool(self._scalar("stream", False))
         echo = not (streaming or self._scalar("exclude_input_in_output", False))
-        words = decode_strings("stop_words", self._inputs.get("stop_words"))
         return TextResponses(
             self._options.tokenizer,
-            [word for row in words for word in row],
+            [word for row in self._words("stop_words") for word in row],
             min_tokens=self._scalar("min_tokens", 0),
             streaming=streaming,
             accumulate=self._options.accumulate_tokens,
@@ -287,6 +291,12 @@ class _TextRequest:
                 self._sender.send(python_backend.response(last), flags=_FINAL)
             else:
                 self._sender.send(flags=_FINAL)
+
+    def _words(self, name: str) -> list[list[str]]:
+        rows = decode_strings(name, self._inputs.get(name))
+        for row in rows:
+            self._options.word_limits.check(name, row)
+        return rows
 
     def _scalar(self, name: str, default: int) -> int:
         tensor = self._inputs.get(name)

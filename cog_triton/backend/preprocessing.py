@@ -19,6 +19,7 @@ from cog_triton.backend.text_inputs import (
 )
 from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.errors import CogTritonError
+from cog_triton.text.prompt_encoder import PromptEncoder
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -40,6 +41,8 @@ class TritonPythonModel:
         triton_log.install()
         parameters = python_backend.Parameters(args)
         self._tokenizer = parameters.tokenizer()
+        self._encoder = PromptEncoder(self._tokenizer, parameters.count("max_input_len"))
+        self._word_limits = parameters.word_limits()
         self._add_special_tokens = parameters.flag("add_special_tokens")
         self._defaults = {
             "END_ID": parameters.token_id("end_id"),
@@ -71,16 +74,19 @@ class TritonPythonModel:
             if source == "QUERY" or any(texts):
                 rows = [
                     encode_prompt(
-                        self._tokenizer, name, text, add_special_tokens=self._add_special_tokens
+                        self._encoder, name, text, add_special_tokens=self._add_special_tokens
                     )
                     for text in texts
                 ]
                 encoded[ids] = pad_rows(rows, pad_id)
                 encoded[length] = np.array([[len(row)] for row in rows], dtype=np.int32)
         for source, name, target in _WORDS:
-            words = encode_word_lists(self._tokenizer, decode_strings(name, tensors.get(source)))
-            if words is not None:
-                encoded[target] = words
+            words = decode_strings(name, tensors.get(source))
+            for row in words:
+                self._word_limits.check(name, row)
+            word_ids = encode_word_lists(self._tokenizer, words)
+            if word_ids is not None:
+                encoded[target] = word_ids
         batch = encoded["REQUEST_INPUT_LEN"].shape
         for source, token in self._defaults.items():
             if source in tensors:

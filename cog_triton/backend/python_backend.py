@@ -11,6 +11,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.errors import CogTritonError, FrameworkError, InvalidPredictorConfig
+from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
 
 
@@ -56,6 +57,14 @@ class Parameters:
                 f"{self._model}.args.{name}={value!r}: must be a whole number, at least 1"
             )
         return int(value)
+
+    def count(self, name: str) -> int | None:
+        """A parameter that is a positive whole number, None if it is empty; raises E1202."""
+        return self.positive_int(name) if self._values.get(name) else None
+
+    def word_limits(self) -> WordLimits:
+        """Limits of stop words and bad words."""
+        return WordLimits(self.positive_int("max_words"), self.positive_int("max_word_length"))
 
     def token_id(self, name: str) -> int | None:
         """A parameter that is a token id, None if it is empty; raises E1202 for anything else."""

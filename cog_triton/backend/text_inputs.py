@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from cog_triton.engines.tensor_contract import flatten_words
 from cog_triton.errors import InvalidArgument, PromptRequired
+from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.tokenizer import EngineTokenizer
 
 # Inputs of the ensemble and of tensorrt_llm_bls that are passed on: the engine's name by ours.
@@ -94,10 +95,10 @@ def encode_word_lists(
 
 
 def encode_prompt(
-    tokenizer: EngineTokenizer, name: str, text: str, *, add_special_tokens: bool
+    encoder: PromptEncoder, name: str, text: str, *, add_special_tokens: bool
 ) -> list[int]:
-    """Encode a prompt as token ids; raises E1001 if there are none."""
-    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    """Encode a prompt as token ids; raises E1001 if there are none, E1002 for too many."""
+    ids = encoder.encode(text, add_special_tokens=add_special_tokens)
     if not text or not ids:
         raise PromptRequired(f"{name} is empty")
     return ids

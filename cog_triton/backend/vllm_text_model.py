@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -18,6 +19,7 @@ from cog_triton.backend.vllm_host_client import VLLMHostClient
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.errors import CogTritonError
+from cog_triton.text.prompt_encoder import PromptEncoder
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _TRUE = ("yes", "true")
@@ -33,6 +35,8 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
         self._client = VLLMHostClient(parameters.text("socket"))
+        # vLLM encodes prompts itself, but all of one before it looks at the length.
+        self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._handles = itertools.count(1)
         self._active: dict[int, _TextRequest] = {}
         self._metrics: MetricsPublisher | None = None
@@ -49,17 +53,39 @@ class TritonPythonModel:
         """Submit requests to the engine, whose events send the responses."""
         for request in requests:
             sender = request.get_response_sender()
-            try:
+            with self._answering_errors(sender):
                 parsed = parse_request(
                     self._name,
                     python_backend.input_tensors(request),
                     python_backend.request_parameters(request),
                 )
-                text_request = _TextRequest(next(self._handles), parsed, sender, self._active)
-                self._active[text_request.handle] = text_request
-                self._client.submit(text_request.handle, parsed.request, text_request.emit)
-            except CogTritonError as error:
-                sender.send(python_backend.error_response(error), flags=_FINAL)
+                if not self._encoder.is_long(parsed.request.prompt):
+                    self._submit(parsed, sender)
+                    continue
+                threading.Thread(
+                    target=self._check_and_submit, args=[parsed, sender], daemon=True
+                ).start()
+
+    def _check_and_submit(self, parsed: ParsedRequest, sender: Any) -> None:
+        with self._answering_errors(sender):
+            self._encoder.check(parsed.request.prompt)
+            self._submit(parsed, sender)
+
+    def _submit(self, parsed: ParsedRequest, sender: Any) -> None:
+        text_request = _TextRequest(next(self._handles), parsed, sender, self._active)
+        self._active[text_request.handle] = text_request
+        try:
+            self._client.submit(text_request.handle, parsed.request, text_request.emit)
+        except CogTritonError:
+            self._active.pop(text_request.handle, None)
+            raise
+
+    @contextmanager
+    def _answering_errors(self, sender: Any) -> Iterator[None]:
+        try:
+            yield
+        except CogTritonError as error:
+            sender.send(python_backend.error_response(error), flags=_FINAL)
 
     def finalize(self) -> None:
         """Stop all threads; Triton has ended all requests before."""

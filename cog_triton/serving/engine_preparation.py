@@ -19,6 +19,7 @@ from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine, backends_in, library_versions
 from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.work_dir import require_usable, work_dir_errors
+from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
 from cog_triton.triton.serve_config import ServeConfig, load_serve_config
@@ -57,7 +58,8 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     with work_dir_errors(settings.work_dir):
         run_dir = fresh_run_dir(settings.work_dir)
         _require_compatible(settings, family, config, run_dir)
-        repository = render_repository(family, config, run_dir / "model_repo")
+        word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
+        repository = render_repository(family, config, run_dir / "model_repo", word_limits)
     return PreparedEngine(family, repository, run_dir, world_size)
 
 

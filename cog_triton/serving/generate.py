@@ -19,9 +19,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import CogTritonError, FrameworkError, PromptTooLong, TritonUnknownError
+from cog_triton.errors import CogTritonError, FrameworkError, TritonUnknownError
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.settings import Settings
+from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stream import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -127,7 +128,9 @@ class TextGenerator:
         self._max_seq_len = min(
             limits.max_seq_len, settings.max_sequence_length or limits.max_seq_len
         )
+        self._max_input_len = min(limits.max_input_len, self._max_seq_len - 1)
         self._tokenizer = tokenizer
+        self._prompt_encoder = PromptEncoder(tokenizer, self._max_input_len)
         self._client = client
         self._admission = admission or Admission(limits.max_batch_size)
         self._on_failure = on_failure
@@ -139,16 +142,21 @@ class TextGenerator:
         """Maximum number of tokens of prompt and output together."""
         return self._max_seq_len
 
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt; raises E1002, often before all of it is encoded; blocks."""
+        return self._prompt_encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_length(self, count: int) -> None:
+        """Raise E1002 for a prompt of `count` tokens that does not fit."""
+        if count > self._max_input_len:
+            raise prompt_too_long(count, self._max_input_len)
+
     def plan(
         self, input_ids: Sequence[int], sampling: SamplingParams, stops: Sequence[str] = ()
     ) -> Generation:
         """Fit a request into the engine's limits; raises E1002 when no output token fits."""
+        self.check_length(len(input_ids))
         room = self._max_seq_len - len(input_ids)
-        if len(input_ids) > self._limits.max_input_len or room < 1:
-            limit = min(self._limits.max_input_len, self._max_seq_len - 1)
-            raise PromptTooLong(
-                f"Prompt length ({len(input_ids)}) exceeds maximum input length ({limit})"
-            )
         notes = []
         if sampling.max_tokens > room:
             notes.append(

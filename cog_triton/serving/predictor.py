@@ -25,7 +25,7 @@ from cog_triton.system.parent_death import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.sampling import SamplingParams
-from cog_triton.text.stop_strings import parse_stop_sequences
+from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 
 _ENDPOINT = "predictions"
 Transform = Callable[[Generator[str, None, None], Generation], Generator[str, None, None]]
@@ -222,7 +222,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         for name in ("prompt", "prompt_template"):
             if getattr(inputs, name):
                 raise BadMessages(f"messages and {name}: set one of them")
-        messages = chat.parse_messages(inputs.messages)
+        messages = chat.parse_messages(inputs.messages, settings.max_messages)
         if inputs.system_prompt and any(message["role"] == "system" for message in messages):
             raise BadMessages("messages and system_prompt: there is a system message already")
         return chat.render_messages(messages, system_prompt, tokenizer)
@@ -231,12 +231,16 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         self, rendered: RenderedPrompt, sampling: SamplingParams, stop_sequences: str | None
     ) -> Generation:
         settings, runtime = self._runtime.settings, self._runtime
+        stops = parse_stop_sequences(
+            settings.stop_sequences if stop_sequences is None else stop_sequences
+        )
+        if stop_sequences is not None:
+            limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
+            limits.check("stop_sequences", stops)
         generation = runtime.generator.plan(
-            runtime.tokenizer.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
+            runtime.generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
             sampling,
-            parse_stop_sequences(
-                settings.stop_sequences if stop_sequences is None else stop_sequences
-            ),
+            stops,
         )
         generation.notes.extend(rendered.warnings)
         generation.id, generation.endpoint = concurrent_streaming.prediction_id(), _ENDPOINT

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from cog_triton.errors import BadMessages, nearest
+from cog_triton.errors import BadMessages, InvalidArgument, nearest
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -28,9 +28,10 @@ _EMPTY_ONLY = (
 Message = dict[str, str]
 
 
-def parse_messages(value: object) -> list[Message]:
+def parse_messages(value: object, most: int | None = None) -> list[Message]:
     """Messages as role and text; raises BadMessages (E1006) naming the invalid one.
 
+    Raises InvalidArgument (E1005) for more than `most` messages, or parts of one.
     A `developer` message is one of role `system`, and a content of several parts is joined by
     line breaks, as in vLLM.
     """
@@ -38,6 +39,10 @@ def parse_messages(value: object) -> list[Message]:
         raise BadMessages(f"messages: must be a list, not {_kind(value)}")
     if not value:
         raise BadMessages("messages: the list is empty; there is nothing to answer")
+    _check_count("messages", value, most)
+    for place, item in enumerate(value):
+        if isinstance(item, dict) and isinstance(item.get("content"), list):
+            _check_count(f"messages[{place}].content", item["content"], most)
     messages = [_message(f"messages[{place}]", item) for place, item in enumerate(value)]
     if not any(message["content"].strip() for message in messages):
         raise BadMessages("messages: every content is blank; there is nothing to answer")
@@ -55,6 +60,11 @@ def render_messages(
     if system_prompt and not has_system:
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return RenderedPrompt(render_chat(messages, tokenizer), add_special_tokens=False)
+
+
+def _check_count(where: str, items: Sized, most: int | None) -> None:
+    if most is not None and len(items) > most:
+        raise InvalidArgument(f"{where}: has {len(items)} items; {most} at most (MAX_MESSAGES)")
 
 
 def _message(where: str, value: object) -> Message:

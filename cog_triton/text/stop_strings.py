@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cog_triton.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class WordLimits:
+    """Limits of a request's stop strings, or other words: how many, and characters of each."""
+
+    count: int
+    length: int
+
+    def check(self, name: str, words: Sequence[str]) -> None:
+        """Raise E1005 for too many words, or one that is too long; `name` is the input's."""
+        if len(words) > self.count:
+            raise InvalidArgument(
+                f"{name}: has {len(words)} strings; {self.count} at most (MAX_STOP_SEQUENCES)"
+            )
+        longest = max(map(len, words), default=0)
+        if longest > self.length:
+            raise InvalidArgument(
+                f"{name}: has a string of {longest} characters; {self.length} at most"
+                " (MAX_STOP_LENGTH)"
+            )
 
 
 class StopMatcher:

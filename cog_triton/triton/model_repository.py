@@ -13,16 +13,23 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import triton_model_repo
+from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import text_model_config
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 
 ENGINE_MODEL = "tensorrt_llm"
 
 
-def render_repository(family: EngineFamily, serve_config: ServeConfig, target: Path) -> Path:
+def render_repository(
+    family: EngineFamily,
+    serve_config: ServeConfig,
+    target: Path,
+    word_limits: WordLimits | None = None,
+) -> Path:
     """Write every model's ``config.pbtxt`` and ``1/`` under `target`; returns `target`.
 
-    Raises E1202 naming an argument that its model does not have.
+    `word_limits` replace those of the text models' own configs. Raises E1202 naming an argument
+    that its model does not have.
     """
     source = triton_model_repo()
     shutil.rmtree(target, ignore_errors=True)
@@ -50,6 +57,7 @@ def render_repository(family: EngineFamily, serve_config: ServeConfig, target: P
             config.max_batch_size = engine_config.max_batch_size
             if "tokenizer_dir" in config.parameters:
                 config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
+            _set_limits(config, engine_config, family, word_limits)
             family.adapt_text_model(config)
             text_model_config.apply_arguments(
                 config, serve_config.arguments_of(model), family.tokenizer_dir
@@ -59,6 +67,22 @@ def render_repository(family: EngineFamily, serve_config: ServeConfig, target: P
             shutil.copy(code, version)
         (target / model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
     return target
+
+
+def _set_limits(
+    config: Any, engine_config: Any, family: EngineFamily, word_limits: WordLimits | None
+) -> None:
+    """Set the limits that a text model checks before it encodes."""
+    if "max_input_len" not in config.parameters:
+        return
+    # With an encoder, the prompt is its input, whose length the engine alone knows.
+    if "encoder_model_path" not in engine_config.parameters:
+        limits = family.limits
+        longest = min(limits.max_input_len, limits.max_seq_len - 1)
+        config.parameters["max_input_len"].string_value = str(max(longest, 1))
+    if word_limits is not None:
+        config.parameters["max_words"].string_value = str(word_limits.count)
+        config.parameters["max_word_length"].string_value = str(word_limits.length)
 
 
 def max_batch_size(repository: Path) -> int:

@@ -178,6 +178,36 @@ def test_too_large_body_is_413_with_or_without_content_length() -> None:
         assert served.post("/v1/completions", {**long, "prompt": "x"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "code", "words"),
+    [
+        ("completions", {"prompt": "x" * 7_000_000}, "E1002", "length (900)"),
+        ("completions", {"prompt": "日" * 2_000_000}, "E1002", "more than"),
+        ("completions", {"prompt": [1] * 1_000_000}, "E1002", "length (1000000)"),
+        ("completions", {"prompt": [[1] * 901]}, "E1002", "length (901)"),
+        ("completions", {"prompt": "x", "stop": [1] * 1_000_000}, "E1005", "stop=[1, 1"),
+        ("completions", {"prompt": "x", "stop": ["x"] * 65}, "E1005", "MAX_STOP_SEQUENCES"),
+        ("completions", {"prompt": "x", "stop": ["x" * 1025]}, "E1005", "MAX_STOP_LENGTH"),
+        ("chat/completions", {"messages": [USER] * 5}, "E1005", "MAX_MESSAGES"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5}]},
+            "E1005",
+            "messages[0].content: has 5 items; 4 at most",
+        ),
+    ],
+)
+def test_what_is_too_large_is_refused_early(
+    path: str, body: dict[str, Any], code: str, words: str
+) -> None:
+    with api(THREE, max_messages=4) as served:
+        answer = served.post(f"/v1/{path}", {"model": "small", **body})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == code
+        assert words in answer.json()["error"]["message"]
+        assert len(answer.text) < 1000
+
+
 JSON_TYPE = {"Content-Type": "application/json"}
 
 

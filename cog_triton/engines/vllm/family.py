@@ -95,6 +95,8 @@ class VLLMFamily(EngineFamily):
         _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
         config.parameters["socket"].string_value = self._socket
         config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
+        config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
+        config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)
 
 
 def _check_period(model: str, options: Mapping[str, str]) -> None:

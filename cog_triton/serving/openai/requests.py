@@ -10,16 +10,24 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
 from cog_triton.text import json_schema
 from cog_triton.text.sampling import MAX_TOKENS, SamplingParams
 
+
+class _HashableFailFast(FailFast):
+    """`FailFast` for members of a union, which Python hashes."""
+
+    __hash__ = object.__hash__
+
+
 Count = Field(default=None, ge=0)
-_MAX_STOPS = 16
+# Else each of a million wrong items would be an error of its own.
+_FAIL_FAST = _HashableFailFast()
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
 # Field -> values that do not change the answer, and the reason why others are rejected.
@@ -100,7 +108,7 @@ class GenerationRequest(BaseModel, ABC):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], _FAIL_FAST] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -138,8 +146,6 @@ class GenerationRequest(BaseModel, ABC):
         if self.stop is None:
             return None
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        if len(stops) > _MAX_STOPS:
-            raise InvalidArgument(f"stop: has {len(stops)} strings; {_MAX_STOPS} at most")
         if "" in stops:
             raise InvalidArgument("stop: a stop string must not be empty")
         return stops
@@ -184,7 +190,12 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions; the prompt is one text, or the token ids of one."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], _FAIL_FAST]
+        | Annotated[list[int], _FAIL_FAST]
+        | Annotated[list[Annotated[list[int], _FAIL_FAST]], _FAIL_FAST]
+    )
     logprobs: int | None = Field(default=None, ge=0, le=5)
 
     @property

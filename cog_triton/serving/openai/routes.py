@@ -34,7 +34,7 @@ from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
 from cog_triton.text import chat
 from cog_triton.text.detokenize import TokenText
-from cog_triton.text.stop_strings import parse_stop_sequences
+from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
 R = TypeVar("R", bound=GenerationRequest)
@@ -54,6 +54,7 @@ class OpenAIRoutes:
     ) -> None:
         """`guides` says whether the engine supports guided decoding by a JSON Schema."""
         self._settings = settings
+        self._stop_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         self._tokenizer = tokenizer
         self._generator = generator
         self._model = model
@@ -105,11 +106,17 @@ class OpenAIRoutes:
         to_ids: Callable[[R], list[int]],
         builder: ResponseBuilder,
     ) -> GenerationResponse:
-        request = parse(kind, _json(raw))
+        body = _json(raw)
+        del raw
+        self._generator.check_length(_count_ids(body))
+        request = parse(kind, body)
+        del body
         self._require_model(request.model)
         stops = request.stops()
         if stops is None:
             stops = parse_stop_sequences(self._settings.stop_sequences)
+        else:
+            self._stop_limits.check("stop", stops)
         ids = to_ids(request)
         if not ids:
             raise errors.PromptRequired("the prompt is blank")
@@ -138,9 +145,11 @@ class OpenAIRoutes:
 
     def _chat_prompt(self, request: ChatRequest) -> list[int]:
         rendered = chat.render_messages(
-            chat.parse_messages(request.messages), self._settings.system_prompt, self._tokenizer
+            chat.parse_messages(request.messages, self._settings.max_messages),
+            self._settings.system_prompt,
+            self._tokenizer,
         )
-        return self._tokenizer.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
+        return self._generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
 
     def _plain_prompt(self, request: CompletionRequest) -> list[int]:
         prompt = request.one_prompt()
@@ -151,7 +160,7 @@ class OpenAIRoutes:
                 prompt.encode()
             except UnicodeEncodeError as error:
                 raise InvalidArgument(f"prompt: not Unicode text: {error.reason}") from None
-            return self._tokenizer.encode(prompt)
+            return self._generator.encode(prompt)
         for token in prompt:
             if not 0 <= token < self._tokenizer.vocab_size:
                 raise InvalidArgument(
@@ -202,6 +211,16 @@ def _json(raw: bytes) -> Any:
         return json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
         raise InvalidArgument(f"the body is not JSON: {str(error)[:200]}") from None
+
+
+def _count_ids(body: Any) -> int:
+    """How many token ids the prompt has, before each is checked; 0 for a text."""
+    prompt = body.get("prompt") if isinstance(body, dict) else None
+    if isinstance(prompt, list) and len(prompt) == 1:
+        (prompt,) = prompt
+    if not isinstance(prompt, list) or any(isinstance(item, str) for item in prompt[:1]):
+        return 0
+    return len(prompt)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,0 +1,233 @@
+"""Prompt encoder: long prompts are refused early, and those that fit are encoded as a whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_tokenizers import byte_fallback, byte_level
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from cog_triton.engines.mock import word_tokenizer
+from cog_triton.errors import PromptTooLong
+from cog_triton.text import prompt_encoder
+from cog_triton.text.prompt_encoder import PromptEncoder
+from cog_triton.text.token_length import max_token_bytes
+from cog_triton.text.tokenizer import EngineTokenizer
+
+
+def unigram() -> Tokenizer:
+    """T5 shaped: runs of unknown characters are one token."""
+    pieces = [("<unk>", 0.0), ("▁", -1.0), ("he", -2.0), ("l", -3.0), ("o", -3.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    """BERT shaped: spaces are dropped, and a long word is one unknown token."""
+    vocabulary = {"[UNK]": 0, "he": 1, "##l": 2, "##o": 3, "h": 4}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def self_merging() -> Tokenizer:
+    """Runs of one character merge into tokens of 2, 4, ... 64: nothing shows where to cut."""
+    tokenizer = byte_level()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["a" * 64 + " " + "ab" * 32] * 9, trainer)
+    return tokenizer
+
+
+TOKENIZERS = {
+    "byte level": EngineTokenizer(byte_level(), bos_token="<|im_start|>"),
+    "byte fallback": EngineTokenizer(byte_fallback(), bos_token="<s>"),
+    "mock": EngineTokenizer(word_tokenizer.make()),
+    "unigram": EngineTokenizer(unigram()),
+    "word piece": EngineTokenizer(word_piece()),
+    "self merging": EngineTokenizer(self_merging()),
+}
+WORDS = ["hello ", "a", "ab", " ", "the quick ", "日本", "é", "\n"]
+WORDS += ["<s>", "<|im_start|>", "<tool> ü"]
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_encoder, "WHOLE_BYTES", 64)
+    monkeypatch.setattr(prompt_encoder, "PIECE_CHARS", 256)
+    monkeypatch.setattr(prompt_encoder, "_CUT_TOKENS", 8)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.usefixtures("small_pieces")
+@given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 300)), max_size=12))
+def test_a_prompt_that_fits_is_encoded_as_a_whole(kind: str, parts: list[tuple[str, int]]) -> None:
+    tokenizer = TOKENIZERS[kind]
+    text = "".join(word * count for word, count in parts)
+    ids = tokenizer.encode(text)
+    assert PromptEncoder(tokenizer, len(ids)).encode(text) == ids
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.usefixtures("small_pieces")
+@given(text=st.text(min_size=300) | st.text("ab \n", min_size=300))
+def test_any_text_that_fits_is_encoded_as_a_whole(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(text)
+    assert PromptEncoder(tokenizer, len(ids)).encode(text) == ids
+    assert PromptEncoder(tokenizer, None).encode(text) == ids
+
+
+class CountingTokenizer:
+    """Counts the characters that are encoded, and how many texts at once."""
+
+    def __init__(self, tokenizer: EngineTokenizer) -> None:
+        self.tokenizer = tokenizer.tokenizer
+        self.bos_token = tokenizer.bos_token
+        self.token_id = tokenizer.token_id
+        self._encode = tokenizer.encode
+        self._lock = threading.Lock()
+        self._running = 0
+        self.encoded: list[int] = []
+        self.most_at_once = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        with self._lock:
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+            self.encoded.append(len(text))
+        try:
+            return self._encode(text, **options)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+
+@pytest.mark.parametrize("word", ["a", "hello ", "日", "<|im_start|>", "ab\n"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_long_prompt_is_refused_after_few_pieces(kind: str, word: str) -> None:
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    text = word * (10_000_000 // len(word.encode()))
+    few = len(TOKENIZERS[kind].encode(text[:100_000])) < 1000
+    encoder = PromptEncoder(tokenizer, 2047)  # type: ignore[arg-type]
+    if few:  # it may fit
+        text = text[:200_000]
+        assert encoder.encode(text) == TOKENIZERS[kind].encode(text)
+        return
+    with pytest.raises(PromptTooLong) as caught:
+        encoder.encode(text)
+    assert caught.value.detail.startswith("Prompt length (more than ")
+    assert caught.value.detail.endswith(") exceeds maximum input length (2047)")
+    assert sum(tokenizer.encoded) <= 40 * prompt_encoder.PIECE_CHARS
+
+
+def test_a_prompt_with_more_bytes_than_its_tokens_can_have_is_not_encoded_at_all() -> None:
+    tokenizer = CountingTokenizer(TOKENIZERS["byte level"])
+    longest = max_token_bytes(tokenizer.tokenizer)
+    assert longest is not None
+    encoder = PromptEncoder(tokenizer, 10_000)  # type: ignore[arg-type]
+    with pytest.raises(PromptTooLong, match=r"more than 10000\b.* length .10000"):
+        encoder.encode("日" * (10_001 * longest // 3 + 1))
+    assert tokenizer.encoded == []
+
+
+def test_few_long_prompts_are_encoded_at_a_time_and_short_ones_do_not_wait() -> None:
+    tokenizer = CountingTokenizer(TOKENIZERS["mock"])
+    encoder = PromptEncoder(tokenizer, 10**9)  # type: ignore[arg-type]
+    encoder._limit = 100_000
+    text = "tell me " * 50_000
+    threads = [threading.Thread(target=encoder.encode, args=[text]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tokenizer.most_at_once <= 2
+    assert tokenizer.encoded.count(len(text)) == 8
+    with encoder._turns, encoder._turns:
+        assert encoder.encode("short") == TOKENIZERS["mock"].encode("short")
+
+
+MEMORY = """
+import resource, sys
+from cog_triton.engines.mock import word_tokenizer
+from cog_triton.errors import PromptTooLong
+from cog_triton.text.prompt_encoder import PromptEncoder
+from cog_triton.text.tokenizer import EngineTokenizer
+encoder = PromptEncoder(EngineTokenizer(word_tokenizer.make()), 131072)
+text = sys.argv[1] * (10_000_000 // len(sys.argv[1].encode()))
+encoder.encode("warm " * 20_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    encoder.encode(text)
+except PromptTooLong as error:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)
+"""
+
+
+@pytest.mark.parametrize("word", ["a", "hello world, ", "日本語"])
+def test_refusing_a_prompt_takes_less_memory_than_three_times_its_bytes(word: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, word], capture_output=True, text=True, check=True
+    )
+    grown, _, error = done.stdout.partition(" ")
+    assert "E1002 PromptTooLong" in error
+    assert int(grown) * 1024 < 3 * 10_000_000
+
+
+def changed(tokenizer: Tokenizer, **parts: Any) -> Tokenizer:
+    content = json.loads(tokenizer.to_str()) | parts
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def with_added(tokenizer: Tokenizer, **flags: Any) -> Tokenizer:
+    copy = changed(tokenizer)
+    copy.add_tokens([AddedToken("<a token of 24 characters>", **flags)])
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        (byte_level(), 12),
+        (with_added(byte_level()), 26),
+        (with_added(byte_level(), lstrip=True), None),
+        (with_added(byte_level(), rstrip=True), None),
+        (changed(byte_level(), normalizer={"type": "NFC"}), 48),
+        (
+            changed(byte_level(), normalizer=STRIP),
+            None,
+        ),
+        (changed(byte_level(), pre_tokenizer={"type": "Whitespace"}), None),
+        (changed(byte_level(), pre_tokenizer=None), None),
+        (byte_fallback(), 7),
+        (Tokenizer(models.BPE()), None),
+        (unigram(), None),
+        (word_piece(), None),
+    ],
+)
+def test_bytes_of_a_token_are_bounded_only_where_no_text_is_dropped(
+    tokenizer: Tokenizer, expected: int | None
+) -> None:
+    assert max_token_bytes(tokenizer) == expected
+
+
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback", "mock", "self merging"])
+@given(text=st.text())
+def test_no_token_stands_for_more_bytes_than_the_bound(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind].tokenizer
+    longest = max_token_bytes(tokenizer)
+    assert longest is not None
+    assert len(tokenizer.encode(text).ids) * longest >= len(text.encode())

@@ -13,6 +13,7 @@ from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import Observer, TextGenerator
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
+from cog_triton.text import template_process
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import max_batch_size
@@ -78,6 +79,8 @@ class Runtime:
         prepared = await prepare_engine(settings, weights)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
+        if tokenizer.chat_template is not None:
+            template_process.POOL.warm_up()
         server = TritonServer(
             settings, repository, prepared.run_dir, prepared.world_size, family.secrets
         )

@@ -21,6 +21,7 @@ RUN_WITH_M = {
     "cog_triton.cli.prune": "pruning, in image builds that have no other command",
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
+    "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",
     "cog_triton.serving.coglet.openapi_schema": "writes a Cog project's OpenAPI schema",
 }
 RUN_BY_PATH = {

@@ -95,19 +95,19 @@ class OpenAIRoutes:
     ) -> Response:
         builder = builder_type(self._model, self._token_text)
         request_id.set(builder.id)  # this task is of this request alone
-        raw = await _body(request, self._settings.max_request_bytes)
+        # In a list, so that it is freed as soon as it is parsed.
+        raw = [await _body(request, self._settings.max_request_bytes)]
         # A long prompt takes long to parse and encode, and must not block the event loop.
         return await asyncio.to_thread(self._prepare, raw, kind, to_ids, builder)
 
     def _prepare(
         self,
-        raw: bytes,
+        raw: list[bytearray],
         kind: type[R],
         to_ids: Callable[[R], list[int]],
         builder: ResponseBuilder,
     ) -> GenerationResponse:
-        body = _json(raw)
-        del raw
+        body = _json(raw.pop())
         self._generator.check_length(_count_ids(body))
         request = parse(kind, body)
         del body
@@ -183,7 +183,7 @@ class OpenAIRoutes:
         }
 
 
-async def _body(request: Request, limit: int) -> bytes:
+async def _body(request: Request, limit: int) -> bytearray:
     """Read the body; raises E1008 as soon as it exceeds `limit` bytes, E1005 when it ends early."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -203,10 +203,10 @@ async def _body(request: Request, limit: int) -> bytes:
                 raise RequestTooLarge(f"more than {limit} bytes (MAX_REQUEST_BYTES)")
     except ClientDisconnect:
         raise InvalidArgument("the body ended early") from None
-    return bytes(body)
+    return body
 
 
-def _json(raw: bytes) -> Any:
+def _json(raw: bytearray) -> Any:
     try:
         return json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too

@@ -1,0 +1,148 @@
+"""Child process that renders chat templates in Jinja's sandbox, with limits of CPU and memory.
+
+A template comes with the model. The sandbox keeps it from our objects, and not from running for
+hours or making gigabytes of text: the kernel does, by a timer and a resource limit.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+HEADER = struct.Struct("<cQ")
+"""What is before each message and reply: its kind and its size in bytes."""
+READY = b"G"
+REQUEST = b"Q"
+RENDERED = b"T"
+REFUSED = b"R"
+BROKEN = b"B"
+FAILED = b"F"
+EXCEEDED = b"X"
+_MOST_OF_AN_ERROR = 2000
+
+
+class OutputTooLong(Exception):
+    """The rendered text is longer than the request allows."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what to train on in some chat templates; here it is just text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    """The template in the environment that Hugging Face gives chat templates."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(source)
+
+
+def _joined(pieces: Iterable[str], most: int) -> str:
+    kept, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise OutputTooLong(f"more than {most} characters of text")
+        kept.append(piece)
+    return "".join(kept)
+
+
+def render(source: str, most: int, variables: dict[str, Any]) -> tuple[bytes, str]:
+    """The kind of the reply, and the text or what is wrong."""
+    try:
+        return RENDERED, _joined(_compile(source).generate(variables), most)
+    except TemplateSyntaxError as error:
+        return BROKEN, f"line {error.lineno}: {error.message}"
+    except TemplateError as error:
+        return REFUSED, str(error)[:_MOST_OF_AN_ERROR]
+    except OutputTooLong as error:
+        return EXCEEDED, str(error)
+    except MemoryError:
+        return EXCEEDED, ""
+    except Exception as error:  # noqa: BLE001 - a template can fail in as many ways as any program
+        return FAILED, f"{type(error).__name__}: {str(error)[:_MOST_OF_AN_ERROR]}"
+
+
+def serve(connection: socket.socket, cpu_seconds: float) -> None:
+    """Answer requests until the parent hangs up; SIGPROF ends the process at the CPU limit."""
+    with connection.makefile("rwb") as stream:
+        stream.write(HEADER.pack(READY, 0))
+        stream.flush()
+        while header := stream.read(HEADER.size):
+            source, most, variables = marshal.loads(stream.read(HEADER.unpack(header)[1]))
+            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+            kind, text = render(source, most, variables)
+            data = text.encode("utf-8", "surrogatepass")
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            del source, variables, text
+            stream.write(HEADER.pack(kind, len(data)))
+            stream.write(data)
+            stream.flush()
+
+
+def _limit(memory_bytes: int) -> None:
+    """Limit what is allocated from now on, and forbid files and core dumps."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    used = pages * os.sysconf("SC_PAGE_SIZE")
+    for kind, limit in (
+        (resource.RLIMIT_AS, used + memory_bytes),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (least, least))
+
+
+def main() -> None:
+    """Entry point: descriptor of the connection, CPU seconds of a template, bytes of memory."""
+    descriptor, cpu_seconds, memory_bytes = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    # The parent's mask and ignored signals are inherited.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    # Modules that rendering imports late count as used, not as the template's.
+    render("{{ [1] | tojson }}{{ strftime_now('%Y') }}", 99, {})
+    _limit(int(memory_bytes))
+    with socket.socket(fileno=int(descriptor)) as connection:
+        serve(connection, float(cpu_seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Pool of child processes that render chat templates; a template that exceeds its limits is killed.
+
+One round trip takes some 20 us; children start on demand, and end with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cog_triton
+from cog_triton.errors import BadMessages, TritonTokenizerError, TritonUnknownError
+from cog_triton.text import template_child as child
+
+CPU_S = 2.0
+MEMORY_BYTES = 512 << 20
+_ANSWER_S = 30.0
+_AT_ONCE = 2
+# The second child is for requests that find the first one busy with a slow template.
+_SECOND_AFTER_S = 0.1
+# Text may be rendered twice, and each message has its marks.
+_OUTPUT_FACTOR = 4
+_OUTPUT_CHARS = 1 << 20
+# Rendering needs none of the server's secrets.
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL")
+
+
+class TemplateRefused(Exception):
+    """The template refuses its variables, by raise_exception() or by failing."""
+
+
+class _Child:
+    def __init__(self, cpu_seconds: float, memory_bytes: int) -> None:
+        self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
+        package = str(Path(cog_triton.__file__).resolve().parents[1])
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, sys.path)])
+        self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(_ANSWER_S)
+        limits = [str(cpu_seconds), str(memory_bytes)]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-m", child.__name__, str(theirs.fileno()), *limits],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+            )
+        try:
+            self._receive(child.HEADER.size)
+        except OSError as error:
+            code = self.close()
+            raise TritonUnknownError(
+                f"the process that renders chat templates does not start: it ended with {code}"
+            ) from error
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def render(self, source: str, variables: Mapping[str, Any], most: int) -> tuple[bytes, str]:
+        """The reply's kind and text; raises BadMessages when the child was killed."""
+        data = marshal.dumps((source, most, dict(variables)))
+        try:
+            self._connection.sendall(child.HEADER.pack(child.REQUEST, len(data)))
+            self._connection.sendall(data)
+            del data
+            kind, size = child.HEADER.unpack(self._receive(child.HEADER.size))
+            if size > 4 * most + _OUTPUT_CHARS:
+                raise ConnectionError("the child sends more than it may")
+            return kind, str(self._receive(size), "utf-8", "surrogatepass")
+        except OSError as error:
+            raise exceeded(self._reason_of_death()) from error
+
+    def close(self) -> int:
+        self._connection.close()
+        self._process.kill()
+        return self._process.wait()
+
+    def _receive(self, size: int) -> memoryview:
+        buffer = memoryview(bytearray(size))
+        got = 0
+        while got < size:
+            read = self._connection.recv_into(buffer[got:])
+            if not read:
+                raise ConnectionResetError("the child has ended")
+            got += read
+        return buffer
+
+    def _reason_of_death(self) -> str:
+        try:
+            code = self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return f"no answer in {_ANSWER_S:g} s"
+        if code == -signal.SIGPROF:
+            return f"more than {self._cpu_seconds:g} s of CPU time"
+        return f"its process ended with {code}"
+
+
+def exceeded(reason: str) -> BadMessages:
+    """E1006 for a template that was stopped."""
+    return BadMessages(f"the model's chat template exceeds its limits: {reason}")
+
+
+class TemplatePool:
+    """Renders templates, a few at a time; thread-safe."""
+
+    def __init__(self, cpu_seconds: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
+        """Limits are CPU seconds of one rendering, and bytes of memory beyond those at start."""
+        self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
+        self._idle: list[_Child] = []
+        self._started = 0
+        self._changed = threading.Condition()
+
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        """The text of the template `source`; `variables` are what JSON has, with `messages`.
+
+        Raises TemplateRefused, BadMessages (E1006) when it exceeds a limit, TritonTokenizerError
+        (E2102) when it is broken, TritonUnknownError (E2100) when no process can be started.
+        """
+        size = sum(len(message["content"]) for message in variables["messages"])
+        taken = self._take()
+        kind = child.EXCEEDED
+        try:
+            kind, text = taken.render(source, variables, _OUTPUT_CHARS + _OUTPUT_FACTOR * size)
+        finally:
+            # After an exception a reply may still come, and after too much its memory is full.
+            self._put_back(taken, usable=kind != child.EXCEEDED)
+        if kind == child.EXCEEDED:
+            raise exceeded(text or f"more than {self._memory_bytes >> 20} MiB of memory")
+        if kind == child.BROKEN:
+            raise TritonTokenizerError(f"the chat template is broken: {text}")
+        if kind == child.REFUSED:
+            raise TemplateRefused(f"the model's chat template refuses the messages: {text}")
+        if kind == child.FAILED:
+            raise TemplateRefused(f"the model's chat template fails: {text}")
+        return text
+
+    def warm_up(self) -> None:
+        """Start a child, so that the first request need not wait for it."""
+        self._put_back(self._take(), usable=True)
+
+    def close(self) -> None:
+        """End the children that are idle."""
+        with self._changed:
+            while self._idle:
+                self._idle.pop().close()
+                self._started -= 1
+
+    def _take(self) -> _Child:
+        """An idle child; a new one if there is none, or all are busy for long."""
+        with self._changed:
+            while self._started:
+                if self._idle:
+                    taken = self._idle.pop()
+                    if taken.alive:
+                        return taken
+                    taken.close()
+                    self._started -= 1
+                elif self._started == _AT_ONCE:
+                    self._changed.wait()
+                elif not self._changed.wait_for(self._free, _SECOND_AFTER_S) and (
+                    self._started < _AT_ONCE  # others have waited, too
+                ):
+                    break
+            self._started += 1
+        try:
+            return _Child(self._cpu_seconds, self._memory_bytes)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _free(self) -> bool:
+        return bool(self._idle) or not self._started
+
+    def _put_back(self, taken: _Child, *, usable: bool) -> None:
+        if not usable:
+            taken.close()
+            self._forget()
+            return
+        with self._changed:
+            self._idle.append(taken)
+            self._changed.notify()
+
+    def _forget(self) -> None:
+        with self._changed:
+            self._started -= 1
+            self._changed.notify()
+
+
+POOL = TemplatePool()
+atexit.register(POOL.close)

@@ -1,0 +1,173 @@
+"""Chat templates that run on or make too much are stopped, and others go on being rendered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cog_triton.errors import BadMessages, TritonTokenizerError
+from cog_triton.text import template_process
+from cog_triton.text.template_process import TemplatePool, TemplateRefused
+
+CPU_S = 0.3
+MEMORY_BYTES = 64 << 20
+USER = [{"role": "user", "content": "Hi"}]
+GOOD = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+
+ENDLESS = {
+    "nested ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "nested loops over a list": "{% set many = range(9999) | list %}"
+    + "{% for a in many %}" * 4
+    + "{% endfor %}" * 4,
+    "macros that call two": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}"
+    "{% endmacro %}{{ m(60) }}",
+    "comparing what is shared": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
+    "a power": "{{ (10 ** 9) ** (10 ** 6) }}",
+    "a filter in a filter": "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+}
+TOO_MUCH = {
+    "a wide number": "{{ '%1000000000d' % 1 }}",
+    "a wide number by a filter": "{{ '%1000000000d' | format(1) }}",
+    "a wide number by a method": "{{ '{:1000000000}'.format(1) }}",
+    "a wide text": "{{ 'a' | center(1000000000) }}",
+    "a wide text by a method": "{{ 'a'.ljust(1000000000) | length }}",
+    "a wide indent": "{{ ('a\n' * 1000) | indent(10000000) }}",
+    "string multiplication": "{{ 'a' * 10 ** 9 }}",
+    "string multiplication that is not shown": "{% set a = 'a' * 10 ** 9 %}",
+    "list multiplication": "{% set a = [1] * 10 ** 9 %}",
+    "concatenation that doubles": "{% set ns = namespace(a='a') %}{% for i in range(40) %}"
+    "{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "addition that doubles": "{% set ns = namespace(a='a') %}{% for i in range(40) %}"
+    "{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "a join": "{{ range(99999) | join('a' * 99999) }}",
+    "a join by a method": "{{ ('a' * 99999).join(('b' * 99999) | list) }}",
+    "a replacement": "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+    "nested lists as text": "{% set ns = namespace(a=['a']) %}{% for i in range(40) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }}",
+    "nested lists as JSON": "{% set ns = namespace(a=['a']) %}{% for i in range(40) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a | tojson }}",
+    "a sum of lists": "{{ ([['a'] * 9999] * 9999) | sum(start=[]) | length }}",
+    "output in a loop": "{% set a = 'a' * 10000 %}{% for i in range(9999) %}{{ a }}{% endfor %}",
+    "a macro's output": "{% macro m() %}{% set a = 'a' * 99999 %}{% for i in range(99999) %}{{ a }}"
+    "{% endfor %}{% endmacro %}{{ m() | length }}",
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[TemplatePool]:
+    made = TemplatePool(CPU_S, MEMORY_BYTES)
+    yield made
+    made.close()
+
+
+def render(pool: TemplatePool, source: str, content: str = "Hi") -> str:
+    return pool.render(source, {"messages": [{"role": "user", "content": content}]})
+
+
+def stopped(pool: TemplatePool) -> None:
+    with pytest.raises(BadMessages, match=r"E1006.*exceeds its limits: more than 0.3 s of CPU"):
+        render(pool, ENDLESS["nested ranges"])
+
+
+@pytest.mark.parametrize("attack", ENDLESS)
+def test_a_template_that_runs_on_is_stopped(pool: TemplatePool, attack: str) -> None:
+    with pytest.raises(BadMessages, match=r"E1006.*exceeds its limits: more than 0.3 s of CPU"):
+        render(pool, ENDLESS[attack])
+    assert render(pool, GOOD) == "[Hi]"
+
+
+@pytest.mark.parametrize("attack", TOO_MUCH)
+def test_a_template_that_makes_too_much_is_stopped(pool: TemplatePool, attack: str) -> None:
+    with pytest.raises(BadMessages, match=r"E1006.*exceeds its limits: more than "):
+        render(pool, TOO_MUCH[attack])
+    assert render(pool, GOOD) == "[Hi]"
+
+
+def test_endless_recursion_fails(pool: TemplatePool) -> None:
+    with pytest.raises(TemplateRefused, match="RecursionError"):
+        render(pool, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+
+
+def test_kinds_of_errors_are_told_apart(pool: TemplatePool) -> None:
+    with pytest.raises(TemplateRefused, match="refuses the messages: no"):
+        render(pool, "{{ raise_exception('no') }}")
+    with pytest.raises(TemplateRefused, match=r"fails: ZeroDivisionError"):
+        render(pool, "{{ 1 / 0 }}")
+    with pytest.raises(TritonTokenizerError, match="broken: line 1"):
+        render(pool, "{% if %}")
+    with pytest.raises(TemplateRefused) as caught:
+        render(pool, "{{ raise_exception('a' * 99999) }}")
+    assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("content", ["é日🦙\0", "\ud83e", "x" * 3_000_000, "日" * 1_000_000])
+def test_text_comes_back_as_it_went(pool: TemplatePool, content: str) -> None:
+    assert render(pool, GOOD, content) == f"[{content}]"
+
+
+def test_many_at_once_each_get_their_own(pool: TemplatePool) -> None:
+    got: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        got[number] = render(pool, GOOD, str(number))
+
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {number: f"[{number}]" for number in range(64)}
+    assert len(pool._idle) == pool._started <= template_process._AT_ONCE
+
+
+def test_a_slow_template_does_not_stop_others(pool: TemplatePool) -> None:
+    pool.close()
+    slow = threading.Thread(target=stopped, args=[pool])
+    slow.start()
+    while not pool._started:
+        pass
+    assert render(pool, GOOD) == "[Hi]"
+    slow.join()
+    assert len(pool._idle) == pool._started == 1
+
+
+def test_a_child_that_died_is_replaced(pool: TemplatePool) -> None:
+    render(pool, GOOD)
+    for child in pool._idle:
+        os.kill(child._process.pid, signal.SIGKILL)
+        child._process.wait()
+    assert render(pool, GOOD) == "[Hi]"
+
+
+def test_a_child_that_does_not_answer_is_killed(
+    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.close()
+    monkeypatch.setattr(template_process, "_ANSWER_S", 5.0)
+    pool.warm_up()
+    (stopped,) = pool._idle
+    stopped._connection.settimeout(0.2)
+    os.kill(stopped._process.pid, signal.SIGSTOP)
+    with pytest.raises(BadMessages, match="no answer"):
+        render(pool, GOOD)
+    assert stopped._process.returncode == -signal.SIGKILL
+    assert render(pool, GOOD) == "[Hi]"
+
+
+def test_a_child_has_no_secrets_and_ends_with_its_parent(
+    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.close()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pool.warm_up()
+    (child,) = pool._idle
+    assert b"secret" not in Path(f"/proc/{child._process.pid}/environ").read_bytes()
+    child._connection.close()
+    assert child._process.wait(5) == 0

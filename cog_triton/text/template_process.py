@@ -30,8 +30,11 @@ _SECOND_AFTER_S = 0.1
 # Text may be rendered twice, and each message has its marks.
 _OUTPUT_FACTOR = 4
 _OUTPUT_CHARS = 1 << 20
-# Rendering needs none of the server's secrets.
-_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL")
+# Rendering needs none of the server's secrets. A server's processes are found by its directory.
+_ENVIRONMENT = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL"),
+    "COG_TRITON_WORK_DIR",
+)
 
 
 class TemplateRefused(Exception):

@@ -32,7 +32,6 @@ from cog_triton.backend.text_inputs import (
 from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.engines.tensorrt_llm import backend_errors
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError, from_text
-from cog_triton.system import malloc_tuning
 from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -87,7 +86,6 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
         triton_log.install()
-        malloc_tuning.limit_arenas()
         parameters = python_backend.Parameters(args)
         tokenizer = parameters.tokenizer()
         self._options = _Options(

@@ -19,7 +19,6 @@ from cog_triton.backend.text_inputs import (
 )
 from cog_triton.engines.tensor_contract import refuse_unknown
 from cog_triton.errors import CogTritonError
-from cog_triton.system import malloc_tuning
 from cog_triton.text.prompt_encoder import PromptEncoder
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -40,7 +39,6 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
         triton_log.install()
-        malloc_tuning.limit_arenas()
         parameters = python_backend.Parameters(args)
         self._tokenizer = parameters.tokenizer()
         self._encoder = PromptEncoder(self._tokenizer, parameters.count("max_input_len"))

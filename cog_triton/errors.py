@@ -79,13 +79,13 @@ class BadMessages(UserError):
 
 
 class Unauthorized(UserError):
-    """The API key (OPENAI_API_KEY) is missing or wrong."""
+    """The API key is missing or wrong, or a web page of another site asks."""
 
     code = "E1007"
 
 
 class RequestTooLarge(UserError):
-    """The request has more bytes than MAX_REQUEST_BYTES."""
+    """The request has more bytes than MAX_REQUEST_BYTES, or its headers than MAX_HEADER_BYTES."""
 
     code = "E1008"
 
@@ -94,6 +94,12 @@ class NotFound(UserError):
     """There is no such path, method or model."""
 
     code = "E1009"
+
+
+class RequestTimeout(UserError):
+    """The request took longer than REQUEST_TIMEOUT to arrive."""
+
+    code = "E1010"
 
 
 class InvalidArgumentMinTokens(UserError):

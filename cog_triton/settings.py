@@ -34,6 +34,7 @@ OptionalPort = Annotated[
     BeforeValidator(lambda value: None if value in ("", "0", 0) else value),
 ]
 OptionalText = Annotated[str | None, BeforeValidator(_blank_is_unset)]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_blank_is_unset)]
 
 
 def _engine_by_name(value: object) -> object:
@@ -55,6 +56,7 @@ def _level(value: object) -> object:
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)]
 EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]
 _MOCK = "mock_"
+_LOOPBACK = "127.0.0.1"
 
 
 class Settings(BaseSettings):
@@ -164,7 +166,7 @@ class Settings(BaseSettings):
     cog_max_concurrency: int = Field(
         1,
         ge=1,
-        description="Predictions that Cog takes at once, waiting ones included; HTTP 409 beyond."
+        description="Predictions that Cog takes at once, waiting ones included; HTTP 503 beyond."
         " `cog-triton serve` and the runner images set 256.",
     )
     max_concurrency: OptionalInt = Field(
@@ -183,23 +185,50 @@ class Settings(BaseSettings):
     )
     cog_host: str = Field(
         "127.0.0.1",
-        description="Address that Cog and the OpenAI API bind. With `cog-triton serve` Triton's"
-        " follows unless `TRITON_HOST` is set.",
+        description="Address of every public port but Triton's, if `TRITON_HOST` is set.",
     )
     openai_port: OptionalPort = Field(
         None,
         description="Port of the OpenAI API and of /metrics; 0 or unset is off. `cog-triton"
         " serve` sets 8080.",
     )
-    openai_api_key: Annotated[SecretStr | None, BeforeValidator(_blank_is_unset)] = Field(
-        None, description="Key that requests below /v1/ must bring."
+    cog_triton_api_key: OptionalSecret = Field(
+        None,
+        description="Key that requests must bring, on every port but gRPC's; health checks need"
+        " none (security.md).",
     )
+    openai_api_key: OptionalSecret = Field(None, description="Old name of `COG_TRITON_API_KEY`.")
+    metrics_public: bool = Field(False, description="Leave /metrics open where a key is set.")
     served_model_name: OptionalText = Field(
         None,
         description="Name of the model in the OpenAI API. Unset: the manifest's `model_id`.",
     )
     max_request_bytes: int = Field(
-        8 << 20, ge=1, description="Longest request body that the OpenAI API takes, in bytes."
+        8 << 20, ge=1, description="Longest request body on any port, in bytes; 413 beyond."
+    )
+    max_header_bytes: int = Field(
+        32 << 10,
+        ge=256,
+        description="Most bytes of a request's first line and headers; 431 beyond.",
+    )
+    max_json_depth: int = Field(
+        64, ge=1, description="How deep arrays and objects of a body may be nested; 400 beyond."
+    )
+    max_connections: int = Field(
+        1024,
+        ge=1,
+        description="Connections of clients on all ports together; less where the limit of open"
+        " files is lower. A new one takes the place of the oldest that awaits no answer; 503 if"
+        " there is none.",
+    )
+    request_timeout: float = Field(
+        30, gt=0, description="Seconds from a request's first byte to its last; 408 beyond."
+    )
+    idle_timeout: float = Field(
+        75,
+        gt=0,
+        description="Seconds until a connection is closed that asks for nothing, or that does not"
+        " read its answer.",
     )
     webhook_hosts: str = Field(
         "",
@@ -251,9 +280,23 @@ class Settings(BaseSettings):
     trtllm_orchestrator_spawn_processes: bool = Field(
         True, description="Whether the orchestrator starts the ranks itself."
     )
-    triton_host: str = Field("127.0.0.1", description="Address that Triton binds.")
+    triton_host: str = Field(
+        "127.0.0.1",
+        description="Address of Triton's ports. Behind the front door, which `cog-triton serve` and"
+        " images have: `COG_HOST` if unset.",
+    )
     triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
-    triton_grpc_port: Port = Field(8001, description="Triton's gRPC port.")
+    triton_grpc_port: Port = Field(
+        8001, description="Triton's gRPC port, on 127.0.0.1 (`TRITON_GRPC_PUBLIC`)."
+    )
+    triton_grpc_public: bool = Field(
+        False,
+        description="Bind gRPC where Triton's HTTP is: without a key or limits, and with a Triton"
+        " of 25.01 or later only, as a client that cancels a stream ends older ones.",
+    )
+    triton_grpc_host: OptionalText = Field(
+        None, description="Address of a public gRPC port; the front door sets it."
+    )
     triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
     triton_timeout: float = Field(
         120, gt=0, description="Seconds without a byte from Triton before a request fails (E2101)."
@@ -319,11 +362,37 @@ class Settings(BaseSettings):
         return {name: (self.cog_host, port) for name, port in ports.items() if port is not None}
 
     @property
+    def api_key(self) -> str | None:
+        """COG_TRITON_API_KEY, else OPENAI_API_KEY."""
+        key = self.cog_triton_api_key or self.openai_api_key
+        return key.get_secret_value() if key else None
+
+    @property
+    def public_triton_host(self) -> str:
+        """Address of Triton's public ports: TRITON_HOST if it is set, else COG_HOST."""
+        return self.triton_host if "triton_host" in self.model_fields_set else self.cog_host
+
+    @property
+    def grpc_host(self) -> str:
+        """Address that Triton's gRPC binds."""
+        return self.triton_grpc_host or _LOOPBACK
+
+    @property
+    def public_ports(self) -> dict[str, tuple[str, int]]:
+        """Address and port of each port of the front door, by the name of its setting."""
+        return {
+            "PORT": (self.cog_host, self.port),
+            **self.http_ports,
+            "TRITON_HTTP_PORT": (self.public_triton_host, self.triton_http_port),
+            "TRITON_METRICS_PORT": (self.public_triton_host, self.triton_metrics_port),
+        }
+
+    @property
     def triton_ports(self) -> dict[str, tuple[str, int]]:
         """Address and port of each of Triton's endpoints, by the name of its setting."""
         return {
             "TRITON_HTTP_PORT": (self.triton_host, self.triton_http_port),
-            "TRITON_GRPC_PORT": (self.triton_host, self.triton_grpc_port),
+            "TRITON_GRPC_PORT": (self.grpc_host, self.triton_grpc_port),
             "TRITON_METRICS_PORT": (self.triton_host, self.triton_metrics_port),
         }
 

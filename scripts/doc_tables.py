@@ -20,20 +20,16 @@ SECTIONS = {
     ),
     "Ports and addresses": (
         *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),
-        *("triton_grpc_port", "triton_metrics_port"),
+        *("triton_grpc_port", "triton_grpc_public", "triton_grpc_host", "triton_metrics_port"),
+    ),
+    "Access and limits": (
+        *("cog_triton_api_key", "openai_api_key", "metrics_public", "max_request_bytes"),
+        *("max_header_bytes", "max_json_depth", "max_connections", "request_timeout"),
+        *("idle_timeout", "max_messages", "max_stop_sequences", "max_stop_length"),
     ),
     "Requests": (
-        *("system_prompt", "prompt_template", "stop_sequences", "openai_api_key"),
-        *(
-            "max_request_bytes",
-            "max_messages",
-            "max_stop_sequences",
-            "max_stop_length",
-            "cog_max_concurrency",
-            "max_concurrency",
-            "max_queue",
-            "webhook_hosts",
-        ),
+        *("system_prompt", "prompt_template", "stop_sequences", "cog_max_concurrency"),
+        *("max_concurrency", "max_queue", "webhook_hosts"),
     ),
     "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),
     "Supervision and shutdown": (

@@ -162,8 +162,8 @@ class Admission:
 def admission_for(settings: Settings, max_batch_size: int) -> Admission:
     """Admission control with the engine's batch size as limit, and a queue that Cog has room for.
 
-    MAX_CONCURRENCY and MAX_QUEUE override both. Cog answers 409, without a code, to requests
-    beyond COG_MAX_CONCURRENCY; those that are rejected here with E2107 briefly count there, too.
+    MAX_CONCURRENCY and MAX_QUEUE override both. Cog itself refuses requests beyond
+    COG_MAX_CONCURRENCY; those that are rejected here with E2107 briefly count there, too.
     """
     slots = settings.max_concurrency or max_batch_size
     cog_limit = settings.cog_max_concurrency
@@ -173,8 +173,8 @@ def admission_for(settings: Settings, max_batch_size: int) -> Admission:
     needed = math.ceil((slots + queue) * 4 / 3)
     if cog_limit < needed:
         _log.warning(
-            "COG_MAX_CONCURRENCY=%d: with %d predictions at once and a queue of %d, Cog answers"
-            " some of them 409; set it to %d or more",
+            "COG_MAX_CONCURRENCY=%d: with %d predictions at once and a queue of %d, Cog refuses"
+            " some of them itself; set it to %d or more",
             cog_limit,
             slots,
             queue,

@@ -45,6 +45,37 @@ def refusal(host: str, port: int) -> str | None:
     return None
 
 
+def bind(name: str, host: str, port: int, backlog: int) -> socket.socket:
+    """Open a listening socket; raises E1005 when the port cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, the first
+    # token waits some 40 ms until the client acknowledges the response head.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(backlog)
+    except OSError as error:
+        found.close()
+        raise InvalidArgument(
+            f"{name}={port}: cannot listen on {host}:{port}: {error.strerror or error};"
+            f" choose another with {name}=..."
+        ) from error
+    return found
+
+
+def reserve() -> socket.socket:
+    """A port of 127.0.0.1 that only a server can have that is told its number, until closed.
+
+    The socket is bound and does not listen: the kernel gives its port to no one that asks for any,
+    and lets another listen there that sets SO_REUSEADDR, as servers do.
+    """
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("127.0.0.1", 0))
+    return found
+
+
 def free_ports(count: int) -> list[int]:
     """`count` distinct TCP ports of 127.0.0.1 that were free at the time of the call.
 

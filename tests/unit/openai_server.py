@@ -29,9 +29,10 @@ from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.routes import OpenAIRoutes
-from cog_triton.serving.openai.uvicorn_server import HTTPServer, bind
+from cog_triton.serving.openai.uvicorn_server import HTTPServer
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
+from cog_triton.system.ports import bind
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 
@@ -97,7 +98,7 @@ def api(
             lambda text: errors.from_text(text) or TritonUnknownError(text),
         )
         generator = TextGenerator(settings, limits, TOKENIZER, client, admission, observer=metrics)
-        listening = bind("OPENAI_PORT", "127.0.0.1", 0)
+        listening = bind("OPENAI_PORT", "127.0.0.1", 0, 64)
         served = Served(
             f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, admission
         )

@@ -21,7 +21,7 @@ from scripted_server import (
 from cog_triton import errors
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.openai.schema import openapi
-from cog_triton.serving.openai.uvicorn_server import bind
+from cog_triton.system.ports import bind
 
 FAILURES = [
     ("E2101 TritonTimeout: slow", 504, "server_error"),
@@ -321,7 +321,7 @@ def test_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(errors.InvalidArgument, match=f"OPENAI_PORT={port}: cannot listen"):
-            bind("OPENAI_PORT", "127.0.0.1", port)
+            bind("OPENAI_PORT", "127.0.0.1", port, 64)
 
 
 def test_openapi_schema_lists_the_routes() -> None:

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from cog_triton.serving.openai.uvicorn_server import bind
+from cog_triton.system.ports import bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -25,7 +25,7 @@ def test_accepted_sockets_have_nodelay(host: str) -> None:
             writer.close()
             await writer.wait_closed()
 
-        listening = bind("OPENAI_PORT", host, 0)
+        listening = bind("OPENAI_PORT", host, 0, 64)
         async with await asyncio.start_server(met, sock=listening):
             reader, writer = await asyncio.open_connection(*listening.getsockname()[:2])
             assert await reader.read() == b""

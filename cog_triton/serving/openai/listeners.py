@@ -16,10 +16,11 @@ from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
-from cog_triton.serving.openai.uvicorn_server import HTTPServer, bind
+from cog_triton.serving.openai.uvicorn_server import BACKLOG, HTTPServer
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, url_host
+from cog_triton.system.ports import bind
 
 _PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SCRAPE_TIMEOUT_S = 5.0
@@ -41,7 +42,7 @@ class HTTPListeners:
         self._servers = []
         for name, (host, port) in settings.http_ports.items():
             app = self._apps[name] = _SwappableApp(starting_app)
-            self._servers.append(HTTPServer(app, bind(name, host, port)))
+            self._servers.append(HTTPServer(app, bind(name, host, port, BACKLOG)))
         for server in self._servers:
             server.start()
 
@@ -62,11 +63,10 @@ class HTTPListeners:
                     guides=runtime.family.supports_guided_decoding,
                 )
                 routes += [*api.routes(), Route("/openapi.json", _schema, methods=["GET"])]
-            key = self._settings.openai_api_key
             app.current = create_app(
                 routes,
                 require_ready=runtime.require_ready,
-                api_key=key.get_secret_value() if key else None,
+                api_key=self._settings.api_key,
                 on_refused=self._telemetry.refused,
             )
 

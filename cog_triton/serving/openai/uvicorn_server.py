@@ -9,28 +9,7 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-from cog_triton.errors import InvalidArgument
-
-_BACKLOG = 1024
-
-
-def bind(name: str, host: str, port: int) -> socket.socket:
-    """Open a listening socket; raises E1005 when the port cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, the first
-    # token waits some 40 ms until the client acknowledges the response head.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(_BACKLOG)
-    except OSError as error:
-        found.close()
-        raise InvalidArgument(
-            f"{name}={port}: cannot listen on {host}:{port}: {error.strerror or error};"
-            f" choose another with {name}=..."
-        ) from error
-    return found
+BACKLOG = 1024
 
 
 class HTTPServer:
@@ -46,7 +25,7 @@ class HTTPServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)

@@ -19,6 +19,7 @@ RUN_WITH_M = {
     "cog_triton.bench.worker": "a process of the load generator",
     "cog_triton.builder.job": "a build in a process of its own",
     "cog_triton.cli.prune": "pruning, in image builds that have no other command",
+    "cog_triton.door": "the front door, and Cog behind it",
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",
@@ -110,7 +111,7 @@ def test_a_program_that_is_run_by_path_has_no_neighbour_of_the_standard_library(
 
 
 def test_file_names_are_unique_but_for_those_that_rules_give() -> None:
-    by_rule = {"__init__", "engine", "family", "base", "command", "report"}
+    by_rule = {"__init__", "__main__", "engine", "family", "base", "command", "report"}
     twice = {"predictor", "client", "schema"}
     scripts = {"build", "quantize", "convert_checkpoint"}  # named as TensorRT-LLM's
     seen: set[str] = set()

@@ -17,7 +17,8 @@ FLOORS = (
     ("download",),
     ("engines",),
     ("inspection", "backend", "triton"),
-    ("door", "serving", "builder", "doctor", "bench"),
+    ("serving", "builder", "doctor", "bench"),
+    ("door",),
     ("cli",),
     ("__main__",),
 )

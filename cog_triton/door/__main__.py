@@ -1,0 +1,88 @@
+"""Program of the front door: binds the public ports, then starts Cog behind them.
+
+    python -m cog_triton.door [--cog-only] [arguments of cog.server.http]
+    python -m cog_triton.door --beside-triton HTTP_PORT METRICS_PORT
+
+The second form serves a Triton that someone else has started, on these ports of 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+import uvloop
+
+from cog_triton.door.front_door import FrontDoor
+from cog_triton.door.listener import BACKLOG
+from cog_triton.door.private_ports import PrivatePorts, cog_environment
+from cog_triton.errors import CogTritonError
+from cog_triton.settings import Settings, load_settings
+from cog_triton.system import log_format, reaper
+from cog_triton.system.open_files import raise_soft_limit
+from cog_triton.system.ports import bind
+from cog_triton.system.proxy_variables import has_proxy, with_proxy
+
+_EXIT_S = 15
+_TRITON = ("TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve; the exit code of what is behind the door, 1 with a coded line if it cannot start."""
+    parser = argparse.ArgumentParser(prog="python -m cog_triton.door", allow_abbrev=False)
+    parser.add_argument("--cog-only", action="store_true", help="as for builds: no Triton")
+    parser.add_argument("--beside-triton", type=int, nargs=2, metavar=("HTTP", "METRICS"))
+    options, for_cog = parser.parse_known_args(arguments)
+    log_format.configure_from_environment("json")
+    try:
+        settings = load_settings()
+        descriptors = raise_soft_limit()
+        names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
+        sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
+    except CogTritonError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return 1
+    if options.beside_triton:
+        private = dict(zip(_TRITON, options.beside_triton, strict=True))
+        return uvloop.run(_serve(settings, sockets, private, descriptors, None))
+    reserved = PrivatePorts(names)
+    private = reserved.numbers
+
+    def start_cog(webhook_proxy: int) -> reaper.Reaped:
+        environment = cog_environment(settings, private)
+        if not has_proxy(environment):
+            environment = with_proxy(environment, webhook_proxy)
+        return reaper.spawn(
+            [
+                *(sys.executable, "-m", "cog_triton.serving.coglet.http_server"),
+                *(*for_cog, "--host", "127.0.0.1"),
+            ],
+            grace=settings.drain_timeout + _EXIT_S,
+            env=environment,
+        )
+
+    try:
+        return uvloop.run(_serve(settings, sockets, private, descriptors, start_cog))
+    finally:
+        reserved.close()
+
+
+async def _serve(
+    settings: Settings,
+    sockets: dict[str, socket.socket],
+    private: dict[str, int],
+    descriptors: int,
+    start_cog: Callable[[int], reaper.Reaped] | None,
+) -> int:
+    return await FrontDoor(settings, private, descriptors).serve(sockets, start_cog)
+
+
+def _public_names(settings: Settings, cog_only: bool) -> Sequence[str]:
+    return ("PORT",) if cog_only else tuple(settings.public_ports)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

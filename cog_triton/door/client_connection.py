@@ -1,0 +1,240 @@
+"""One connection of a client: its requests, one after the other, each decided on and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from cog_triton import errors
+from cog_triton.door.connections import Connections
+from cog_triton.door.gate import Gate
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Forward, Refused, Request
+from cog_triton.door.relay import Relay
+from cog_triton.door.request_parser import CONTINUE, RequestParser
+
+# A client whose half of the connection ends so soon after its request awaits the answer (`nc -N`).
+_HALF_CLOSE_S = 0.05
+# Closing while a client still sends resets the connection, and takes from it the answer.
+_LINGER_S = 2.0
+_LOG = logging.getLogger(__name__)
+
+
+class ClientConnection(asyncio.Protocol):
+    """Takes requests while none is being answered; a client that closes ends what it asked for."""
+
+    def __init__(self, gate: Gate, limits: Limits, connections: Connections) -> None:
+        self._gate = gate
+        self._limits = limits
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._relay: Relay | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._arriving = False
+        self._half_closed = False
+        self._lingering = False
+        self._asked_at = 0.0
+        self._held_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports derive from no class of asyncio.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._parser = RequestParser(self._limits, str(peer[0]) if peer else "", self._take_bytes)
+        if not self._connections.add(self):
+            limit = self._limits.connections
+            rule = f"{limit} connections ask for something, as many as may be open; try again"
+            self._refuse(Refused(503, errors.Overloaded(rule)))
+            return
+        self._wait(self._limits.idle_s, self.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing() or self._lingering:
+            return
+        try:
+            self._parser.feed(data)
+        except Refused as refused:
+            if self._task is None:
+                self._refuse(refused)
+            else:
+                self._transport.abort()
+            return
+        if self._task is None:
+            self._next()
+        elif self._parser.complete:
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        if self._lingering:
+            return False
+        asked = self._task is not None and self._relay_is_silent
+        self._half_closed = asked and self._loop.time() - self._asked_at < _HALF_CLOSE_S
+        return self._half_closed
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.remove(self)
+        self._connections.give_bytes(self._held_bytes)
+        self._held_bytes = 0
+        self._cancel_timer()
+        if self._relay is not None:
+            self._relay.abort()
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        if self._relay is not None:
+            self._relay.pause()
+        self._wait(self._limits.idle_s, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_timer()
+        if self._relay is not None:
+            self._relay.resume()
+        elif self._task is None and not self._transport.is_closing():
+            self._arriving = False
+            self._next()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has been asked that is not answered, and read by the client's side."""
+        return self._lingering or (
+            self._task is None
+            and self._parser.is_between_requests
+            and not self._transport.get_write_buffer_size()
+        )
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a request has arrived whole, and its answer has not left whole."""
+        return self._task is not None
+
+    def close(self) -> None:
+        """Close the connection once what was written is read, or is not read for too long."""
+        if self._transport.get_write_buffer_size():
+            self._wait(self._limits.idle_s, self._transport.abort)
+        else:
+            self._cancel_timer()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+    @property
+    def _relay_is_silent(self) -> bool:
+        return self._relay is None or not self._relay.begun
+
+    def _take_bytes(self, count: int) -> bool:
+        if not self._connections.take_bytes(count):
+            return False
+        self._held_bytes += count
+        return True
+
+    def _next(self) -> None:
+        """Begin with the next request that is whole, else wait for one with a time limit."""
+        if self._parser.wants_continue:
+            self._parser.wants_continue = False
+            self._transport.write(CONTINUE)
+        if self._parser.complete:
+            self._arriving = False
+            self._cancel_timer()
+            self._asked_at = self._loop.time()
+            request = self._parser.complete.popleft()
+            self._task = self._loop.create_task(self._answer(request))
+            self._task.add_done_callback(self._on_answered)
+        elif self._half_closed:
+            self.close()
+        elif self._parser.is_between_requests:
+            self._connections.used(self)
+            self._wait(self._limits.idle_s, self.close)
+        elif not self._arriving:
+            self._arriving = True
+            self._wait(self._limits.arrival_s, self._too_slow)
+
+    async def _answer(self, request: Request) -> None:
+        keep_alive, head_only = request.keep_alive, request.method == "HEAD"
+        size = len(request.body)
+        try:
+            decided = await self._gate.decide(request)
+            if isinstance(decided, Forward):
+                del request  # its body is written once, and need not be kept until the answer ends
+                keep_alive = await self._forward(decided, keep_alive)
+                self._done(keep_alive, size)
+                return
+        except Refused as refused:
+            decided = self._gate.refusal(refused.status, refused.error)
+        if not self._transport.is_closing():
+            self._transport.write(decided.encoded(keep_alive=keep_alive, head_only=head_only))
+            self._done(keep_alive, size)
+
+    async def _forward(self, forward: Forward, keep_alive: bool) -> bool:
+        """Pass the request on, and the response back; whether the connection can be used on.
+
+        Raises:
+            Refused: the server did not answer.
+        """
+        ended: asyncio.Future[tuple[bool, bool]] = self._loop.create_future()
+
+        def on_end(whole: bool, keep_alive: bool) -> None:
+            if not ended.done():
+                ended.set_result((whole, keep_alive))
+
+        relay = self._relay = Relay(forward, self._transport, keep_alive, on_end)
+        port = forward.port
+        del forward
+        try:
+            await self._loop.create_connection(lambda: relay, "127.0.0.1", port)
+            whole, keep_alive = await ended
+        except OSError:
+            whole = False
+        finally:
+            self._relay = None
+        if not relay.begun:
+            error = "the server behind this port does not answer; try again"
+            raise Refused(503, errors.TritonUnavailable(error))
+        if not whole:
+            self._transport.abort()  # a close would look like an end
+        return keep_alive and whole
+
+    def _on_answered(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._task = None
+        _LOG.error("a request failed in the front door", exc_info=error)
+        self._refuse(Refused(500, errors.TritonUnknownError("the front door failed")))
+
+    def _done(self, keep_alive: bool, body_bytes: int) -> None:
+        self._task = None
+        self._held_bytes -= body_bytes
+        self._connections.give_bytes(body_bytes)
+        if not keep_alive:
+            self.close()
+        elif not self._transport.is_closing():
+            if not self._half_closed:
+                self._transport.resume_reading()
+            self._next()
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer what cannot be taken, and close; what the client still sends is passed over."""
+        if not self._transport.is_closing():
+            answer = self._gate.refusal(refused.status, refused.error)
+            self._transport.write(answer.encoded(keep_alive=False))
+            self._lingering = True
+            self._transport.write_eof()
+            self._wait(_LINGER_S, self._transport.abort)
+
+    def _too_slow(self) -> None:
+        rule = f"the request took longer than {self._limits.arrival_s:g} s to arrive"
+        self._refuse(Refused(408, errors.RequestTimeout(f"{rule} (REQUEST_TIMEOUT)")))
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_later(seconds, then)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,123 @@
+"""The gate before Cog's HTTP port: its endpoints, and coded answers where coglet has none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+
+from cog_triton import errors
+from cog_triton.door.access import Access
+from cog_triton.door.cog_state import CogState
+from cog_triton.door.json_body import require_shallow
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
+from cog_triton.door.refusals import cog_refusal, status_of
+from cog_triton.door.webhooks import WebhookRules, check_webhook
+
+_HEALTH = "/health-check"
+_READ = ("/", "/openapi.json")
+_ID = r"[^/?#\s]{1,256}"
+_PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
+_CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
+# What coglet says, with status 200, of predictions whose worker has died.
+_WORKER_DIED = ("Worker crashed", "Failed to send request")
+
+
+class CogGate:
+    """Decides on requests to Cog; answers have the shape of Cog's errors."""
+
+    def __init__(
+        self,
+        port: int,
+        access: Access,
+        limits: Limits,
+        large_bodies: LargeBodies,
+        state: CogState,
+        webhooks: WebhookRules,
+    ) -> None:
+        self._port = port
+        self._access = access
+        self._limits = limits
+        self._large_bodies = large_bodies
+        self._state = state
+        self._webhooks = webhooks
+
+    async def decide(self, request: Request) -> Forward | Answer:
+        """See `gate.Gate`."""
+        try:
+            return await self._decide(request)
+        except errors.CogTritonError as error:
+            raise Refused(status_of(error), error) from error
+
+    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+        """See `gate.Gate`."""
+        return cog_refusal(status, error)
+
+    async def _decide(self, request: Request) -> Forward | Answer:
+        path, reads = request.path, request.method in ("GET", "HEAD")
+        if reads and path == _HEALTH:
+            if not self._state.listens:
+                return json_answer(503, {"status": "STARTING"})
+            return self._forward(request)
+        asked = f"{request.method} {path}"
+        if asked == "POST /shutdown":
+            self._access.check_stop(request)
+            return self._forward(request)
+        self._access.check(request)
+        if (reads and path in _READ) or _CANCEL.fullmatch(asked):
+            return self._forward(request)
+        if not _PREDICT.fullmatch(asked):
+            raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
+        body, depth = request.body, self._limits.json_depth
+        await self._large_bodies.run(len(body), require_shallow, body, depth)
+        if b'"webhook"' in body:  # what hides from this is met by the webhook proxy
+            url = await self._large_bodies.run(len(body), _webhook, body)
+            if url is not None:
+                await asyncio.to_thread(check_webhook, url, self._webhooks)
+        self._state.require_serving()
+        return self._forward(request, _revised)
+
+    def _forward(
+        self, request: Request, revise: Callable[[int, bytes], Answer | None] | None = None
+    ) -> Forward:
+        headers = [pair for pair in request.headers if pair[0] != b"authorization"]
+        return Forward(
+            self._port,
+            request.method,
+            request.target,
+            headers,
+            request.body,
+            request.version,
+            revise=revise,
+        )
+
+
+def _webhook(body: bytes) -> object:
+    """The webhook of a prediction's JSON, if it is any."""
+    try:
+        return json.loads(body).get("webhook")
+    except (ValueError, AttributeError):
+        return None
+
+
+def _revised(status: int, body: bytes) -> Answer | None:
+    """The coded answer in the place of one of coglet's own, which have no code."""
+    if status == 409:
+        return _refused(errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)"))
+    if status == 503:
+        return _refused(errors.TritonUnavailable("Cog does not take predictions now; try again"))
+    if status == 200 and b'"failed"' in body:
+        try:
+            reason = str(json.loads(body).get("error"))
+        except (ValueError, AttributeError):
+            return None
+        if reason.startswith(_WORKER_DIED):
+            return _refused(errors.TritonUnavailable(f"Cog's worker has died: {reason}"))
+    return None
+
+
+def _refused(error: errors.CogTritonError) -> Answer:
+    return cog_refusal(status_of(error), error)

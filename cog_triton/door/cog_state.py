@@ -1,0 +1,76 @@
+"""State of Cog, read from its /health-check, for what the front door answers in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+from cog_triton import errors
+
+_REQUEST = b"GET /health-check HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+_STARTING_PERIOD_S = 0.05
+_PERIOD_S = 0.5
+_TIMEOUT_S = 10.0
+_MAX_BYTES = 1 << 20
+
+
+class CogState:
+    """Whether Cog listens, and whether it serves predictions; `watch` keeps it current."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._failure: errors.CogTritonError | None = errors.TritonUnavailable(
+            "the server is starting; try again"
+        )
+        self.listens = False
+
+    def require_serving(self) -> None:
+        """Raise E2105 while predictions are not served, with the reason."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def watch(self) -> None:
+        """Read the state again and again, until cancelled."""
+        while True:
+            try:
+                self._take(await asyncio.wait_for(self._read(), _TIMEOUT_S))
+            except ConnectionError:
+                self.listens = False
+            except asyncio.TimeoutError:
+                rule = f"Cog has not answered for {_TIMEOUT_S:g} s; try again"
+                self._failure = errors.TritonUnavailable(rule)
+            except (OSError, ValueError):
+                pass  # an answer that was cut short: the next one counts
+            await asyncio.sleep(_STARTING_PERIOD_S if self._failure else _PERIOD_S)
+
+    async def _read(self) -> dict[str, Any]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            self.listens = True
+            writer.write(_REQUEST)
+            answer = await reader.read(_MAX_BYTES)
+            while more := await reader.read(_MAX_BYTES):
+                answer += more
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        health = json.loads(answer.partition(b"\r\n\r\n")[2])
+        if not isinstance(health, dict):
+            raise ValueError("health-check: not a JSON object")
+        return health
+
+    def _take(self, health: dict[str, Any]) -> None:
+        status = health.get("status")
+        reason = str(health.get("user_healthcheck_error") or "")
+        if status == "SETUP_FAILED":
+            logs = str(health.get("setup", {}).get("logs", ""))
+            self._failure = errors.from_text(logs) or errors.TritonUnavailable("set-up failed")
+        elif status in ("STARTING", "UNKNOWN", None):
+            self._failure = errors.TritonUnavailable("the server is starting; try again")
+        elif status == "DEFUNCT" or (status == "UNHEALTHY" and errors.from_text(reason) is None):
+            self._failure = errors.TritonUnavailable(f"Cog's worker has died: {reason or status}")
+        else:
+            self._failure = None  # what our own health check says is said of each prediction, too

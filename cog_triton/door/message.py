@@ -1,0 +1,130 @@
+"""HTTP messages of the front door: a request that has arrived, and an answer of the door's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from cog_triton.errors import CogTritonError
+
+Headers = list[tuple[bytes, bytes]]
+
+# Of one hop each (RFC 9110, 7.6.1); the door writes its own.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+class Refused(Exception):
+    """A request that is not passed on: the status and error of the answer to it."""
+
+    def __init__(self, status: int, error: CogTritonError) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[int, CogTritonError]]:
+        return type(self), (self.status, self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that has arrived whole; header names are in lower case, `target` as it was sent.
+
+    `peer` is the client's address, `version` the minor one of HTTP/1.
+    """
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes
+    keep_alive: bool = True
+    peer: str = ""
+    version: int = 1
+
+    @property
+    def path(self) -> str:
+        """The target without its query; undecodable bytes are replaced."""
+        return self.target.partition(b"?")[0].decode("utf-8", "replace")
+
+    def header(self, name: bytes) -> bytes:
+        """The first header `name`, empty if there is none."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response of the door's own."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def encoded(self, *, keep_alive: bool, head_only: bool = False) -> bytes:
+        """The whole response, or without its body, as for HEAD."""
+        lines = [
+            b"HTTP/1.1 %d %s" % (self.status, HTTPStatus(self.status).phrase.encode()),
+            b"content-type: " + self.content_type,
+            b"content-length: %d" % len(self.body),
+            *(b"%s: %s" % pair for pair in self.headers),
+            b"connection: keep-alive" if keep_alive else b"connection: close",
+        ]
+        return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if head_only else self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request to write anew to 127.0.0.1:`port`.
+
+    `revise`, given the status and body of a response that is short, may return another in its
+    place. `redact` gets every piece of a response that is an error, and keeps its length.
+    """
+
+    port: int
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes
+    version: int = 1
+    revise: Callable[[int, bytes], Answer | None] | None = None
+    redact: Callable[[bytes], bytes] | None = None
+
+    def encoded(self) -> bytes:
+        """The request as sent: one Content-Length, one hop, closed by the server when answered."""
+        lines = [b"%s %s HTTP/1.%d" % (self.method.encode(), self.target, self.version)]
+        lines += [b"%s: %s" % pair for pair in end_to_end(self.headers)]
+        if self.body or self.method in ("POST", "PUT", "PATCH"):
+            lines.append(b"content-length: %d" % len(self.body))
+        lines.append(b"connection: close")
+        return b"\r\n".join(lines) + b"\r\n\r\n" + self.body
+
+
+def end_to_end(headers: Headers) -> Headers:
+    """The headers that are of more than one hop, in order."""
+    listed = {
+        name.strip().lower()
+        for key, value in headers
+        if key == b"connection"
+        for name in value.split(b",")
+    }
+    dropped = _HOP_BY_HOP | listed
+    return [(name, value) for name, value in headers if name not in dropped]
+
+
+def json_answer(status: int, body: Any, *headers: tuple[bytes, bytes]) -> Answer:
+    """An answer with a JSON body, in ASCII."""
+    return Answer(status, json.dumps(body, separators=(",", ":")).encode(), headers=headers)

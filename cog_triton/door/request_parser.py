@@ -1,0 +1,161 @@
+"""Incremental HTTP/1.1 request parser with limits, over llhttp.
+
+A request is kept until all of it has arrived, for only what was parsed is passed on. Limits hold
+while it arrives: a request that is too large costs no more than the limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import httptools
+
+from cog_triton import errors
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Headers, Refused, Request
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MAX_PIPELINED = 64
+# Sent bytes for each byte of a body: one-byte chunks take six.
+_MAX_OVERHEAD = 8
+
+
+class RequestParser:
+    """Parses the requests of one connection."""
+
+    def __init__(self, limits: Limits, peer: str, take_bytes: Callable[[int], bool]) -> None:
+        """`take_bytes` is asked for room for each piece of a body."""
+        self._limits = limits
+        self._peer = peer
+        self._take_bytes = take_bytes
+        self._parser = httptools.HttpRequestParser(self)
+        self._refused: Refused | None = None
+        self._ended = False
+        self.complete: deque[Request] = deque()
+        self._begin()
+        self.is_between_requests = True
+        """Whether nothing of a further request has arrived."""
+        self.wants_continue = False
+        """Whether the client waits for leave to send a body; the caller unsets it."""
+
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived; requests that are whole by now are in `complete`.
+
+        Raises:
+            Refused: 400 not HTTP, 413 a body, 431 headers beyond the limit, 503 no room.
+        """
+        if self._ended:
+            return
+        self._size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            self._end_with_upgrade(error)
+        except httptools.HttpParserError as error:
+            if self._refused is None:
+                rule = str(error) or type(error).__name__
+                problem = errors.InvalidArgument(f"request: not HTTP/1.1: {rule}")
+                raise Refused(400, problem) from error
+        if self._refused is not None:
+            raise self._refused
+        if self._in_head and self._size > self._limits.header_bytes:
+            raise self._too_many_headers()
+        if self._size > self._most_bytes():
+            raise self._too_large(f"more than {self._limits.body_bytes} bytes as sent")
+        if len(self.complete) > _MAX_PIPELINED:
+            rule = f"more than {_MAX_PIPELINED} were sent before the first was answered"
+            raise Refused(400, errors.InvalidArgument(f"requests: {rule}"))
+
+    def on_message_begin(self) -> None:
+        self.is_between_requests = False
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        self._check_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nothing that was decided on the headers may change
+        self._headers.append((name.lower(), value.strip()))
+        self._check_head(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._target[:1] != b"/":
+            self._refuse(400, "request: the target must begin with /")
+        names = [name for name, _ in self._headers]
+        if names.count(b"host") > 1:
+            self._refuse(400, "Host: must be given once")
+        lengths = [value for name, value in self._headers if name == b"content-length"]
+        if len(lengths) + names.count(b"transfer-encoding") > 1:
+            self._refuse(400, "Content-Length: must be given once, without Transfer-Encoding")
+        if lengths and int(lengths[0]) > self._limits.body_bytes:
+            self._end(self._too_large(f"{int(lengths[0])} bytes"))
+        expected = dict(self._headers).get(b"expect", b"")
+        self.wants_continue = expected.lower() == b"100-continue"
+
+    def on_body(self, data: bytes) -> None:
+        self.wants_continue = False
+        self._body += data
+        if len(self._body) > self._limits.body_bytes:
+            self._end(self._too_large(f"more than {self._limits.body_bytes} bytes"))
+        if not self._take_bytes(len(data)):
+            rule = "requests that are being answered hold all memory for bodies; try again"
+            self._end(Refused(503, errors.Overloaded(rule)))
+
+    def on_message_complete(self) -> None:
+        self.complete.append(
+            Request(
+                self._parser.get_method().decode("ascii"),
+                bytes(self._target),
+                self._headers,
+                bytes(self._body),
+                self._parser.should_keep_alive(),
+                self._peer,
+                0 if self._parser.get_http_version() == "1.0" else 1,
+            )
+        )
+        self.wants_continue = False
+        self.is_between_requests = True
+        self._begin()
+
+    def _begin(self) -> None:
+        self._target = bytearray()
+        self._headers: Headers = []
+        self._body = bytearray()
+        self._in_head = True
+        self._size = 0
+        self._parsed_head = 0
+
+    def _most_bytes(self) -> int:
+        return _MAX_OVERHEAD * self._limits.body_bytes + self._limits.header_bytes + (1 << 20)
+
+    def _check_head(self, size: int) -> None:
+        self._parsed_head += size
+        if self._parsed_head > self._limits.header_bytes:
+            self._end(self._too_many_headers())
+
+    def _end_with_upgrade(self, error: Exception) -> None:
+        """Take a request that asks for another protocol as one that does not (RFC 9110, 7.8)."""
+        self._ended = True
+        if not self.complete or self.complete[-1].method == "CONNECT":
+            raise Refused(400, errors.InvalidArgument("CONNECT: this is no proxy")) from error
+
+    def _refuse(self, status: int, rule: str) -> None:
+        self._end(Refused(status, errors.InvalidArgument(rule)))
+
+    def _end(self, refused: Refused) -> None:
+        """End the parse: llhttp has no other way out of a callback than an exception."""
+        self._refused = self._refused or refused
+        raise refused
+
+    def _too_many_headers(self) -> Refused:
+        limit = self._limits.header_bytes
+        rule = f"request line and headers: more than {limit} bytes (MAX_HEADER_BYTES)"
+        return Refused(431, errors.RequestTooLarge(rule))
+
+    def _too_large(self, size: str) -> Refused:
+        limit = self._limits.body_bytes
+        rule = f"the body has {size}; MAX_REQUEST_BYTES is {limit}"
+        return Refused(413, errors.RequestTooLarge(rule))

@@ -1,0 +1,98 @@
+"""The gate before Triton's HTTP port: a list of endpoints, and bodies that are written anew.
+
+Triton 24.10 dies of JSON that is nested too deep, of a million one-byte chunks and of some
+parameters, and lets clients map its shared memory and change its log. So only what is listed
+passes, and of a body only what was parsed here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cog_triton import errors
+from cog_triton.door.access import Access
+from cog_triton.door.json_body import inflated
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Answer, Forward, Refused, Request
+from cog_triton.door.refusals import status_of, triton_refusal
+from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
+
+_VERSION = r"(?:/versions/\d{1,9})?"
+_MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"
+_HEALTH = re.compile(r"/v2/health/(?:live|ready)", re.ASCII)
+_READ = re.compile(rf"/v2/?|/v2/models/stats|{_MODEL}(?:/(?:config|stats|ready))?", re.ASCII)
+_JSON = re.compile(rf"/v2/repository/index|{_MODEL}/generate(?:_stream)?", re.ASCII)
+_INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
+_HEADER_LENGTH = b"inference-header-content-length"
+_DROPPED = {b"content-encoding", b"authorization", _HEADER_LENGTH}
+_SHM_KEY = re.compile(rb"(?<=key ')[^'\\\r\n]+(?=')|triton_python_backend_shm\w+|cog_triton_\d\w+")
+
+
+class TritonGate:
+    """Decides on requests to Triton's HTTP port; answers have the shape of Triton's errors."""
+
+    def __init__(
+        self, port: int, access: Access, limits: Limits, large_bodies: LargeBodies
+    ) -> None:
+        self._port = port
+        self._access = access
+        self._limits = limits
+        self._large_bodies = large_bodies
+
+    async def decide(self, request: Request) -> Forward | Answer:
+        """See `gate.Gate`."""
+        try:
+            return await self._decide(request)
+        except errors.CogTritonError as error:
+            raise Refused(status_of(error), error) from error
+
+    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+        """See `gate.Gate`."""
+        return triton_refusal(status, error)
+
+    async def _decide(self, request: Request) -> Forward:
+        path = request.path
+        reads = request.method in ("GET", "HEAD")
+        if reads and _HEALTH.fullmatch(path):
+            return self._forward(request, b"")
+        self._access.check(request)
+        if reads and _READ.fullmatch(path):
+            return self._forward(request, b"")
+        if request.method == "POST" and (_JSON.fullmatch(path) or _INFER.fullmatch(path)):
+            body, header_length = await self._rewritten(request)
+            return self._forward(request, body, header_length)
+        raise errors.NotFound(
+            f"{request.method} {path[:80]!r}: not published; see docs/security.md for what is"
+        )
+
+    async def _rewritten(self, request: Request) -> tuple[bytes, int | None]:
+        limits, encoding = self._limits, request.header(b"content-encoding")
+        # What is compressed may be large.
+        size = limits.body_bytes if encoding else len(request.body)
+        run, depth = self._large_bodies.run, limits.json_depth
+        body = await run(size, inflated, request.body, encoding, limits.body_bytes)
+        if _JSON.fullmatch(request.path):
+            return await run(len(body), rewritten_json, body, depth), None
+        length = request.header(_HEADER_LENGTH)
+        return await run(len(body), rewritten_inference, body, length, depth)
+
+    def _forward(self, request: Request, body: bytes, header_length: int | None = None) -> Forward:
+        headers = [(name, value) for name, value in request.headers if name not in _DROPPED]
+        if header_length is not None:
+            headers.append((_HEADER_LENGTH, b"%d" % header_length))
+        target = request.path.encode()
+        return Forward(
+            self._port,
+            request.method,
+            target,
+            headers,
+            body,
+            request.version,
+            redact=without_shm_keys,
+        )
+
+
+def without_shm_keys(text: bytes) -> bytes:
+    """An error of Triton's without the names of shared memory in it, at the same length."""
+    return _SHM_KEY.sub(lambda found: b"*" * len(found[0]), text)

@@ -1,0 +1,151 @@
+"""A front door of one port, before a server that answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import uvloop
+
+from cog_triton.door.client_connection import ClientConnection
+from cog_triton.door.connections import Connections
+from cog_triton.door.limits import Limits
+from cog_triton.door.listener import BACKLOG, Listener
+from cog_triton.door.message import Answer, Forward, Request, json_answer
+from cog_triton.errors import CogTritonError
+from cog_triton.system.ports import bind
+
+T = TypeVar("T")
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+PATIENCE_S = 20.0
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run on the event loop that the front door has."""
+
+    async def bounded() -> T:
+        return await asyncio.wait_for(coroutine, PATIENCE_S)
+
+    return uvloop.run(bounded())
+
+
+@dataclass
+class PassGate:
+    """Lets everything pass to `port`, and keeps what it saw."""
+
+    port: int
+    seen: list[Request] = field(default_factory=list)
+
+    async def decide(self, request: Request) -> Forward | Answer:
+        self.seen.append(request)
+        return Forward(
+            self.port,
+            request.method,
+            request.target,
+            request.headers,
+            request.body,
+            request.version,
+        )
+
+    def refusal(self, status: int, error: CogTritonError) -> Answer:
+        return json_answer(status, {"error": str(error)})
+
+
+@dataclass
+class Door:
+    """The door's port, its gate and its open connections."""
+
+    port: int
+    gate: Any
+    connections: Connections
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def ask(self, *pieces: bytes) -> bytes:
+        """Send the pieces, one after the other; all that is answered until the end."""
+        reader, writer = await self.connect()
+        try:
+            with suppress(ConnectionError):
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+            return await until_end(reader)
+        finally:
+            writer.close()
+
+
+async def until_end(reader: asyncio.StreamReader) -> bytes:
+    """All bytes until the end or a reset."""
+    found = b""
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            found += data
+    return found
+
+
+@asynccontextmanager
+async def served(handler: Handler, limits: Limits | None = None) -> AsyncIterator[Door]:
+    """A door before `handler`, a server of one request a connection."""
+    backend = await asyncio.start_server(handler, "127.0.0.1", 0)
+    try:
+        async with opened(PassGate(backend.sockets[0].getsockname()[1]), limits) as door:
+            yield door
+    finally:
+        backend.close()
+
+
+@asynccontextmanager
+async def opened(gate: Any, limits: Limits | None = None) -> AsyncIterator[Door]:
+    """A door with this gate."""
+    limits = limits or Limits()
+    connections = Connections(limits.connections, limits.all_bodies_bytes)
+    sock = bind("PORT", "127.0.0.1", 0, BACKLOG)
+    port = sock.getsockname()[1]
+    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections))
+    door = Door(port, gate, connections)
+    try:
+        yield door
+    finally:
+        listener.close()
+        for writer in door.writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        connections.abort_all()
+        await until(lambda: len(connections) == 0)
+
+
+def answering(response: bytes) -> Handler:
+    """A server that answers every request with these bytes, and closes."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(response)
+        writer.close()
+
+    return handler
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers with the request as it came."""
+    request = await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(request) + request)
+    writer.close()
+
+
+async def read_request(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return head + (await reader.readexactly(int(lines[0][15:])) if lines else b"")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)

@@ -1,0 +1,112 @@
+"""Who may pass the front door: keys, and pages that a browser shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cog_triton.door.access import Access, is_loopback
+from cog_triton.door.message import Refused, Request
+from cog_triton.errors import Unauthorized
+
+
+def request(
+    method: str = "POST", peer: str = "127.0.0.1", body: bytes = b"{}", **headers: str
+) -> Request:
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    return Request(method, b"/", pairs, body, peer=peer)
+
+
+def passes(access: Access, *arguments: Any, stop: bool = False, **headers: Any) -> bool:
+    try:
+        (access.check_stop if stop else access.check)(request(*arguments, **headers))
+    except (Unauthorized, Refused) as error:
+        return "E1007" not in str(error)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ("Bearer secret", True),
+        ("bearer secret", True),
+        ("BEARER  secret ", True),
+        ("Bearer secre", False),
+        ("Bearer secret2", False),
+        ("Basic secret", False),
+        ("secret", False),
+        ("Bearer", False),
+        ("Bearer s\xe9cret", False),
+        ("", False),
+    ],
+)
+def test_the_key_is_asked_for_wherever_it_is_set(sent: str, expected: bool) -> None:
+    for loopback in (False, True):
+        access = Access("secret", loopback)
+        assert passes(access, authorization=sent) is expected
+        assert passes(access, host="anything.example", authorization=sent) is expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, True),  # curl -d '{}' sends no type of JSON, and no Origin
+        ({"host": "localhost:5000", "content_type": "application/x-www-form-urlencoded"}, True),
+        ({"host": "127.0.0.1"}, True),
+        ({"host": "[::1]:5000"}, True),
+        ({"host": "192.168.1.7:5000"}, True),
+        ({"host": "rebound.example"}, False),
+        ({"host": "localhost.example"}, False),
+        ({"host": "127.0.0.1.example:5000"}, False),
+        ({"host": "a b"}, False),
+        ({"origin": "http://localhost:3000", "content_type": "application/json"}, True),
+        ({"origin": "http://localhost:3000", "content_type": "text/plain"}, False),
+        ({"origin": "http://localhost:3000"}, False),
+        ({"origin": "https://page.example", "content_type": "application/json"}, False),
+        ({"origin": "null", "content_type": "application/json"}, False),
+        ({"origin": "http://[", "content_type": "application/json"}, False),
+        ({"sec_fetch_site": "cross-site", "content_type": "application/json"}, False),
+        ({"sec_fetch_site": "same-origin", "content_type": "application/json"}, True),
+        ({"sec_fetch_site": "same-origin", "content_type": "text/plain"}, False),
+    ],
+)
+def test_without_a_key_no_page_of_another_site_drives_a_local_server(
+    headers: dict[str, str], expected: bool
+) -> None:
+    assert passes(Access(None, loopback=True), **headers) is expected
+    assert passes(Access(None, loopback=False), **headers)
+
+
+def test_a_page_may_be_opened_and_read() -> None:
+    access = Access(None, loopback=True)
+    assert passes(access, "GET", host="localhost", origin="http://page.example")
+    assert not passes(access, "GET", host="page.example")
+
+
+@pytest.mark.parametrize(
+    ("key", "peer", "headers", "expected"),
+    [
+        (None, "127.0.0.1", {}, True),
+        (None, "::1", {}, True),
+        (None, "::ffff:127.0.0.1", {}, True),
+        (None, "172.17.0.1", {}, False),
+        (None, "", {}, False),
+        (None, "127.0.0.1", {"origin": "http://page.example"}, False),
+        (None, "127.0.0.1", {"host": "page.example"}, False),
+        ("secret", "127.0.0.1", {}, True),
+        ("secret", "172.17.0.1", {}, False),
+        ("secret", "172.17.0.1", {"authorization": "Bearer secret"}, True),
+        ("secret", "127.0.0.1", {"origin": "http://page.example"}, False),
+    ],
+)
+def test_the_server_is_stopped_from_here_or_with_the_key(
+    key: str | None, peer: str, headers: dict[str, str], expected: bool
+) -> None:
+    for loopback in (False, True):
+        assert passes(Access(key, loopback), "POST", peer, b"", stop=True, **headers) is expected
+
+
+def test_addresses_of_this_machine_alone() -> None:
+    assert all(is_loopback(name) for name in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+    assert not any(is_loopback(name) for name in ("0.0.0.0", "::", "10.0.0.1", "host", ""))

@@ -1,0 +1,408 @@
+"""What passes the gates of the front door, and in which shape refusals come."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from cog_triton.door.access import Access
+from cog_triton.door.cog_gate import CogGate
+from cog_triton.door.cog_state import CogState
+from cog_triton.door.json_body import require_shallow
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Answer, Forward, Refused, Request
+from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
+from cog_triton.door.triton_gate import TritonGate, without_shm_keys
+from cog_triton.door.webhooks import WebhookRules
+from cog_triton.errors import InvalidArgument
+
+LIMITS = Limits(body_bytes=1 << 20)
+OPEN = Access(None, loopback=False)
+LOCKED = Access("key", loopback=False)
+KEY = [(b"authorization", b"Bearer key")]
+TRITON = "/v2/models/tensorrt_llm"
+
+
+def decided(
+    gate: Any, method: str, path: str, body: bytes = b"", *headers: tuple[bytes, bytes]
+) -> Forward | Answer:
+    """The decision; a refusal as its answer."""
+    request = Request(method, path.encode(), list(headers), body, peer="203.0.113.9")
+
+    async def main() -> Forward | Answer:
+        try:
+            found: Forward | Answer = await gate.decide(request)
+            return found
+        except Refused as refused:
+            answer: Answer = gate.refusal(refused.status, refused.error)
+            return answer
+
+    return asyncio.run(main())
+
+
+def status(
+    gate: Any, method: str, path: str, body: bytes = b"", *headers: tuple[bytes, bytes]
+) -> int:
+    """200 for what passes."""
+    found = decided(gate, method, path, body, *headers)
+    return 200 if isinstance(found, Forward) else found.status
+
+
+def triton(access: Access = OPEN) -> TritonGate:
+    return TritonGate(8000, access, LIMITS, LargeBodies())
+
+
+def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
+    state = CogState(1)
+    state.listens = True
+    state._take(health or {"status": "READY"})
+    return CogGate(5000, access, LIMITS, LargeBodies(), state, WebhookRules())
+
+
+def openai(access: Access = OPEN, *, metrics_public: bool = False) -> OpenAIGate:
+    return OpenAIGate(8080, access, LIMITS, LargeBodies(), metrics_public=metrics_public)
+
+
+def metrics(access: Access = OPEN, *, metrics_public: bool = False) -> MetricsGate:
+    return MetricsGate(8002, access, LIMITS, LargeBodies(), metrics_public=metrics_public)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v2", b""),
+        ("GET", "/v2/", b""),
+        ("GET", "/v2/health/live", b""),
+        ("HEAD", "/v2/health/ready", b""),
+        ("GET", TRITON, b""),
+        ("GET", f"{TRITON}/versions/1/ready", b""),
+        ("GET", f"{TRITON}/config", b""),
+        ("GET", f"{TRITON}/stats", b""),
+        ("GET", "/v2/models/stats", b""),
+        ("POST", "/v2/repository/index", b""),
+        ("POST", f"{TRITON}/generate", b"{}"),
+        ("POST", f"{TRITON}/versions/1/generate_stream", b"{}"),
+        ("POST", f"{TRITON}/infer", b'{"inputs":[]}'),
+    ],
+)
+def test_what_triton_publishes(method: str, path: str, body: bytes) -> None:
+    assert status(triton(), method, path, body) == 200
+    open_without_key = path.startswith("/v2/health/")
+    assert status(triton(LOCKED), method, path, body) == (200 if open_without_key else 401)
+    assert status(triton(LOCKED), method, path, body, *KEY) == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/logging"),
+        ("POST", "/v2/logging"),
+        ("GET", "/v2/trace/setting"),
+        ("POST", f"{TRITON}/trace/setting"),
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/systemsharedmemory/region/evil/register"),
+        ("POST", "/v2/cudasharedmemory/region/evil/register"),
+        ("POST", "/v2/repository/models/x/load"),
+        ("POST", "/v2/repository/models/x/unload"),
+        ("GET", "/v2/repository/index"),
+        ("POST", "/v2/health/live"),
+        ("POST", f"{TRITON}/config"),
+        ("GET", f"{TRITON}/generate"),
+        ("POST", f"{TRITON}/../../logging/generate"),
+        ("POST", "/v2/models/a%2Fb/generate"),
+        ("POST", "/v2/models/../logging"),
+        ("POST", "/V2/models/x/generate"),
+        ("POST", f"{TRITON}/generate/"),
+        ("GET", "//v2/health/live"),
+        ("GET", "/metrics"),
+        ("DELETE", "/v2"),
+    ],
+)
+def test_what_triton_does_not_publish(method: str, path: str) -> None:
+    found = decided(triton(), method, path, b"{}")
+    assert isinstance(found, Answer)
+    assert found.status == 404
+    assert json.loads(found.body)["error"].startswith("E1009 NotFound: ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b"[" * 65 + b"]" * 65,
+        b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
+        b'{"a":1',
+        b'{"a":NaN}',
+        b'{"a":1e999}',
+        b"[]",
+        b"\xff",
+        b'{"a":' + b"9" * 5000 + b"}",
+    ],
+)
+@pytest.mark.parametrize("path", ["generate", "generate_stream", "infer"])
+def test_json_that_ends_triton_does_not_reach_it(path: str, body: bytes) -> None:
+    found = decided(triton(), "POST", f"{TRITON}/{path}", body)
+    assert isinstance(found, Answer)
+    assert found.status == 400
+    assert b"E1005" in found.body
+
+
+def test_triton_gets_what_was_parsed_and_nothing_else() -> None:
+    body = b' {"text_input" : "caf\xc3\xa9 [[[[{{{{", "a": [[1, 2.5]], "a": [[1, 2.5]], "n": null} '
+    headers = [(b"x-kept", b"1"), *KEY]
+    found = decided(triton(), "POST", f"{TRITON}/generate?x=y", body, *headers)
+    assert isinstance(found, Forward)
+    assert found.body == b'{"text_input":"caf\\u00e9 [[[[{{{{","a":[[1,2.5]],"n":null}'
+    assert (found.target, found.headers) == (f"{TRITON}/generate".encode(), [(b"x-kept", b"1")])
+    assert b"\r\ncontent-length: %d\r\n" % len(found.body) in found.encoded()
+
+
+def binary(
+    sizes: list[int], data: bytes, declared: int | None = None
+) -> tuple[bytes, tuple[bytes, bytes]]:
+    inputs = [{"name": "x", "parameters": {"binary_data_size": size}} for size in sizes]
+    head = json.dumps({"inputs": inputs}, indent=1).encode()
+    size = len(head) if declared is None else declared
+    return head + data, (b"inference-header-content-length", b"%d" % size)
+
+
+def test_binary_tensors_pass_behind_json_that_is_written_anew() -> None:
+    body, header = binary([3, 2], b"\x00\x01\x02[[")
+    found = decided(triton(), "POST", f"{TRITON}/infer", body, header)
+    assert isinstance(found, Forward)
+    ((_, length),) = [pair for pair in found.headers if pair[0] == header[0]]
+    assert found.body[int(length) :] == b"\x00\x01\x02[["
+    assert json.loads(found.body[: int(length)])["inputs"][0]["name"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("body", "header"),
+    [
+        binary([3], b"\x00"),
+        binary([3], b"\x00\x01\x02\x03"),
+        binary([3], b"abc", declared=10**9),
+        binary([-1], b""),
+        (b"{}", (b"inference-header-content-length", b"-1")),
+        (b"{}", (b"inference-header-content-length", b"9" * 30)),
+    ],
+)
+def test_binary_tensors_that_do_not_add_up_are_refused(
+    body: bytes, header: tuple[bytes, bytes]
+) -> None:
+    assert status(triton(), "POST", f"{TRITON}/infer", body, header) == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": [], "outputs": [{"parameters": {"classification": 2147483647}}]},
+        {"inputs": [], "outputs": [{"parameters": {"classification": True}}]},
+        {"inputs": [{"parameters": {"shared_memory_region": "a"}}]},
+        {"inputs": [], "outputs": [{"parameters": {"shared_memory_byte_size": 1}}]},
+        {"inputs": [{"parameters": {"binary_data_size": 2**63}}]},
+        {"inputs": {}},
+        {"inputs": [1]},
+        {"inputs": [], "parameters": 3},
+    ],
+)
+def test_parameters_that_are_not_a_clients_are_refused(body: Any) -> None:
+    assert status(triton(), "POST", f"{TRITON}/infer", json.dumps(body).encode()) == 400
+
+
+def test_compressed_bodies_are_bounded_after_inflation() -> None:
+    def sent(body: bytes, encoding: bytes) -> int:
+        return status(triton(), "POST", f"{TRITON}/generate", body, (b"content-encoding", encoding))
+
+    good = b'{"text_input":"x"}'
+    assert sent(gzip.compress(good), b"gzip") == 200
+    assert sent(zlib.compress(good), b"Deflate") == 200
+    assert sent(good, b"identity") == 200
+    assert sent(gzip.compress(b" " * (2 << 20)), b"gzip") == 413
+    assert sent(gzip.compress(good)[:-3], b"gzip") == 400
+    assert sent(gzip.compress(good) + b"more", b"gzip") == 400
+    assert sent(good, b"gzip") == 400
+    assert sent(good, b"br") == 400
+
+
+def test_large_bodies_do_not_hold_the_event_loop() -> None:
+    gate = triton()
+    body = json.dumps({"a": [1] * 250_000}).encode()
+    request = Request("POST", f"{TRITON}/generate".encode(), [], body)
+
+    async def main() -> float:
+        await gate.decide(request)  # starts the process
+        longest, done = 0.0, asyncio.ensure_future(gate.decide(request))
+        while not done.done():
+            began = time.perf_counter()
+            await asyncio.sleep(0)
+            longest = max(longest, time.perf_counter() - began)
+        gate._large_bodies.close()
+        return longest
+
+    assert asyncio.run(main()) < 0.05
+
+
+def test_names_of_shared_memory_are_not_told() -> None:
+    said = (
+        b"pool size for key 'triton_python_backend_shm_region_1f2e' to 1 bytes, cog_triton_12_a_0"
+    )
+    told = without_shm_keys(said)
+    assert len(told) == len(said)
+    assert b"region" not in told
+    assert b"cog_triton" not in told
+    assert told.startswith(b"pool size for key '*")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/openapi.json"),
+        ("POST", "/predictions"),
+        ("PUT", "/predictions/an-id"),
+        ("POST", "/predictions/an-id/cancel"),
+    ],
+)
+def test_what_cog_publishes(method: str, path: str) -> None:
+    assert status(cog(), method, path, b"{}") == 200
+    assert status(cog(LOCKED), method, path, b"{}") == 401
+    assert status(cog(LOCKED), method, path, b"{}", *KEY) == 200
+
+
+def test_cogs_health_is_open_and_its_stop_is_not() -> None:
+    assert status(cog(LOCKED), "GET", "/health-check") == 200
+    assert status(cog(), "POST", "/shutdown") == 401
+    assert status(cog(LOCKED), "POST", "/shutdown", b"", *KEY) == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/predictions"),
+        ("POST", "/trainings"),
+        ("PUT", "/predictions/"),
+        ("GET", "/x"),
+        ("POST", "/predictions/a/b/cancel"),
+        ("POST", "/health-check"),
+    ],
+)
+def test_what_cog_does_not_publish_is_a_coded_404(method: str, path: str) -> None:
+    found = decided(cog(), method, path, b"{}")
+    assert isinstance(found, Answer)
+    assert found.status == 404
+    assert json.loads(found.body)["error"].startswith("E1009")
+
+
+@pytest.mark.parametrize(
+    ("health", "code"),
+    [
+        ({"status": "STARTING"}, "E2105"),
+        ({"status": "DEFUNCT"}, "E2105"),
+        ({"status": "UNHEALTHY", "user_healthcheck_error": "channel closed"}, "E2105"),
+        ({"status": "SETUP_FAILED", "setup": {"logs": "E1305 EngineIncompatible: sm_90"}}, "E1305"),
+        ({}, "E2105"),
+    ],
+)
+def test_predictions_are_a_coded_503_while_cog_cannot_take_them(
+    health: dict[str, Any], code: str
+) -> None:
+    gate = cog()
+    gate._state._take(health)
+    accept = (b"accept", b"text/event-stream")
+    for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
+        found = decided(gate, method, path, b'{"input":{}}', accept)
+        assert isinstance(found, Answer)
+        assert found.status == (400 if code.startswith("E1") else 503)
+        assert json.loads(found.body)["error"].startswith(code)
+        assert json.loads(found.body)["status"] == "failed"
+
+
+def test_webhooks_to_private_addresses_are_refused_before_anything_runs() -> None:
+    for url in (b'"http://169.254.169.254/"', b'"http://127.0.0.1:9/"', b'"ftp://a/"', b"7"):
+        body = b'{"input":{"prompt":"\\"webhook\\""},"webhook":%s}' % url
+        found = decided(cog(), "POST", "/predictions", body)
+        assert isinstance(found, Answer)
+        assert found.status == 400
+        assert json.loads(found.body)["error"].startswith("E1005 InvalidArgument: webhook")
+    for body in (b'{"webhook":null}', b'{"input":{"prompt":"\\"webhook\\""}}', b'"webhook"'):
+        assert status(cog(), "POST", "/predictions", body) == 200
+
+
+def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:
+    reason = "E2105 TritonUnavailable: a"
+    gate = cog(health={"status": "UNHEALTHY", "user_healthcheck_error": reason})
+    assert status(gate, "POST", "/predictions", b"{}") == 200
+
+
+@pytest.mark.parametrize(
+    ("was", "body", "now"),
+    [
+        (200, b'{"error":"Worker crashed","status":"failed"}', "E2105"),
+        (200, b'{"error":"Failed to send request: Broken pipe","status":"failed"}', "E2105"),
+        (409, b'{"error":"Already running"}', "E2107"),
+        (503, b'{"error":"Setup has not finished yet."}', "E2105"),
+        (200, b'{"error":"Prediction failed: E1001 PromptRequired: a","status":"failed"}', None),
+        (200, b'{"output":["failed"],"status":"succeeded"}', None),
+        (200, b'"failed"', None),
+        (422, b'{"detail":[]}', None),
+    ],
+)
+def test_coglets_own_refusals_get_a_code_and_503(was: int, body: bytes, now: str | None) -> None:
+    found = decided(cog(), "POST", "/predictions", b"{}")
+    assert isinstance(found, Forward)
+    assert found.revise is not None
+    revised = found.revise(was, body)
+    if now is None:
+        assert revised is None
+    else:
+        assert revised is not None
+        assert revised.status == 503
+        assert json.loads(revised.body)["error"].startswith(now)
+
+
+def test_the_openai_port_is_guarded_but_for_health() -> None:
+    assert status(openai(LOCKED), "GET", "/health") == 200
+    for path in ("/v1/models", "/v1/", "/metrics", "/metrics/triton", "/openapi.json"):
+        assert status(openai(LOCKED), "GET", path) == 401
+        assert status(openai(LOCKED), "GET", path, b"", *KEY) == 200
+        assert status(openai(), "GET", path) == 200
+    found = decided(openai(LOCKED), "POST", "/v1/completions", b"{}")
+    assert isinstance(found, Answer)
+    assert json.loads(found.body)["error"]["code"] == "E1007"
+    assert json.loads(found.body)["error"]["type"] == "authentication_error"
+    assert (b"www-authenticate", b"Bearer") in found.headers
+
+
+def test_metrics_may_be_left_open() -> None:
+    for gate in (openai(LOCKED, metrics_public=True), metrics(LOCKED, metrics_public=True)):
+        assert status(gate, "GET", "/metrics") == 200
+        assert status(gate, "POST", "/v1/completions") in (401, 404)
+    assert status(metrics(LOCKED), "GET", "/metrics") == 401
+    assert status(metrics(), "GET", "/metrics") == 200
+    assert status(metrics(LOCKED), "GET", "/health") == 200
+    for method, path in (("GET", "/v1/models"), ("GET", "/v2"), ("POST", "/metrics")):
+        assert status(metrics(), method, path) == 404
+
+
+@pytest.mark.parametrize("gate", [cog(), openai()])
+def test_depth_is_bounded_on_every_port(gate: Any) -> None:
+    path = "/predictions" if isinstance(gate, CogGate) else "/v1/completions"
+    assert status(gate, "POST", path, b"[" * 200_000) == 400
+    assert status(gate, "POST", path, b'{"prompt":"' + b"[{" * 500 + b'"}') == 200
+
+
+def test_depth_counts_brackets_outside_of_strings() -> None:
+    require_shallow(b"[" * 64 + b"]" * 64, 64)
+    require_shallow(b'["' + b"[" * 100 + rb"\"[[" + b'"]', 64)
+    require_shallow(b"[" + b"[]," * 1000 + b"{}]", 2)
+    for body in (b"[" * 65 + b"]" * 65, b"[[[]]]", b'[[{"a":[]}]]'):
+        with pytest.raises(InvalidArgument, match="MAX_JSON_DEPTH"):
+            require_shallow(body, 64 if len(body) > 100 else 2)

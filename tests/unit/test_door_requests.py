@@ -1,0 +1,243 @@
+"""Requests at the front door, over sockets: parsed, bounded in size and time, written anew."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from small_door import answering, echo, run, served, until_end
+
+from cog_triton.door.limits import Limits
+
+GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
+SMALL = Limits(body_bytes=1000, header_bytes=2000, arrival_s=0.3, idle_s=0.3)
+
+
+def chunked(*chunks: bytes, ending: bytes = b"0\r\n\r\n") -> bytes:
+    body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    head = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + body + ending
+
+
+def asked(*pieces: bytes, limits: Limits = SMALL) -> bytes:
+    """What the door answers; requests that pass are echoed."""
+
+    async def main() -> bytes:
+        async with served(echo, limits) as door:
+            return await door.ask(*pieces)
+
+    return run(main())
+
+
+def test_a_request_is_written_anew() -> None:
+    answer = asked(b"POST /a?b=c HTTP/1.1\r\nHost: h\r\nX:  y \r\nConnection: close, x-hop\r\n"
+                   b"X-Hop: 1\r\nContent-Length: 3\r\n\r\nabc")  # fmt: skip
+    _, _, body = answer.partition(b"\r\n\r\n")
+    assert body == (
+        b"POST /a?b=c HTTP/1.1\r\nhost: h\r\nx: y\r\ncontent-length: 3\r\nconnection: close"
+        b"\r\n\r\nabc"
+    )
+
+
+def test_a_connection_takes_one_request_after_the_other() -> None:
+    async def main() -> None:
+        async with served(echo) as door:
+            reader, writer = await door.connect()
+            for _ in range(3):
+                writer.write(GET)
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /a?b=c")
+            writer.close()
+
+    run(main())
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    requests = [b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(9)]
+    answer = asked(b"".join(requests) + LAST)
+    assert answer.count(b"200 OK") == 10
+    places = [answer.find(b"GET /%d " % number) for number in range(9)]
+    assert places == sorted(places)
+    assert -1 not in places
+
+
+def test_too_many_pipelined_requests_are_refused() -> None:
+    assert b" 400 " in asked(GET * 500) or asked(GET * 500).count(b" 200 ") < 100
+
+
+def test_chunks_arrive_as_one_body_of_known_length() -> None:
+    answer = asked(chunked(b"ab", b"c", ending=b"0\r\nX-Trailer: 1\r\nhost: evil\r\n\r\n"))
+    assert answer.endswith(b"content-length: 3\r\nconnection: close\r\n\r\nabc")
+    assert b"railer" not in answer
+    assert b"evil" not in answer
+
+
+def test_a_million_chunks_of_one_byte_are_one_body() -> None:
+    began = time.process_time()
+    sent = chunked()[:-5] + b"1\r\na\r\n" * 1_000_000 + b"0\r\n\r\n"
+    answer = asked(sent, limits=Limits())
+    assert answer.endswith(b"a" * 1000)
+    assert b"content-length: 1000000\r\n" in answer
+    assert time.process_time() - began < 10
+
+
+def test_endless_chunk_extensions_are_refused() -> None:
+    assert b" 413 " in asked(chunked()[:-5] + b"1;" + b"a" * 4_000_000)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        POST + b"content-length: 3\r\ncontent-length: 3\r\n\r\nabc",
+        POST + b"content-length: 3, 3\r\n\r\nabc",
+        POST + b"content-length: +3\r\n\r\nabc",
+        POST + b"content-length: -3\r\n\r\nabc",
+        POST + b"content-length: 99999999999999999999999\r\n\r\n",
+        POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n",
+        POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        POST + b"transfer-encoding: chunked\r\n" + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\na: b\r\n c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\na: b\x00c\r\n\r\n",
+        b"GET http://other/ HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT other:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: x\r\n\r\n",
+        chunked(ending=b"zz\r\n"),
+        chunked(ending=b"-1\r\n"),
+        chunked(ending=b"1\r\nab\r\n"),
+        chunked(ending=b"ffffffffffffffffff\r\n"),
+    ],
+)  # fmt: skip
+def test_what_two_parsers_could_read_differently_is_refused(request_: bytes) -> None:
+    answer = asked(request_)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"E1005" in answer
+
+
+def test_another_protocol_that_is_offered_is_not_taken() -> None:
+    answer = asked(
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"PRI * x"
+    )
+    assert b"200 OK" in answer
+    assert b"h2c" not in answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", b"413"),
+        (chunked(b"a" * 600, b"b" * 600), b"413"),
+        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 3000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 30_000_000, b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 3000, b"431"),
+        (b"A" * 5000, b"400"),
+    ],
+)
+def test_what_is_too_large_is_refused_while_it_arrives(request_: bytes, status: bytes) -> None:
+    answer = asked(request_)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n", chunked(b"a")[:-6],
+     b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab"],
+)  # fmt: skip
+def test_a_request_that_arrives_too_slowly_is_ended_with_408(begun: bytes) -> None:
+    async def main() -> bytes:
+        async with served(echo, SMALL) as door:
+            reader, writer = await door.connect()
+            answer = asyncio.ensure_future(until_end(reader))
+            for byte in begun:  # a byte now and then does not win time
+                if answer.done():
+                    break
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.03 if len(begun) < 12 else 0.005)
+            return await answer
+
+    assert b"408 Request Timeout" in run(main())
+
+
+def test_connections_that_ask_for_nothing_are_closed() -> None:
+    async def main() -> None:
+        async with served(echo, SMALL) as door:
+            reader, writer = await door.connect()
+            assert await until_end(reader) == b""
+            reader, writer = await door.connect()
+            writer.write(GET)
+            assert b"200 OK" in await until_end(reader)
+            assert len(door.connections) == 0
+
+    run(main())
+
+
+def test_a_client_that_asks_for_leave_to_send_gets_it() -> None:
+    async def main() -> None:
+        async with served(echo) as door:
+            reader, writer = await door.connect()
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n")
+            writer.write(b"content-length: 3\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"abc")
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert b"expect" not in await reader.readuntil(b"abc")
+
+    run(main())
+
+
+def test_leave_to_send_is_not_given_for_too_much() -> None:
+    answer = asked(POST + b"expect: 100-continue\r\ncontent-length: 1001\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_http_1_0_is_passed_on_as_such() -> None:
+    answer = asked(b"GET / HTTP/1.0\r\n\r\n")
+    assert b"GET / HTTP/1.0\r\n" in answer
+    assert b"connection: close" in answer
+
+
+def test_bodies_of_all_connections_together_are_bounded() -> None:
+    limits = Limits(body_bytes=100)
+
+    async def main() -> None:
+        async with served(echo, limits) as door:
+            held = []
+            head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+            for _ in range(limits.all_bodies_bytes // 100):
+                _, writer = await door.connect()
+                writer.write(head + b"a" * 99)
+                held.append(writer)
+            await asyncio.sleep(0.1)
+            assert b"503" in await door.ask(head + b"a" * 100)
+            for writer in held:
+                writer.close()
+            await asyncio.sleep(0.1)
+            last = head.replace(b"host", b"connection: close\r\nhost")
+            assert b"200 OK" in await door.ask(last + b"a" * 100)
+
+    run(main())
+
+
+def test_bodies_are_counted_no_more_once_answered() -> None:
+    limits = Limits(body_bytes=100)
+    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + b"a" * 100
+
+    async def main() -> None:
+        handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        async with served(handler, limits) as door:
+            reader, writer = await door.connect()
+            for _ in range(3 * limits.all_bodies_bytes // 100):
+                writer.write(request)
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+    run(main())

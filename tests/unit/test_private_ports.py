@@ -1,0 +1,68 @@
+"""Private ports of the servers behind the front door, and the environment they are told in."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from cog_triton.door.private_ports import PrivatePorts, cog_environment
+from cog_triton.settings import load_settings
+from cog_triton.system.ports import free_ports, reserve
+
+NAMES = ("PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
+
+
+def test_a_reserved_port_is_for_whoever_is_told_it() -> None:
+    reserved = reserve()
+    port = reserved.getsockname()[1]
+    assert port not in free_ports(50)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)):  # sets SO_REUSEADDR, as servers do
+        socket.create_connection(("127.0.0.1", port)).close()
+    reserved.close()
+
+
+def test_what_is_behind_the_door_listens_on_private_ports_of_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COG_HOST", "0.0.0.0")
+    monkeypatch.setenv("OPENAI_PORT", "")
+    monkeypatch.setenv("DRAIN_TIMEOUT", "3")
+    reserved = PrivatePorts(NAMES)
+    private = reserved.numbers
+    found = cog_environment(load_settings(), private)
+    assert (found["COG_HOST"], found["TRITON_HOST"]) == ("127.0.0.1", "127.0.0.1")
+    assert {name: int(found[name]) for name in NAMES} == private
+    assert len(set(private.values())) == 3
+    assert (found["OPENAI_PORT"], found["DRAIN_TIMEOUT"]) == ("", "3")
+    assert "TRITON_GRPC_HOST" not in found
+    reserved.close()
+
+
+def test_keys_stay_in_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COG_TRITON_API_KEY", "secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "old secret")
+    settings = load_settings()
+    assert settings.api_key == "secret"
+    assert "secret" not in str(cog_environment(settings, {}))
+    monkeypatch.delenv("COG_TRITON_API_KEY")
+    assert load_settings().api_key == "old secret"
+
+
+def test_public_ports_are_tritons_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COG_HOST", "0.0.0.0")
+    hosts = {name: host for name, (host, _) in load_settings().public_ports.items()}
+    assert hosts == dict.fromkeys(NAMES, "0.0.0.0")
+    assert load_settings().grpc_host == "127.0.0.1"
+    monkeypatch.setenv("TRITON_HOST", "127.0.0.1")
+    monkeypatch.setenv("OPENAI_PORT", "8080")
+    hosts = {name: host for name, (host, _) in load_settings().public_ports.items()}
+    assert (hosts["TRITON_HTTP_PORT"], hosts["OPENAI_PORT"]) == ("127.0.0.1", "0.0.0.0")
+
+
+def test_public_grpc_is_where_tritons_http_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COG_HOST", "0.0.0.0")
+    monkeypatch.setenv("TRITON_GRPC_PUBLIC", "1")
+    assert cog_environment(load_settings(), {})["TRITON_GRPC_HOST"] == "0.0.0.0"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -22,10 +23,13 @@ from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton import mpi_rank as _rank
-from cog_triton.triton.installation import TritonInstallation
+from cog_triton.triton.installation import TritonInstallation, release_of
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 EXIT_TIMEOUT_S = 5
+_SAFE_GRPC = (2, 54)
+# Behind a secret that nobody is told: clients may map memory, log and trace by them.
+_UNPUBLISHED = "shared-memory,logging,trace"
 _RANK = Path(_rank.__file__).resolve()
 # Variables that a rank on another machine needs: mpirun forwards none there.
 _FORWARDED_VARIABLES = re.compile(
@@ -171,13 +175,30 @@ def _tritonserver(
         # GPU memory is for the workers.
         argv += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
         argv += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(len(visible_gpus()))]
-    for kind, port in (
-        ("http", settings.triton_http_port),
-        ("grpc", settings.triton_grpc_port),
-        ("metrics", settings.triton_metrics_port),
+    for kind, host, port in (
+        ("http", settings.triton_host, settings.triton_http_port),
+        ("grpc", _grpc_host(settings, triton), settings.triton_grpc_port),
+        ("metrics", settings.triton_host, settings.triton_metrics_port),
     ):
-        argv += [f"--{kind}-address={settings.triton_host}", f"--{kind}-port={port}"]
+        argv += [f"--{kind}-address={host}", f"--{kind}-port={port}"]
+    locked = f"{_UNPUBLISHED}:cog-triton-unpublished={secrets.token_urlsafe(32)}"
+    argv.append(f"--http-restricted-api={locked}")
+    if settings.triton_grpc_host:
+        argv.append(f"--grpc-restricted-protocol={locked}")
     return argv
+
+
+def _grpc_host(settings: Settings, triton: TritonInstallation) -> str:
+    """Address of gRPC; raises E1005 for a public one of a Triton that its clients can end."""
+    host = settings.grpc_host
+    release = release_of(triton)
+    if settings.triton_grpc_host and (release is None or release < _SAFE_GRPC):
+        known = "unknown" if release is None else f"{release[0]}.{release[1]}"
+        raise InvalidArgument(
+            "TRITON_GRPC_PUBLIC='1': needs Triton 25.01 (2.54) or later, as a client that cancels a"
+            f" stream ends older ones; the version here is {known}"
+        )
+    return host
 
 
 def _spawns_ranks(settings: Settings) -> bool:

@@ -11,12 +11,12 @@ import _resource_usage
 from _servers import Server
 
 QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
-PARTS = ("cog", "worker", "tritonserver", "stubs")
-COSTS = ("cog", "worker", "triton", "stubs")
+PARTS = ("door", "cog", "worker", "tritonserver", "stubs")
+COSTS = ("door", "cog", "worker", "triton", "stubs")
 """Columns of `LoadCost.costs`, beside a column of the whole."""
 INCLUDED = (
-    "CPU is that of Cog, its worker, tritonserver and all stubs; the mock engine's own loop is in"
-    " it, the load client is not"
+    "CPU is that of the front door, Cog, its worker, tritonserver and all stubs; the mock engine's"
+    " own loop is in it, the load client is not"
 )
 
 

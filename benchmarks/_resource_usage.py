@@ -56,7 +56,7 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Part of a server that a command line is: cog, worker, tritonserver, a stub, or others."""
+    """Part of a server that a command line is: door, cog, worker, tritonserver, a stub, others."""
     program = Path(words[0]).name
     if program.endswith("_stub"):
         return f"stub {Path(words[1]).parent.parent.name}"
@@ -64,6 +64,8 @@ def part_of(words: list[str]) -> str:
         return program
     if any(word.endswith("/reaper.py") for word in words):
         return "others"
+    if "cog_triton.door" in words:
+        return "door"
     if _COGS.intersection(words):
         return "cog"
     return "worker" if any("coglet" in word for word in words) else "others"

@@ -23,6 +23,7 @@ NAMES = (
     "against_original",
     "through_path",
     "fixed_rate",
+    "door_cost",
     "text_cost",
     "start_up",
     "memory",

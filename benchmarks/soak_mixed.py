@@ -47,6 +47,7 @@ WORDS = [
 ]
 PYTHONS = {
     "reaper": "reaper",
+    "cog_triton.door": "door",
     "coglet.http_server": "cog",
     "coglet": "predictor",
     ENGINE: ENGINE,

@@ -54,6 +54,7 @@ SHARED = {
     "against_original": {"mock_server": "ours", "original_server": "original"},
     "through_path": {"mock_server": "ours", "server": "demo"},
     "fixed_rate": {"mock_server": "ours"},
+    "door_cost": {"mock_server": "ours"},
     "memory": {"mock_server": "ours"},
     "growth": {"mock_server": "ours"},
 }

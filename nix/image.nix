@@ -40,6 +40,8 @@ let
       python,
       # The OpenAPI schema of the Cog project in /src.
       schema,
+      # Of cog_triton.door, before those that a user gives.
+      arguments ? [ ],
     }@described:
     let
       site = "/opt/cog-triton/lib/python${python.version}/site-packages";
@@ -58,8 +60,9 @@ let
           Cmd = [
             "python"
             "-m"
-            "cog_triton.serving.coglet.http_server"
-          ];
+            "cog_triton.door"
+          ]
+          ++ arguments;
           WorkingDir = "/src";
           User = "1000:1000";
           StopSignal = "SIGTERM";
@@ -75,8 +78,7 @@ let
               COG_MAX_CONCURRENCY = "256";
               # coglet answers 409, with slots free, when two of its threads look for one at once.
               TOKIO_WORKER_THREADS = "1";
-              TRITON_HOST = "0.0.0.0";
-              # For OPENAI_PORT and METRICS_PORT, once they are set.
+              # Of the front door's ports; what is behind it listens on 127.0.0.1 alone.
               COG_HOST = "0.0.0.0";
               PYTHONUNBUFFERED = "1";
             }

@@ -53,6 +53,7 @@ image {
   inherit name;
   python = interpreter;
   schema = source.schema kind;
+  arguments = lib.optional (kind == "builder") "--cog-only";
   layers = map ngcLayer pieces ++ [
     {
       name = "wheels";

@@ -1,4 +1,4 @@
-"""Cog's HTTP server as a child process (``cog-triton serve``): started, watched, drained."""
+"""The front door and Cog behind it as child processes (``cog-triton serve``): started, watched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cog_triton.serving.cog_environment import cog_environment
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.settings import Settings, url_host
-from cog_triton.system import reaper
+from cog_triton.system import open_files, reaper
 from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
@@ -75,6 +75,7 @@ class CogServer:
         if settings.cog_triton_engine is None:
             require_gpu(settings.cog_triton_sm)
         require_usable(settings.work_dir)
+        open_files.raise_soft_limit()
         cog = {"PORT": (self._host, self._port)}
         require_free({**cog, **settings.http_ports, **settings.triton_ports})
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
@@ -85,7 +86,7 @@ class CogServer:
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         process = reaper.spawn(
-            [sys.executable, "-m", "cog_triton.serving.coglet.http_server", "--host", self._host],
+            [sys.executable, "-m", "cog_triton.door"],
             grace=settings.drain_timeout + _EXIT_S,
             env=self._environment,
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),

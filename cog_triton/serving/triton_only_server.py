@@ -1,4 +1,4 @@
-"""``cog-triton serve --triton-only``: Triton on a model repository, without Cog."""
+"""``cog-triton serve --triton-only``: Triton behind the front door, without Cog."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
 from cog_triton.serving.engine_preparation import prepare_engine
+from cog_triton.serving.triton_door import TritonDoor
 from cog_triton.settings import Settings, url_host
-from cog_triton.system import ports
+from cog_triton.system import open_files, ports
 from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.secret_variables import SERVER_KEYS
 from cog_triton.system.work_dir import require_usable
@@ -40,17 +41,24 @@ async def serve_triton_only(
     rank = settings.cog_triton_rank
     if not rank:
         ports.require_free(settings.triton_ports)
+    open_files.raise_soft_limit()
     repository, world_size, run_dir, secrets = await _model_repository(settings, repository)
-    server = TritonServer(settings, repository, run_dir, world_size, secrets)
+    door = None if rank else TritonDoor(settings)
+    triton_settings = door.triton_settings if door else settings
+    server = TritonServer(triton_settings, repository, run_dir, world_size, secrets)
     stops = _StopSignals()
     began = time.monotonic()
     starting = asyncio.ensure_future(_start(settings, server, leads=not rank))
     try:
-        await asyncio.wait({starting, stops.first}, return_when=asyncio.FIRST_COMPLETED)
+        while not (starting.done() or stops.first.done()):
+            _require_open(door)
+            await asyncio.wait(
+                {starting, stops.first}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED
+            )
         if not stops.first.done():
             starting.result()
             echo(_ready_line(settings, world_size, server.log, time.monotonic() - began))
-            await _wait_for_exit(server, stops.first)
+            await _wait_for_exit(server, door, stops.first)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -58,6 +66,8 @@ async def serve_triton_only(
         await asyncio.wait({stopping, stops.second}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         server.kill()
+        if door is not None:
+            door.close()
         stops.close()
 
 
@@ -123,8 +133,16 @@ async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> No
         await server.start(client.is_ready, no_probe)
 
 
-async def _wait_for_exit(server: TritonServer, stop: asyncio.Future[None]) -> None:
+def _require_open(door: TritonDoor | None) -> None:
+    if door is not None and (code := door.exit_code()) is not None:
+        raise TritonUnavailable(f"the front door exited with code {code}")
+
+
+async def _wait_for_exit(
+    server: TritonServer, door: TritonDoor | None, stop: asyncio.Future[None]
+) -> None:
     while server.alive:
+        _require_open(door)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(stop), _POLL_S)
             return
@@ -137,11 +155,11 @@ async def _wait_for_exit(server: TritonServer, stop: asyncio.Future[None]) -> No
 def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) -> str:
     if settings.cog_triton_rank:
         return f"Rank {settings.cog_triton_rank} of {world_size} started (log: {log})"
-    host = url_host(settings.triton_host)
+    host, grpc_host = url_host(settings.triton_host), url_host(settings.grpc_host)
     of_ranks = "" if world_size == 1 else f" on {world_size} ranks"
     return (
         f"Triton ready in {seconds:.1f} s{of_ranks} (log: {log}):"
         f"\n  HTTP     http://{host}:{settings.triton_http_port}/v2"
-        f"\n  gRPC     {host}:{settings.triton_grpc_port}"
+        f"\n  gRPC     {grpc_host}:{settings.triton_grpc_port}"
         f"\n  metrics  http://{host}:{settings.triton_metrics_port}/metrics"
     )

@@ -110,14 +110,7 @@ def start_builder(directory: Path, *arguments: str, **environment: str) -> Stack
         COG_TRITON_OUTPUT_DIR=str(directory / "out"),
         **environment,
     )
-    builder.command = [
-        sys.executable,
-        "-m",
-        "cog_triton.serving.coglet.http_server",
-        "--host",
-        "127.0.0.1",
-    ]
-    builder.command += arguments
+    builder.command = [sys.executable, "-m", "cog_triton.door", "--cog-only", *arguments]
     builder.cwd = REPOSITORY / "builder"
     builder.start()
     return builder
@@ -178,7 +171,7 @@ def predict(builder: Stack, **inputs: Any) -> dict[str, Any]:
     def answered() -> httpx.Response | None:  # Cog frees its slot after it has answered
         url = f"{builder.url}/predictions"
         response = httpx.post(url, json={"input": inputs}, timeout=300)
-        return None if response.status_code == 409 else response
+        return None if response.status_code == 503 else response
 
     answer: dict[str, Any] = wait_until(answered, 300).json()
     return answer
@@ -274,7 +267,7 @@ def test_cancel_ends_every_process_of_the_build(
     wait_until(lambda: "[quantize] working" in Neighbour.log_of("cancelled"))
     assert Neighbour.end_of("cancelled") is None
     again = httpx.post(f"{builder.url}/predictions", json={"input": {"config": "/nowhere"}})
-    assert again.status_code == 409
+    assert (again.status_code, "E2107" in again.text) == (503, True)
     httpx.post(f"{builder.url}/predictions/cancelled/cancel").raise_for_status()
     end = wait_until(lambda: Neighbour.end_of("cancelled"))
     assert end["status"] == "canceled"
@@ -363,7 +356,11 @@ def test_builds_end_with_their_server(
     config = slow_config(examples, 3 if number == signal.SIGTERM else 600)
     begin(builder, neighbour, f"{victim}-{number}", config=config)
     wait_until(lambda: in_a_step(builder))
-    (pid,) = [pid for pid, line in processes_of(builder.work_dir).items() if victim in line]
+    (pid,) = [
+        pid
+        for pid, line in processes_of(builder.work_dir).items()
+        if victim in line and "reaper.py" not in line
+    ]
     os.kill(pid, number)
     # Asked to stop, Cog lets a running build end; else nothing waits for anything.
     assert builder.process is not None

@@ -329,33 +329,43 @@ def test_the_gpu_benchmark_knows_the_role_of_each_process(
     assert "other" not in roles.values()
 
 
-def test_cogs_connections_have_tcp_nodelay(mock: Stack) -> None:
+@pytest.mark.parametrize("program", ["cog_triton.door", "coglet.http_server"])
+def test_connections_have_tcp_nodelay(mock: Stack, program: str) -> None:
     """Else the first token on a kept connection waits 40 ms for the head's acknowledgement."""
-    cog = cog_of(mock)
-    with httpx.stream("GET", f"{mock.url}/health-check") as response:
+    pid = pid_of(mock, program)
+    url = mock.url if program == "cog_triton.door" else f"http://127.0.0.1:{private_port(pid)}"
+    with httpx.stream("GET", f"{url}/health-check") as response:
         client = response.extensions["network_stream"].get_extra_info("client_addr")
-        with other_end(cog, client) as accepted:
+        with other_end(pid, client) as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-def test_a_burst_of_connections_fits_cogs_listen_backlog(mock: Stack) -> None:
+@pytest.mark.parametrize("program", ["cog_triton.door", "coglet.http_server"])
+def test_a_burst_of_connections_fits_the_listen_backlog(mock: Stack, program: str) -> None:
     """Else clients' systems try again after a second what found no place."""
-    cog = cog_of(mock)
+    pid = pid_of(mock, program)
+    port = mock.port if program == "cog_triton.door" else private_port(pid)
     with ExitStack() as stack:
-        os.kill(cog, signal.SIGSTOP)
-        stack.callback(os.kill, cog, signal.SIGCONT)
+        os.kill(pid, signal.SIGSTOP)
+        stack.callback(os.kill, pid, signal.SIGCONT)
         for _ in range(300):
-            stack.enter_context(socket.create_connection(("127.0.0.1", mock.port), timeout=5))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
     assert mock.health() == "READY"
 
 
-def cog_of(stack: Stack) -> int:
-    (cog,) = (
+def pid_of(stack: Stack, program: str) -> int:
+    (found,) = (
         pid
         for pid, line in processes_of(stack.work_dir).items()
-        if "coglet.http_server" in line and "reaper.py" not in line
+        if program in line and "reaper.py" not in line
     )
-    return cog
+    return found
+
+
+def private_port(pid: int) -> int:
+    """Where Cog listens behind the front door."""
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return int(dict(word.partition("=")[::2] for word in variables)["PORT"])
 
 
 def other_end(pid: int, client: tuple[str, int]) -> socket.socket:

@@ -55,7 +55,8 @@ def test_entrypoint_and_command_of_an_image(name: str, images: dict[str, Image])
     site = f"/opt/cog-triton/lib/python{version}/site-packages"
     reaper = ["/opt/cog-triton/bin/python", "-S", "-I", f"{site}/cog_triton/system/reaper.py", "--"]
     assert config["Entrypoint"] == reaper
-    assert config["Cmd"] == ["python", "-m", "cog_triton.serving.coglet.http_server"]
+    cog_only = ["--cog-only"] if name == "cog-triton-builder" else []
+    assert config["Cmd"] == ["python", "-m", "cog_triton.door", *cog_only]
     assert (config["WorkingDir"], config["User"]) == ("/src", "1000:1000")
     assert set(config["ExposedPorts"]) == {"5000/tcp", "8000/tcp"}
 
@@ -64,8 +65,8 @@ def test_entrypoint_and_command_of_an_image(name: str, images: dict[str, Image])
 def test_environment_of_an_image(name: str, images: dict[str, Image]) -> None:
     env = images[name].env
     assert env["PATH"].split(":")[0] == "/opt/cog-triton/bin"
-    assert (env["TOKIO_WORKER_THREADS"], env["TRITON_HOST"]) == ("1", "0.0.0.0")
-    assert env["COG_HOST"] == "0.0.0.0"
+    assert (env["TOKIO_WORKER_THREADS"], env["COG_HOST"]) == ("1", "0.0.0.0")
+    assert "TRITON_HOST" not in env  # without the front door, Triton is on loopback
     assert "OPENAI_PORT" not in env
     assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "256")
     assert "PYTHONPATH" not in env

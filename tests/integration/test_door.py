@@ -1,0 +1,306 @@
+"""The front door before the real Cog and Triton: what it keeps from them, and how it ends."""
+
+import gzip
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from stack import REPOSITORY, Stack, processes_of, wait_until
+
+pytestmark = pytest.mark.integration
+
+MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "40"}
+IN_COG = {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor"}
+JSON = {"content-type": "application/json"}
+ASK = {"input": {"prompt": "Hi.", "max_tokens": 2}}
+DEEP = b"[" * 200_000
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(
+        tmp_path_factory.mktemp("door") / "work", None, **MOCK, COG_TRITON_API_KEY="secret"
+    )
+    with stack.served():
+        yield stack
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    stacks: list[Stack] = []
+
+    def make(**environment: str) -> Stack:
+        stacks.append(Stack(tmp_path / f"work{len(stacks)}", None, **environment))
+        return stacks[-1]
+
+    yield make
+    for item in stacks:
+        item.close()
+
+
+def client(**headers: str) -> httpx.Client:
+    return httpx.Client(headers={"authorization": "bearer secret", **headers}, timeout=30)
+
+
+def pids_of(stack: Stack, *words: str) -> dict[str, int]:
+    found = processes_of(stack.work_dir)
+    return {
+        word: pid
+        for word in words
+        for pid, line in found.items()
+        if word in line and "reaper.py" not in line
+    }
+
+
+def start_times(stack: Stack) -> dict[int, str]:
+    """Every process and when it started: a restart shows, whatever was answered."""
+    return {
+        pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        for pid in processes_of(stack.work_dir)
+    }
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports that a process listens on, IPv4 and mapped."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(entry.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, _, port = fields[1].partition(":")
+                packed = bytes.fromhex(address[-8:])[::-1]
+                found.add((socket.inet_ntoa(packed), int(port, 16)))
+    return found
+
+
+def test_only_the_door_has_public_ports(served: Stack) -> None:
+    pids = pids_of(served, "cog_triton.door", "coglet.http_server", "_run_worker", "/tritonserver ")
+    public = {served.port, served.http, served.metrics, served.openai}
+    found = {port for _, port in listening(pids.pop("cog_triton.door"))}
+    assert found > public
+    assert len(found - public) == 1  # the proxy for webhooks
+    for pid in pids.values():
+        for address, port in listening(pid):
+            assert address == "127.0.0.1"
+            assert port not in public
+
+
+@pytest.mark.parametrize(
+    "body",
+    [DEEP, b'{"a":' * 200_000, b'{"inputs":[],"outputs":[{"name":"OUTPUT","parameters":'
+     b'{"classification":2147483647}}]}'],
+)  # fmt: skip
+def test_no_request_to_tritons_port_ends_a_process(served: Stack, body: bytes) -> None:
+    before = start_times(served)
+    with client() as http:
+        for path in (
+            "/v2/models/tensorrt_llm/generate",
+            "/v2/models/tensorrt_llm/infer",
+            "/v2/models/postprocessing/infer",
+            "/v2/repository/index",
+            "/v2/logging",
+            "/v2/trace/setting",
+            "/v2/systemsharedmemory/region/evil/register",
+        ):
+            answer = http.post(f"{served.triton}{path}", content=body)
+            assert answer.status_code in (200, 400, 404), (path, answer.text)
+        assert http.post(f"{served.url}/predictions", json=ASK).json()["status"] == "succeeded"
+    assert start_times(served).items() >= before.items()
+
+
+def test_a_million_chunks_end_no_process(served: Stack) -> None:
+    before = start_times(served)
+    head = b"POST /v2/models/tensorrt_llm/generate HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"authorization: Bearer secret\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.http), timeout=30) as sock:
+        sock.sendall(head + b"1\r\n \r\n" * 1_000_000 + b"2\r\n{}\r\n0\r\n\r\n")
+        assert b"HTTP/1.1 400" in sock.recv(100)
+    assert start_times(served).items() >= before.items()
+
+
+def test_the_key_guards_every_port(served: Stack) -> None:
+    guarded = [
+        ("POST", f"{served.url}/predictions"),
+        ("GET", f"{served.url}/openapi.json"),
+        ("GET", f"{served.own}/v1/models"),
+        ("GET", f"{served.own}/metrics"),
+        ("GET", f"{served.triton}/v2/models/stats"),
+        ("POST", f"{served.triton}/v2/models/tensorrt_llm/generate"),
+        ("GET", f"http://127.0.0.1:{served.metrics}/metrics"),
+    ]
+    for method, url in guarded:
+        answer = httpx.request(method, url, json={} if method == "POST" else None)
+        assert (answer.status_code, "E1007" in answer.text) == (401, True), url
+    for url in (
+        f"{served.url}/health-check",
+        f"{served.own}/health",
+        f"{served.triton}/v2/health/ready",
+    ):
+        assert httpx.get(url).status_code == 200
+    with client() as http:
+        assert http.get(f"{served.own}/v1/models").status_code == 200
+        assert "nv_inference" in http.get(f"http://127.0.0.1:{served.metrics}/metrics").text
+    environment = Path(f"/proc/{pids_of(served, '/tritonserver ')['/tritonserver ']}/environ")
+    assert b"secret" not in environment.read_bytes()
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
+def test_binary_tensors_get_through_as_tritonclient_sends_them(
+    served: Stack, encoding: str
+) -> None:
+    tensors = {"input_ids": [500, 501], "input_lengths": [2], "request_output_len": [3]}
+    inputs = [
+        {
+            "name": name,
+            "datatype": "INT32",
+            "shape": [1, len(ids)],
+            "parameters": {"binary_data_size": 4 * len(ids)},
+        }
+        for name, ids in tensors.items()
+    ]
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    body = head + b"".join(struct.pack(f"<{len(ids)}i", *ids) for ids in tensors.values())
+    headers = {"inference-header-content-length": str(len(head))}
+    if encoding:
+        body = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
+        headers["content-encoding"] = encoding
+    with client() as http:
+        answer = http.post(
+            f"{served.triton}/v2/models/tensorrt_llm/infer", content=body, headers=headers
+        )
+    # The mock is decoupled, which Triton serves by generate_stream alone: it got as far as that.
+    assert "decoupled" in answer.text
+
+
+def test_predictions_are_a_coded_503_until_the_set_up_is_done(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(**MOCK)
+    stack.start()
+    seen = set()
+
+    def ready() -> bool:
+        for accept in ("application/json", "text/event-stream"):
+            try:
+                answer = httpx.post(
+                    f"{stack.url}/predictions", json=ASK, headers={"accept": accept}, timeout=30
+                )
+            except httpx.TransportError:
+                continue
+            assert answer.status_code in (200, 503)
+            assert answer.status_code == 200 or "E2105" in answer.text
+            seen.add(answer.status_code)
+        return 200 in seen
+
+    wait_until(ready, 60)
+    assert seen == {200, 503}
+
+
+def test_a_dead_worker_is_a_coded_503(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(**MOCK)
+    stack.start()
+    stack.until_ready()
+    answers: list[httpx.Response] = []
+    ask = {"input": {"prompt": "Hi.", "max_tokens": 200}}
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{stack.url}/predictions", json=ask, timeout=60))
+    )
+    asking.start()
+    wait_until(lambda: stack.engine_requests() == 1)
+    os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGKILL)
+    asking.join()
+    for answer in (*answers, httpx.post(f"{stack.url}/predictions", json=ASK)):
+        assert (answer.status_code, "E2105" in answer.text) == (503, True)
+    code, output = stack.finish()
+    assert code == 1
+    assert "E2105" in output
+
+
+def test_a_thousand_idle_connections_keep_nobody_out(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(**MOCK, MAX_CONNECTIONS="100")
+    stack.start()
+    stack.until_ready()
+    before = start_times(stack)
+    idle = []
+    for number in range(1000):
+        port = (stack.port, stack.http, stack.openai, stack.metrics)[number % 4]
+        idle.append(socket.create_connection(("127.0.0.1", port)))
+        if number % 2:
+            idle[-1].sendall(b"GET / HT")
+    assert stack.health() == "READY"
+    assert stack.predict("Hi.", max_tokens=2)["status"] == "succeeded"
+    assert httpx.get(f"{stack.triton}/v2/health/ready").status_code == 200
+    for sock in idle:
+        sock.close()
+    assert start_times(stack).items() >= before.items()
+
+
+def test_a_builder_has_cogs_port_alone(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(**IN_COG)
+    stack.command = [sys.executable, "-m", "cog_triton.door", "--cog-only"]
+    stack.cwd = REPOSITORY / "builder"
+    stack.start()
+    wait_until(lambda: stack.health() == "READY", 60)
+    found = {port for _, port in listening(pids_of(stack, "cog_triton.door")["cog_triton.door"])}
+    assert stack.port in found
+    assert len(found) == 2  # and the proxy for webhooks
+    assert not found & {stack.http, stack.metrics, stack.openai}
+    answer = httpx.post(f"{stack.url}/predictions", json={"input": {"config": "nonsense: 1"}})
+    assert answer.json()["status"] == "failed"
+    assert "E1300" in answer.text
+    assert stack.finish(signal.SIGTERM)[0] == 0
+
+
+def test_a_public_port_in_use_ends_the_door_with_a_code(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(**MOCK, **IN_COG)
+    stack.command = [sys.executable, "-m", "cog_triton.door"]
+    stack.cwd = REPOSITORY / "runner"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", stack.http))
+        taken.listen()
+        stack.start()
+        code, output = stack.finish()
+    assert code == 1
+    assert f"E1005 InvalidArgument: TRITON_HTTP_PORT={stack.http}: cannot listen" in output
+    assert processes_of(stack.work_dir) == {}
+
+
+def test_grpc_is_published_for_a_triton_that_survives_it_only(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(**MOCK, TRITON_GRPC_PUBLIC="1")
+    stack.start()
+    code, output = stack.finish()
+    assert code == 1
+    assert "E1005 InvalidArgument: TRITON_GRPC_PUBLIC='1': needs Triton 25.01" in output
+
+
+def test_the_death_of_the_door_ends_the_server_with_a_code(
+    make_stack: Callable[..., Stack],
+) -> None:
+    stack = make_stack(**MOCK)
+    stack.start()
+    stack.until_ready()
+    with stack.stream("Hi.", max_tokens=400) as events:
+        next(kind for kind, _ in events if kind == "output")
+        os.kill(pids_of(stack, "cog_triton.door")["cog_triton.door"], signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            json.dumps(list(events))
+    code, output = stack.finish()
+    assert code == 1
+    assert "E2105" in output
+    wait_until(lambda: not processes_of(stack.work_dir), 20)

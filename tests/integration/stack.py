@@ -19,7 +19,7 @@ from cog_triton.system.ports import free_ports
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
-def wait_until(condition: Any, seconds: float = 30.0) -> Any:
+def wait_until(condition: Any, seconds: float = 90.0) -> Any:
     """The first true value of `condition()`; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-images lint fmt bench bench-tar bench-build lock wheels clean
+.PHONY: help setup serve test test-images lint fmt bench bench-tar bench-build attack lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -48,6 +48,9 @@ bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
 
 bench-build: setup ## measure builds against their scripts run by hand (ARGS=...)
 	@$(BIN)/python benchmarks/build_overhead.py $(ARGS)
+
+attack: setup ## attack a server on every published port (ARGS="--inputs 20000")
+	@$(BIN)/python benchmarks/soak_attack.py $(ARGS)
 
 wheels: setup ## write nix/wheels.json from the locks
 	@$(BIN)/python scripts/wheels.py

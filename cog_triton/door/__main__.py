@@ -1,6 +1,6 @@
 """Program of the front door: binds the public ports, then starts Cog behind them.
 
-    python -m cog_triton.door [--cog-only] [arguments of cog.server.http]
+    python -m cog_triton.door [--cog-only] [--watched] [arguments of cog.server.http]
     python -m cog_triton.door --beside-triton HTTP_PORT METRICS_PORT
 
 The second form serves a Triton that someone else has started, on these ports of 127.0.0.1.
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve; the exit code of what is behind the door, 1 with a coded line if it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m cog_triton.door", allow_abbrev=False)
     parser.add_argument("--cog-only", action="store_true", help="as for builds: no Triton")
+    parser.add_argument("--watched", action="store_true", help="whoever started this watches Cog")
     parser.add_argument("--beside-triton", type=int, nargs=2, metavar=("HTTP", "METRICS"))
     options, for_cog = parser.parse_known_args(arguments)
     log_format.configure_from_environment("json")
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if options.beside_triton:
         private = dict(zip(_TRITON, options.beside_triton, strict=True))
-        return uvloop.run(_serve(settings, sockets, private, descriptors, None))
+        door = FrontDoor(settings, private, descriptors)
+        return uvloop.run(_serve(door, sockets, None))
     reserved = PrivatePorts(names)
     private = reserved.numbers
 
@@ -65,19 +67,18 @@ def main(arguments: Sequence[str]) -> int:
         )
 
     try:
-        return uvloop.run(_serve(settings, sockets, private, descriptors, start_cog))
+        door = FrontDoor(settings, private, descriptors, watches=not options.watched)
+        return uvloop.run(_serve(door, sockets, start_cog))
     finally:
         reserved.close()
 
 
 async def _serve(
-    settings: Settings,
+    door: FrontDoor,
     sockets: dict[str, socket.socket],
-    private: dict[str, int],
-    descriptors: int,
     start_cog: Callable[[int], reaper.Reaped] | None,
 ) -> int:
-    return await FrontDoor(settings, private, descriptors).serve(sockets, start_cog)
+    return await door.serve(sockets, start_cog)
 
 
 def _public_names(settings: Settings, cog_only: bool) -> Sequence[str]:

@@ -26,6 +26,11 @@ class CogState:
         )
         self.listens = False
 
+    @property
+    def serves(self) -> bool:
+        """Whether predictions are served."""
+        return self._failure is None
+
     def require_serving(self) -> None:
         """Raise E2105 while predictions are not served, with the reason."""
         if self._failure is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.webhook_proxy import WebhookProxy
 from cog_triton.door.webhooks import WebhookRules
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.cog_liveness import CogWatch
 from cog_triton.settings import Settings
 from cog_triton.system.reaper import Reaped
 
@@ -32,14 +35,25 @@ _LOG = logging.getLogger(__name__)
 class FrontDoor:
     """Serves on listening sockets, by the names of their settings, what private ports answer."""
 
-    def __init__(self, settings: Settings, private: Mapping[str, int], descriptors: int) -> None:
-        """`descriptors` is the limit of open files of this process."""
+    def __init__(
+        self,
+        settings: Settings,
+        private: Mapping[str, int],
+        descriptors: int,
+        *,
+        watches: bool = False,
+    ) -> None:
+        """`descriptors` is the limit of open files of this process.
+
+        With `watches`, a Cog that hangs after it was ready is killed: no one above looks after it.
+        """
         self._settings = settings
         self._private = private
         self._limits = Limits.of(settings, descriptors)
         self._connections = Connections(self._limits.connections, self._limits.all_bodies_bytes)
         self._large_bodies = LargeBodies()
         self._webhooks = WebhookRules.of(settings)
+        self._watches = watches
         self._stops = 0
         self._stopped = asyncio.Event()
 
@@ -63,7 +77,9 @@ class FrontDoor:
             self._listener(listening, self._gate(name, listening, state))
             for name, listening in sockets.items()
         ]
-        watch = loop.create_task(state.watch()) if "PORT" in sockets else None
+        tasks = [loop.create_task(state.watch())] if "PORT" in sockets else []
+        if cog is not None and self._watches:
+            tasks.append(loop.create_task(self._watch(cog, state)))
         try:
             if cog is None:
                 await self._stopped.wait()
@@ -72,8 +88,8 @@ class FrontDoor:
                 code = await asyncio.to_thread(cog.wait)
             await self._flush()
         finally:
-            if watch is not None:
-                watch.cancel()
+            for task in tasks:
+                task.cancel()
             if cog is not None:
                 cog.kill()
             webhook_proxy.close()
@@ -112,6 +128,22 @@ class FrontDoor:
             cog.terminate()
         elif cog is not None and self._stops == 2:
             asyncio.get_running_loop().run_in_executor(None, cog.kill)
+
+    async def _watch(self, cog: Reaped, state: CogState) -> None:
+        """Kill a Cog that is lost; its end is then that of the door, with an exit code."""
+        while not state.serves:
+            await asyncio.sleep(_POLL_S)
+        watch = CogWatch(self._settings, "127.0.0.1", self._private["PORT"], os.getpid())
+        while not self._stops:
+            await asyncio.sleep(self._settings.cog_probe_period)
+            try:
+                line = await asyncio.to_thread(watch.check)
+            except CogTritonError as error:
+                _LOG.error("%s", error)
+                await asyncio.to_thread(cog.kill)
+                return
+            if line:
+                _LOG.warning("%s", line)
 
     async def _flush(self) -> None:
         """Let clients have what was answered before the end."""

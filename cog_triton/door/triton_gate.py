@@ -7,6 +7,7 @@ passes, and of a body only what was parsed here.
 
 from __future__ import annotations
 
+import json
 import re
 
 from cog_triton import errors
@@ -26,6 +27,8 @@ _JSON = re.compile(rf"/v2/repository/index|{_MODEL}/generate(?:_stream)?", re.AS
 _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 _HEADER_LENGTH = b"inference-header-content-length"
 _DROPPED = {b"content-encoding", b"authorization", _HEADER_LENGTH}
+_CODE = re.compile(rb"\bE[12]\d{3} ")
+_NOT_PARSED = re.compile(r"(?i)unable to parse|failed to parse|attempt to access")
 _SHM_KEY = re.compile(rb"(?<=key ')[^'\\\r\n]+(?=')|triton_python_backend_shm\w+|cog_triton_\d\w+")
 
 
@@ -89,8 +92,24 @@ class TritonGate:
             headers,
             body,
             request.version,
+            revise=coded_failure,
             redact=without_shm_keys,
         )
+
+
+def coded_failure(status: int, body: bytes) -> Answer | None:
+    """The answer in the place of a 5xx of Triton's own, which has no code; None to leave it."""
+    if status < 500 or _CODE.search(body):
+        return None
+    try:
+        text = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = f"HTTP {status}"
+    if _NOT_PARSED.match(text):  # Triton calls this an internal error, too
+        return triton_refusal(400, errors.InvalidArgument(f"body: {text}"))
+    if status == 503:
+        return triton_refusal(status, errors.TritonUnavailable(text))
+    return triton_refusal(status, errors.TritonUnknownError(text))
 
 
 def without_shm_keys(text: bytes) -> bytes:

@@ -86,7 +86,7 @@ class CogServer:
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         process = reaper.spawn(
-            [sys.executable, "-m", "cog_triton.door"],
+            [sys.executable, "-m", "cog_triton.door", "--watched"],
             grace=settings.drain_timeout + _EXIT_S,
             env=self._environment,
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),

@@ -304,3 +304,17 @@ def test_the_death_of_the_door_ends_the_server_with_a_code(
     assert code == 1
     assert "E2105" in output
     wait_until(lambda: not processes_of(stack.work_dir), 20)
+
+
+def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[..., Stack]) -> None:
+    """As images start it."""
+    stack = make_stack(**MOCK, **IN_COG, COG_PROBE_TIMEOUT="1")
+    stack.command = [sys.executable, "-m", "cog_triton.door"]
+    stack.cwd = REPOSITORY / "mock_cog_triton"
+    stack.start()
+    wait_until(lambda: stack.health() == "READY", 60)
+    os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGSTOP)
+    code, output = stack.finish(seconds=60)
+    assert code != 0
+    assert "E2105 TritonUnavailable: Cog's worker" in output
+    wait_until(lambda: not processes_of(stack.work_dir), 20)

@@ -19,7 +19,7 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
-from cog_triton.door.triton_gate import TritonGate, without_shm_keys
+from cog_triton.door.triton_gate import TritonGate, coded_failure, without_shm_keys
 from cog_triton.door.webhooks import WebhookRules
 from cog_triton.errors import InvalidArgument
 
@@ -248,6 +248,34 @@ def test_large_bodies_do_not_hold_the_event_loop() -> None:
         return longest
 
     assert asyncio.run(main()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("was", "text", "now", "code"),
+    [
+        (
+            500,
+            "Unable to parse 'inputs': no such object member",
+            400,
+            "E1005 InvalidArgument: body: ",
+        ),
+        (500, "the stub is not healthy", 500, "E2100 TritonUnknownError: the stub"),
+        (503, "the model is not ready", 503, "E2105 TritonUnavailable: the model"),
+    ],
+)
+def test_uncoded_failures_of_triton_get_a_code(was: int, text: str, now: int, code: str) -> None:
+    answer = coded_failure(was, json.dumps({"error": text}).encode())
+    assert answer is not None
+    assert answer.status == now
+    assert json.loads(answer.body)["error"].startswith(code)
+
+
+def test_coded_failures_and_refusals_of_triton_stay() -> None:
+    assert coded_failure(500, b'{"error":"E2105 TritonUnavailable: x"}') is None
+    assert coded_failure(400, b'{"error":"unexpected shape"}') is None
+    answer = coded_failure(500, b"<html>")
+    assert answer is not None
+    assert b"E2100 TritonUnknownError: HTTP 500" in answer.body
 
 
 def test_names_of_shared_memory_are_not_told() -> None:

@@ -33,6 +33,7 @@ from cog_triton.system import reaper
 CONTROL = {"input": {"prompt": "rivers run to the seas", "max_tokens": 40, "temperature": 0}}
 ANSWER_S = 10.0
 FUZZ_ANSWER_S = 1.5
+MAX_ANSWER = 1 << 20
 SETTLE_S = 30.0
 _CODE = re.compile(rb"E[12]\d{3} ")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
@@ -67,20 +68,27 @@ def processes(root: int) -> dict[tuple[int, int], str]:
 
 
 async def send(port: int, data: bytes, wait: float = ANSWER_S) -> bytes:
-    """Send bytes on a connection of their own; the beginning of what comes back."""
+    """Send bytes on a connection of their own; what comes back within `wait` seconds."""
+    answer = b""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
-        return b""
+        return answer
     try:
         for start in range(0, len(data), 1 << 16):
             writer.write(data[start : start + (1 << 16)])
             await asyncio.wait_for(writer.drain(), wait)
-        return await asyncio.wait_for(reader.read(1 << 16), wait)
+        deadline = time.monotonic() + wait
+        while len(answer) < MAX_ANSWER:
+            more = await asyncio.wait_for(reader.read(1 << 16), deadline - time.monotonic())
+            if not more:
+                break
+            answer += more
     except (OSError, asyncio.TimeoutError):
-        return b""
+        pass
     finally:
         writer.close()
+    return answer
 
 
 @asynccontextmanager

@@ -48,6 +48,7 @@ WORDS = [
 PYTHONS = {
     "reaper": "reaper",
     "cog_triton.door": "door",
+    "template_child": "chat templates",
     "coglet.http_server": "cog",
     "coglet": "predictor",
     ENGINE: ENGINE,

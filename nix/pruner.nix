@@ -14,7 +14,7 @@ let
       let
         inside = lib.last (lib.splitString "/cog_triton/" path);
       in
-      builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside != null;
+      builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|printable|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside != null;
   };
 in
 # sm: the architecture to keep; tree: a part of NGC's root file system.

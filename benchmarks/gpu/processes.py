@@ -16,6 +16,7 @@ _ROLES = {
     rb"triton_python_backend_stub": "Triton stub",
     rb"bin/tritonserver": "tritonserver",
     rb"cog_triton\.door": "front door",
+    rb"template_child": "chat templates",
     rb"coglet\.http_server": "Cog",
     rb"_run_worker": "Cog worker",
     rb"-m\0cog_triton\0serve": "cog-triton serve",

@@ -79,8 +79,8 @@ def deep(levels: int) -> bytes:
 
 def chunked(path: str, count: int) -> bytes:
     """A body of `count` chunks of one byte."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head.encode() + b"1\r\n \r\n" * count + b"0\r\n\r\n"
+    head = request("POST", path, b"", "Transfer-Encoding: chunked")
+    return head + b"1\r\n \r\n" * count + b"0\r\n\r\n"
 
 
 class Inputs:

@@ -4,7 +4,7 @@
 
 Starts a server (the mock engine by default), attacks it, and fails when a process died of an input
 (told by start times, not by answers), an answer is 5xx without a code, a control prediction came
-back with other text, or memory stays more than a fifth above what it was.
+back with other text, or memory stays above what it was by more than --growth.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ANSWER_S = 10.0
 FUZZ_ANSWER_S = 1.5
 MAX_ANSWER = 1 << 20
 SETTLE_S = 30.0
+DISPOSABLE = ("cog_triton.text.template_child", "multiprocessing.spawn")
+"""Processes that do one request's work within limits: their end is that of the request alone."""
 _CODE = re.compile(rb"E[12]\d{3} ")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
@@ -243,6 +245,7 @@ def main() -> None:
     parser.add_argument("engine", nargs="?", help="engine.tar; default the mock engine")
     parser.add_argument("--inputs", type=int, default=20_000, help="fuzz inputs")
     parser.add_argument("--seed", type=int, default=1, help="random seed of the fuzz inputs")
+    parser.add_argument("--growth", type=float, default=1.2, help="memory after, by that before")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     starting = server(options.engine) if options.engine else mock_server(tps=200)
@@ -252,8 +255,10 @@ def main() -> None:
         before, memory = processes(target.pid), sum(target.memory_bytes().values())
         findings = asyncio.run(attack(target, options))
         after = processes(target.pid)
-        left = settled_memory(target, memory * 1.2)
-    died = [command for key, command in before.items() if key not in after]
+        left = settled_memory(target, memory * options.growth)
+    gone = [command for key, command in before.items() if key not in after]
+    replaced = [command for command in gone if any(name in command for name in DISPOSABLE)]
+    died = [command for command in gone if command not in replaced]
     for kind, count in sorted(findings.answers.items()):
         print(f"{count:7d}  {kind}")
     for kind, count in sorted(findings.controls.items()):
@@ -261,10 +266,11 @@ def main() -> None:
     for kind, example in sorted(findings.uncoded.items()):
         print(f"uncoded: {kind}: {example!r}")
     print(f"memory: {memory / 1e6:.0f} MB before, {left / 1e6:.0f} MB after")
+    print(f"replaced, as they may be: {replaced or 'none'}")
     print(f"died: {died or 'none'}")
     wrong = [kind for kind in findings.controls if kind.startswith("wrong")]
     refused = findings.answers["newcomer REFUSED"]
-    failed = bool(died or wrong or findings.uncoded or refused or left > memory * 1.2)
+    failed = bool(died or wrong or findings.uncoded or refused or left > memory * options.growth)
     print("attack: FAILED" if failed else "attack: nothing fell")
     os._exit(1) if failed else sys.exit(0)
 

@@ -60,7 +60,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether decoding is greedy, so that the seed has no effect."""
+        """Whether decoding is greedy, so the random seed has no effect."""
         return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
 
 

@@ -455,12 +455,11 @@ try:
 except CogTritonError as error:
     sys.exit(str(error))
 """
+Stuck = tuple[subprocess.Popen[str], list[int]]
 
 
 @pytest.fixture
-def stuck_build(
-    tmp_path: Path, examples: Path
-) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def stuck_build(tmp_path: Path, examples: Path) -> Iterator[Stuck]:
     """A builder process in the middle of a step, and the pids of the step and its child."""
     build = {"script": "stubborn.py", "output_dir": "engine"}
     config, root = config_of(tmp_path, build=build), tmp_path / "work"
@@ -484,9 +483,7 @@ def stuck_build(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_cancellation_ends_all_processes_of_a_step(
-    number: signal.Signals, stuck_build: tuple[subprocess.Popen[str], list[int]]
-) -> None:
+def test_cancellation_ends_all_processes_of_a_step(number: int, stuck_build: Stuck) -> None:
     process, pids = stuck_build
     process.send_signal(number)
     assert process.stderr is not None
@@ -495,9 +492,7 @@ def test_cancellation_ends_all_processes_of_a_step(
     assert all(gone(pid) for pid in pids)
 
 
-def test_killed_builder_leaves_no_process(
-    stuck_build: tuple[subprocess.Popen[str], list[int]],
-) -> None:
+def test_killed_builder_leaves_no_process(stuck_build: Stuck) -> None:
     process, pids = stuck_build
     process.kill()
     process.wait()

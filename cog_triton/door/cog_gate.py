@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from dataclasses import replace
 
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.cog_state import CogState
-from cog_triton.door.json_body import require_shallow
+from cog_triton.door.event_stream import CodedEnd, worker_death
+from cog_triton.door.gate import PrivateGate
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
-from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
+from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.refusals import cog_refusal, status_of
 from cog_triton.door.webhooks import WebhookRules, check_webhook
 
@@ -22,12 +23,12 @@ _READ = ("/", "/openapi.json")
 _ID = r"[^/?#\s]{1,256}"
 _PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
 _CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
-# What coglet says, with status 200, of predictions whose worker has died.
-_WORKER_DIED = ("Worker crashed", "Failed to send request")
 
 
-class CogGate:
+class CogGate(PrivateGate):
     """Decides on requests to Cog; answers have the shape of Cog's errors."""
+
+    error_event = b"event: completed\n"
 
     def __init__(
         self,
@@ -38,19 +39,9 @@ class CogGate:
         state: CogState,
         webhooks: WebhookRules,
     ) -> None:
-        self._port = port
-        self._access = access
-        self._limits = limits
-        self._large_bodies = large_bodies
+        super().__init__(port, access, limits, large_bodies)
         self._state = state
         self._webhooks = webhooks
-
-    async def decide(self, request: Request) -> Forward | Answer:
-        """See `gate.Gate`."""
-        try:
-            return await self._decide(request)
-        except errors.CogTritonError as error:
-            raise Refused(status_of(error), error) from error
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -71,28 +62,14 @@ class CogGate:
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
-        body, depth = request.body, self._limits.json_depth
-        await self._large_bodies.run(len(body), require_shallow, body, depth)
+        body = request.body
+        await self._require_shallow(body)
         if b'"webhook"' in body:  # what hides from this is met by the webhook proxy
             url = await self._large_bodies.run(len(body), _webhook, body)
             if url is not None:
                 await asyncio.to_thread(check_webhook, url, self._webhooks)
-        self._state.require_serving()
-        return self._forward(request, _revised)
-
-    def _forward(
-        self, request: Request, revise: Callable[[int, bytes], Answer | None] | None = None
-    ) -> Forward:
-        headers = [pair for pair in request.headers if pair[0] != b"authorization"]
-        return Forward(
-            self._port,
-            request.method,
-            request.target,
-            headers,
-            request.body,
-            request.version,
-            revise=revise,
-        )
+        await self._state.require_serving()
+        return replace(self._forward(request), revise=_revised, edit=CodedEnd())
 
 
 def _webhook(body: bytes) -> object:
@@ -114,8 +91,8 @@ def _revised(status: int, body: bytes) -> Answer | None:
             reason = str(json.loads(body).get("error"))
         except (ValueError, AttributeError):
             return None
-        if reason.startswith(_WORKER_DIED):
-            return _refused(errors.TritonUnavailable(f"Cog's worker has died: {reason}"))
+        if error := worker_death(reason):
+            return _refused(error)
     return None
 
 

@@ -13,6 +13,7 @@ _REQUEST = b"GET /health-check HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\
 _STARTING_PERIOD_S = 0.05
 _PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
+_FRESH_TIMEOUT_S = 1.0
 _MAX_BYTES = 1 << 20
 
 
@@ -21,9 +22,8 @@ class CogState:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._failure: errors.CogTritonError | None = errors.TritonUnavailable(
-            "the server is starting; try again"
-        )
+        self._starting = errors.TritonUnavailable("the server is starting; try again")
+        self._failure: errors.CogTritonError | None = self._starting
         self.listens = False
 
     @property
@@ -31,8 +31,11 @@ class CogState:
         """Whether predictions are served."""
         return self._failure is None
 
-    def require_serving(self) -> None:
+    async def require_serving(self) -> None:
         """Raise E2105 while predictions are not served, with the reason."""
+        if self._failure is self._starting:  # a client may have been told READY since
+            with suppress(OSError, ValueError, asyncio.TimeoutError):
+                self._take(await asyncio.wait_for(self._read(), _FRESH_TIMEOUT_S))
         if self._failure is not None:
             raise self._failure
 
@@ -74,7 +77,7 @@ class CogState:
             logs = str(health.get("setup", {}).get("logs", ""))
             self._failure = errors.from_text(logs) or errors.TritonUnavailable("set-up failed")
         elif status in ("STARTING", "UNKNOWN", None):
-            self._failure = errors.TritonUnavailable("the server is starting; try again")
+            self._failure = self._starting
         elif status == "DEFUNCT" or (status == "UNHEALTHY" and errors.from_text(reason) is None):
             self._failure = errors.TritonUnavailable(f"Cog's worker has died: {reason or status}")
         else:

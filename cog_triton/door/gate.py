@@ -1,11 +1,18 @@
-"""Interface of the gates: what decides on the requests of one port."""
+"""Gates: what decides on the requests of one port, and how refusals look there."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Protocol
 
 from cog_triton import errors
-from cog_triton.door.message import Answer, Forward, Request
+from cog_triton.door.access import Access
+from cog_triton.door.json_body import require_shallow
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Answer, Forward, Refused, Request
+from cog_triton.door.refusals import status_of
 
 
 class Gate(Protocol):
@@ -22,3 +29,55 @@ class Gate(Protocol):
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """An error in the shape of the API behind the port."""
         ...
+
+
+class PrivateGate(ABC):
+    """Base of gates before a private `port`; a coded error is refused with its status."""
+
+    dropped = frozenset({b"authorization"})
+    """Headers that are not passed on."""
+    error_event = b""
+    """First line of an error in an event stream."""
+
+    def __init__(
+        self, port: int, access: Access, limits: Limits, large_bodies: LargeBodies
+    ) -> None:
+        self._port = port
+        self._access = access
+        self._limits = limits
+        self._large_bodies = large_bodies
+
+    async def decide(self, request: Request) -> Forward | Answer:
+        """See `Gate`."""
+        try:
+            return await self._decide(request)
+        except errors.CogTritonError as error:
+            raise Refused(status_of(error), error) from error
+
+    @abstractmethod
+    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+        """See `Gate`."""
+
+    @abstractmethod
+    async def _decide(self, request: Request) -> Forward | Answer:
+        """As `decide`; raises coded errors."""
+
+    async def _require_shallow(self, body: bytes) -> None:
+        depth = self._limits.json_depth
+        await self._large_bodies.run(len(body), require_shallow, body, depth)
+
+    def _forward(self, request: Request) -> Forward:
+        return Forward(
+            self._port,
+            request.method,
+            request.target,
+            [pair for pair in request.headers if pair[0] not in self.dropped],
+            request.body,
+            request.version,
+            cut=self._cut,
+        )
+
+    @cached_property
+    def _cut(self) -> bytes:
+        error = errors.TritonUnavailable("the server behind this port broke off; try again")
+        return self.error_event + b"data: " + self.refusal(503, error).body + b"\n\n"

@@ -92,6 +92,9 @@ class Forward:
 
     `revise`, given the status and body of a response that is short, may return another in its
     place. `redact` gets every piece of a response that is an error, and keeps its length.
+
+    `edit` gets every piece of an event stream, and may hold some of it back; `cut` is the event
+    that ends one which broke off.
     """
 
     port: int
@@ -102,6 +105,8 @@ class Forward:
     version: int = 1
     revise: Callable[[int, bytes], Answer | None] | None = None
     redact: Callable[[bytes], bytes] | None = None
+    edit: Callable[[bytes], bytes] | None = None
+    cut: bytes = b""
 
     def encoded(self) -> bytes:
         """The request as sent: one Content-Length, one hop, closed by the server when answered."""

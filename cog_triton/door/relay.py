@@ -1,6 +1,6 @@
 """One request to a server behind the door, and its response, passed on as it comes.
 
-The head of the response is read and written anew; what follows is not looked at. Every request has
+The head of the response is read and written anew; what follows is not parsed. Every request has
 a connection of its own, which the server closes when it has answered: its end is the response's.
 """
 
@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable
 from typing import cast
 
+from cog_triton.door.event_stream import ends_between_events, last_event
 from cog_triton.door.message import Answer, Forward, Headers, end_to_end
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD = 64 << 10
-_MAX_REVISED = 64 << 10
+_MAX_REVISED = 256 << 10
 _LAST_CHUNK = b"0\r\n\r\n"
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: |$)")
 
@@ -38,6 +39,8 @@ class Relay(asyncio.Protocol):
         self._head_only = forward.method == "HEAD"
         self._revise = forward.revise
         self._redact = forward.redact
+        self._edit = forward.edit
+        self._cut = forward.cut
         self._client = client
         self._keep_alive = keep_alive
         self._on_end = on_end
@@ -63,6 +66,8 @@ class Relay(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._streams:  # the way of tokens
+            if self._edit is not None:
+                data = self._edit(data)
             self._tail = data[-5:] if len(data) > 4 else ((self._tail or b"") + data)[-5:]
             self._client.write(data)
             return
@@ -78,6 +83,8 @@ class Relay(asyncio.Protocol):
                 self._write_revised()
             return
         if self._tail is not None:
+            if self._edit is not None:
+                data = self._edit(data)
             self._tail = (self._tail + data)[-5:]
         elif self._remaining is not None:
             data = data[: self._remaining]
@@ -92,7 +99,7 @@ class Relay(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._tail is not None:
-            self._end(whole=self._tail == _LAST_CHUNK)
+            self._end(whole=self._tail == _LAST_CHUNK or self._write_last_event())
         else:
             self._end(whole=self.begun and self._remaining is None and error is None)
 
@@ -158,6 +165,8 @@ class Relay(asyncio.Protocol):
             self._keep_alive = False
         if self._status < 400:
             self._redact = None
+        if self._tail is None or not _is_event_stream(headers):
+            self._edit, self._cut = None, b""
         if self._revise and self._remaining is not None and self._remaining <= _MAX_REVISED:
             self._kept = bytearray()
         written = [b"HTTP/1.1 " + status.partition(b" ")[2]]
@@ -180,6 +189,18 @@ class Relay(asyncio.Protocol):
             self._write(revised.encoded(keep_alive=self._keep_alive, head_only=self._head_only))
         self._end(whole=True)
 
+    def _write_last_event(self) -> bool:
+        """End an event stream that broke off between two events; whether it did."""
+        assert self._tail is not None
+        if self._ended or not self._cut or not ends_between_events(self._tail):
+            return False
+        self._client.write(last_event(self._cut))
+        return True
+
     def _write(self, data: bytes) -> None:
         self.begun = True
         self._client.write(data)
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    return any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)

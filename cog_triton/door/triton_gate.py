@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from cog_triton import errors
-from cog_triton.door.access import Access
+from cog_triton.door.gate import PrivateGate
 from cog_triton.door.json_body import inflated
-from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
-from cog_triton.door.message import Answer, Forward, Refused, Request
-from cog_triton.door.refusals import status_of, triton_refusal
+from cog_triton.door.message import Answer, Forward, Request
+from cog_triton.door.refusals import triton_refusal
 from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
 
 _VERSION = r"(?:/versions/\d{1,9})?"
@@ -26,29 +25,15 @@ _READ = re.compile(rf"/v2/?|/v2/models/stats|{_MODEL}(?:/(?:config|stats|ready))
 _JSON = re.compile(rf"/v2/repository/index|{_MODEL}/generate(?:_stream)?", re.ASCII)
 _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 _HEADER_LENGTH = b"inference-header-content-length"
-_DROPPED = {b"content-encoding", b"authorization", _HEADER_LENGTH}
 _CODE = re.compile(rb"\bE[12]\d{3} ")
 _NOT_PARSED = re.compile(r"(?i)unable to parse|failed to parse|attempt to access")
 _SHM_KEY = re.compile(rb"(?<=key ')[^'\\\r\n]+(?=')|triton_python_backend_shm\w+|cog_triton_\d\w+")
 
 
-class TritonGate:
+class TritonGate(PrivateGate):
     """Decides on requests to Triton's HTTP port; answers have the shape of Triton's errors."""
 
-    def __init__(
-        self, port: int, access: Access, limits: Limits, large_bodies: LargeBodies
-    ) -> None:
-        self._port = port
-        self._access = access
-        self._limits = limits
-        self._large_bodies = large_bodies
-
-    async def decide(self, request: Request) -> Forward | Answer:
-        """See `gate.Gate`."""
-        try:
-            return await self._decide(request)
-        except errors.CogTritonError as error:
-            raise Refused(status_of(error), error) from error
+    dropped = frozenset({b"content-encoding", b"authorization", _HEADER_LENGTH})
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -58,13 +43,13 @@ class TritonGate:
         path = request.path
         reads = request.method in ("GET", "HEAD")
         if reads and _HEALTH.fullmatch(path):
-            return self._forward(request, b"")
+            return self._passed(request, b"")
         self._access.check(request)
         if reads and _READ.fullmatch(path):
-            return self._forward(request, b"")
+            return self._passed(request, b"")
         if request.method == "POST" and (_JSON.fullmatch(path) or _INFER.fullmatch(path)):
             body, header_length = await self._rewritten(request)
-            return self._forward(request, body, header_length)
+            return self._passed(request, body, header_length)
         raise errors.NotFound(
             f"{request.method} {path[:80]!r}: not published; see docs/security.md for what is"
         )
@@ -80,21 +65,17 @@ class TritonGate:
         length = request.header(_HEADER_LENGTH)
         return await run(len(body), rewritten_inference, body, length, depth)
 
-    def _forward(self, request: Request, body: bytes, header_length: int | None = None) -> Forward:
-        headers = [(name, value) for name, value in request.headers if name not in _DROPPED]
-        if header_length is not None:
-            headers.append((_HEADER_LENGTH, b"%d" % header_length))
-        target = request.path.encode()
-        return Forward(
-            self._port,
-            request.method,
-            target,
-            headers,
-            body,
-            request.version,
+    def _passed(self, request: Request, body: bytes, header_length: int | None = None) -> Forward:
+        forward = replace(
+            self._forward(request),
+            target=request.path.encode(),
+            body=body,
             revise=coded_failure,
             redact=without_shm_keys,
         )
+        if header_length is not None:
+            forward.headers.append((_HEADER_LENGTH, b"%d" % header_length))
+        return forward
 
 
 def coded_failure(status: int, body: bytes) -> Answer | None:

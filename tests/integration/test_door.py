@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -210,21 +211,37 @@ def test_predictions_are_a_coded_503_until_the_set_up_is_done(
     assert seen == {200, 503}
 
 
-def test_a_dead_worker_is_a_coded_503(make_stack: Callable[..., Stack]) -> None:
+def test_a_dead_worker_is_a_coded_end_of_every_answer(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(**MOCK)
     stack.start()
     stack.until_ready()
-    answers: list[httpx.Response] = []
     ask = {"input": {"prompt": "Hi.", "max_tokens": 200}}
-    asking = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{stack.url}/predictions", json=ask, timeout=60))
-    )
-    asking.start()
-    wait_until(lambda: stack.engine_requests() == 1)
+    chat = {"model": "mock", "prompt": "Hi.", "max_tokens": 200, "stream": True}
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        (f"{stack.url}/predictions", ask, "application/json"),
+        (f"{stack.url}/predictions", ask, "text/event-stream"),
+        (f"{stack.own}/v1/completions", chat, "text/event-stream"),
+    ]
+    answers: dict[int, httpx.Response] = {}
+
+    def post(number: int) -> None:
+        url, body, accept = asked[number]
+        answers[number] = httpx.post(url, json=body, headers={"accept": accept}, timeout=60)
+
+    asking = [threading.Thread(target=post, args=(number,)) for number in range(len(asked))]
+    for thread in asking:
+        thread.start()
+    wait_until(lambda: stack.engine_requests() == 3)
     os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGKILL)
-    asking.join()
-    for answer in (*answers, httpx.post(f"{stack.url}/predictions", json=ASK)):
+    for thread in asking:
+        thread.join()
+    for answer in (answers[0], httpx.post(f"{stack.url}/predictions", json=ASK)):
         assert (answer.status_code, "E2105" in answer.text) == (503, True)
+    events = answers[1].text.strip().split("\n\n")
+    assert events[-1].startswith('event: completed\ndata: {"error":"E2105 TritonUnavailable: Cog')
+    assert json.loads(events[-1].partition("data: ")[2])["output"]
+    last = json.loads(answers[2].text.strip().rpartition("data: ")[2])
+    assert last["error"]["code"] == "E2105"
     code, output = stack.finish()
     assert code == 1
     assert "E2105" in output

@@ -13,7 +13,7 @@ _REQUEST = b"GET /health-check HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\
 _STARTING_PERIOD_S = 0.05
 _PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
-_FRESH_TIMEOUT_S = 1.0
+_FRESH_TIMEOUT_S = 5.0
 _MAX_BYTES = 1 << 20
 
 
@@ -22,8 +22,8 @@ class CogState:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._starting = errors.TritonUnavailable("the server is starting; try again")
-        self._failure: errors.CogTritonError | None = self._starting
+        self._failure: errors.CogTritonError | None = None
+        self._take({})
         self.listens = False
 
     @property
@@ -33,7 +33,7 @@ class CogState:
 
     async def require_serving(self) -> None:
         """Raise E2105 while predictions are not served, with the reason."""
-        if self._failure is self._starting:  # a client may have been told READY since
+        if self._failure is not None:  # a client may have been told READY since
             with suppress(OSError, ValueError, asyncio.TimeoutError):
                 self._take(await asyncio.wait_for(self._read(), _FRESH_TIMEOUT_S))
         if self._failure is not None:
@@ -77,7 +77,7 @@ class CogState:
             logs = str(health.get("setup", {}).get("logs", ""))
             self._failure = errors.from_text(logs) or errors.TritonUnavailable("set-up failed")
         elif status in ("STARTING", "UNKNOWN", None):
-            self._failure = self._starting
+            self._failure = errors.TritonUnavailable("the server is starting; try again")
         elif status == "DEFUNCT" or (status == "UNHEALTHY" and errors.from_text(reason) is None):
             self._failure = errors.TritonUnavailable(f"Cog's worker has died: {reason or status}")
         else:

@@ -152,6 +152,8 @@ class Supervisor:
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
         self._check_requested.clear()
+        if not self._restarts_disabled:
+            self._admission.open()  # before readiness is told: a newcomer is served from then on
         self.error = None
         self.state = SupervisorState.READY
 
@@ -176,8 +178,6 @@ class Supervisor:
             else:
                 break
         _log.info("Triton is ready again after %.1f s", self._start_s)
-        if not self._restarts_disabled:
-            self._admission.open()
         return failures
 
     def _stop_requests(self, reason: str, failures: int, pause: float) -> None:

@@ -165,9 +165,27 @@ def test_crash_fails_all_requests_and_restart_serves_new_ones(
     assert all("try again" in str(error) for error in ends)
     until(lambda: supervised.supervisor.restarts == 1)
     supervised.until(SupervisorState.READY)
-    until(lambda: supervised.stream(3).end() is None)
+    assert supervised.stream(3).end() is None
     assert len(supervised.triton.starts) == 2
     assert supervised.supervisor.error is None
+
+
+def test_requests_are_admitted_before_readiness_is_told(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[errors.CogTritonError | None] = []
+    admit = supervised.admission.open
+
+    def watched_open() -> None:
+        told.append(supervised.supervisor.error)
+        admit()
+
+    monkeypatch.setattr(supervised.admission, "open", watched_open)
+    supervised.start()
+    told.clear()
+    os.kill(supervised.triton.starts[0], signal.SIGKILL)
+    until(lambda: bool(told))
+    assert isinstance(told[0], TritonUnavailable)
 
 
 def test_requests_during_a_restart_get_reason_and_delay(supervised: Supervised) -> None:

@@ -1,0 +1,72 @@
+"""State of Cog behind the front door: no prediction is refused for what Cog said before it came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from small_door import read_request, run
+
+from cog_triton import errors
+from cog_triton.door import cog_state
+from cog_triton.door.cog_state import CogState
+
+
+class Cog:
+    """Answers health checks with `status` as it was when they came, once `answers`."""
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+        self.reads = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reads += 1
+        body = json.dumps({"status": self.status}).encode()
+        with suppress(asyncio.IncompleteReadError):
+            await read_request(reader)
+            await self.answers.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + body)
+        writer.close()
+
+
+@asynccontextmanager
+async def cog_with(status: str) -> AsyncIterator[tuple[Cog, CogState]]:
+    """A Cog that says `status`, and its state."""
+    cog = Cog(status)
+    server = await asyncio.start_server(cog.handle, "127.0.0.1", 0)
+    try:
+        yield cog, CogState(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("status", ["STARTING", "UNHEALTHY", "DEFUNCT", "SETUP_FAILED"])
+def test_a_client_that_was_told_ready_is_served(status: str) -> None:
+    async def main() -> None:
+        async with cog_with(status) as (cog, state):
+            with pytest.raises(errors.TritonUnavailable):
+                await state.require_serving()
+            cog.status = "READY"
+            await state.require_serving()
+            await state.require_serving()
+            assert cog.reads == 2
+
+    run(main())
+
+
+def test_a_cog_that_does_not_answer_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cog_state, "_FRESH_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with cog_with("STARTING") as (cog, state):
+            cog.answers.clear()
+            with pytest.raises(errors.TritonUnavailable, match="starting"):
+                await state.require_serving()
+            cog.answers.set()
+
+    run(main())

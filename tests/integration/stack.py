@@ -46,6 +46,19 @@ def processes_of(work_dir: Path) -> dict[int, str]:
     return found
 
 
+def predict(url: str, **values: Any) -> dict[str, Any]:
+    """The answer to a prediction, and its `http_status`."""
+    response = httpx.post(f"{url}/predictions", json={"input": values}, timeout=60)
+    body: dict[str, Any] = response.json()
+    return {"http_status": response.status_code, **body}
+
+
+def text_of(prediction: dict[str, Any]) -> str:
+    """The whole output; fails with all of the answer if there is none."""
+    assert prediction.get("status") == "succeeded", prediction
+    return "".join(prediction["output"])
+
+
 def sse(chunks: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(event, data) pairs of a server-sent event stream, as they arrive."""
     event = ""
@@ -138,11 +151,7 @@ class Stack:
                 path.unlink()
 
     def predict(self, prompt: str = "Say hello.", **values: Any) -> dict[str, Any]:
-        response = httpx.post(
-            f"{self.url}/predictions", json={"input": {"prompt": prompt, **values}}, timeout=60
-        )
-        body: dict[str, Any] = response.json()
-        return {"http_status": response.status_code, **body}
+        return predict(self.url, prompt=prompt, **values)
 
     @contextmanager
     def stream(self, prompt: str, **values: Any) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
@@ -153,7 +162,7 @@ class Stack:
             headers={"Accept": "text/event-stream"},
             timeout=60,
         ) as response:
-            assert response.status_code == 200
+            assert response.status_code == 200, response.read()
             yield sse(response.iter_lines())
 
     def engine_requests(self, kind: str = "active") -> int:

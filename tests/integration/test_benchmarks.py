@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import _servers
-import httpx
 import pytest
 import run_all
 from _servers import Server
-from stack import REPOSITORY, Stack
+from stack import REPOSITORY, Stack, predict, text_of
 
 from cog_triton.engines.mock import mock_directory
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -120,10 +119,7 @@ def test_the_baseline_over_the_real_triton_has_the_text_of_the_mock(
 ) -> None:
     engine = mock_directory.make_engine(tmp_path)
     ids = mock_directory.read_model(engine).output_ids
-    answer = httpx.post(
-        f"{original.url}/predictions", json={"input": {"max_tokens": len(ids)}}, timeout=60
-    ).json()
+    answer = predict(original.url, max_tokens=len(ids))
     text = EngineTokenizer.load(engine).tokenizer.decode(ids)
-    assert answer["status"] == "succeeded"
-    assert "".join(answer["output"]) == text
+    assert text_of(answer) == text
     assert answer["metrics"]["output_token_count"] == len(ids)

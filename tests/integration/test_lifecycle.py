@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from stack import REPOSITORY, Stack, processes_of, wait_until
+from stack import REPOSITORY, Stack, processes_of, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -278,7 +278,7 @@ def test_cog_alone_serves_from_the_runner_directory(
     assert seen <= {"UNREACHABLE", "STARTING", "READY"}
     assert "STARTING" in seen
     prediction = stack.predict("What is the capital of France?", system_prompt="", temperature=0)
-    assert "".join(prediction["output"]) == "The capital of France is "
+    assert text_of(prediction) == "The capital of France is "
     assert "Serverside tokens per second" in prediction["logs"]
     assert "was clamped to" in prediction["logs"]
     paths = httpx.get(f"{stack.url}/openapi.json").json()["paths"]
@@ -335,7 +335,7 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
     wait_until(lambda: stack.health() == "UNHEALTHY", 10)
     assert "E2105" in stack.predict()["error"]
     wait_until(lambda: stack.health() == "READY", 60)
-    assert stack.predict(max_tokens=3)["status"] == "succeeded"
+    assert text_of(stack.predict(max_tokens=3))
     wait_until(lambda: "Ready again" in stack.output, 10)
     assert stack.finish(signal.SIGTERM)[0] == 0
 
@@ -497,4 +497,4 @@ def test_requests_beyond_the_queue_get_e2107(make_stack: Callable[..., Stack]) -
     assert refused
     assert all("E2107 Overloaded" in error and "MAX_QUEUE" in error for error in refused)
     assert any(answer["metrics"]["queue_time"] > 0 for answer in served)
-    assert stack.predict("Hi.", max_tokens=3)["status"] == "succeeded"
+    assert text_of(stack.predict("Hi.", max_tokens=3))

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pydantic
 import pytest
-from stack import Stack, wait_until
+from stack import Stack, predict, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +140,7 @@ def test_a_seed_gives_the_same_text_through_both_apis(
     assert [one(seed) for seed in (0, 1, 2)] == texts
     assert len(set(texts)) > 1
     same = stack.predict("Invent a name.", seed=1, temperature=1, top_p=1, max_tokens=24)
-    assert "".join(same["output"]) == texts[1]
+    assert text_of(same) == texts[1]
 
 
 class City(pydantic.BaseModel):
@@ -197,7 +197,7 @@ def test_bad_schema_is_refused_even_by_triton_itself(
     answer = httpx.post(f"{stack.triton}/v2/models/tensorrt_llm/generate", json=values)
     assert answer.status_code == 400
     assert "E1005 InvalidArgument: guided_decoding_guide" in answer.json()["error"]
-    assert stack.predict(FRANCE, temperature=0)["status"] == "succeeded"
+    assert text_of(stack.predict(FRANCE, temperature=0))
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -259,7 +259,7 @@ def test_metrics_count_the_requests(stack: Stack, client: openai.OpenAI, model: 
 
 def test_tritons_own_metrics_are_reachable(stack: Stack) -> None:
     answer = httpx.get(f"{stack.own}/metrics/triton")
-    assert answer.status_code == 200
+    assert answer.status_code == 200, answer.text
     assert "nv_inference_request_success" in answer.text
     assert "nv_trt_llm_request_metrics" in answer.text
 
@@ -288,12 +288,10 @@ def test_predictions_accept_messages(stack: Stack) -> None:
         {"role": "system", "content": "Answer in one word."},
         {"role": "user", "content": [{"type": "text", "text": FRANCE}]},
     ]
-    body = {"input": {"messages": chat, "temperature": 0, "max_tokens": 32}}
-    prediction = httpx.post(f"{stack.url}/predictions", json=body, timeout=60).json()
-    assert "Paris" in "".join(prediction["output"])
-    plain = {"input": {"messages": ASK, "temperature": 0, "max_tokens": 32}}
-    same = httpx.post(f"{stack.url}/predictions", json=plain, timeout=60).json()
-    assert "".join(same["output"]) == PARIS
+    prediction = predict(stack.url, messages=chat, temperature=0, max_tokens=32)
+    assert "Paris" in text_of(prediction)
+    same = predict(stack.url, messages=ASK, temperature=0, max_tokens=32)
+    assert text_of(same) == PARIS
 
 
 def test_health_is_ready(stack: Stack) -> None:

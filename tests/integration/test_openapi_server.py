@@ -116,8 +116,8 @@ def test_valid_inputs_are_served(
     client: httpx.Client, inputs: dict[str, Any], output: list[str]
 ) -> None:
     answer = predict(client, prompt="p", **inputs)
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "succeeded"
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] == "succeeded", answer.text
     assert answer.json()["output"] == output
 
 

@@ -7,18 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from stack import Stack, wait_until
+from stack import Stack, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
 FRANCE = "What is the capital of France?"
 # A fraction of what the requests would take; a second is enough on a machine that is not busy.
 FREED_S = 10
-
-
-def text_of(prediction: dict[str, Any]) -> str:
-    assert prediction["status"] == "succeeded", prediction
-    return "".join(prediction["output"])
 
 
 def test_chat_template_gives_the_right_answer(stack: Stack) -> None:

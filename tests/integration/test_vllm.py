@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
-from stack import Stack, processes_of, wait_until
+from stack import Stack, processes_of, text_of, wait_until
 from vllm_engines import calls, double_environment, hugging_face, vllm_engine
 
 from cog_triton.serving.runtime import Runtime
@@ -271,8 +271,7 @@ def test_a_disconnected_clients_request_is_aborted(vllm: VLLMStack) -> None:
 
 def test_predictions_are_served_by_the_same_engine(vllm: VLLMStack) -> None:
     done = vllm.predict("What is machine", max_tokens=20, prompt_template="{prompt}")
-    assert done["status"] == "succeeded", done
-    assert "".join(done["output"]) == "What is machineWhat "
+    assert text_of(done) == "What is machineWhat "
 
 
 def test_a_prediction_beyond_max_model_len_is_refused(vllm: VLLMStack) -> None:
@@ -287,6 +286,7 @@ def test_ensemble_and_bls_work_on_a_vllm_engine(vllm: VLLMStack) -> None:
             json={"text_input": "abc", "max_tokens": 5, "bad_words": ["bc"], "stop_words": ["dab"]},
             timeout=30,
         )
+        assert response.status_code == 200, response.text
         assert response.json()["text_output"] == "abcab"
 
 

@@ -11,12 +11,12 @@ import gc
 import json
 import math
 import socket
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from _streams import PREDICTIONS, Api, Stream
 
 from cog_triton.bench.generator_usage import GeneratorUsage, UsageMonitor
 from cog_triton.bench.http_client import (
@@ -29,78 +29,10 @@ from cog_triton.bench.http_client import (
     now,
 )
 
-_OUTPUT, _COMPLETED = b"event: output\n", b"event: completed\n"
-_TAIL = len(_COMPLETED) - 1
 _TIMEOUT_S = 300.0
 _REFUSED_S = 0.1
 BUSY = 0.85
 """A client that uses more of a core than this is itself what is measured."""
-
-
-@dataclass(slots=True)
-class Stream:
-    """One streamed prediction; times are seconds of the monotonic clock.
-
-    `times` has each read that brought output, `counts` how many events were in it.
-    """
-
-    sent: float = 0.0
-    ended: float = 0.0
-    times: array[float] = field(default_factory=lambda: array("d"))
-    counts: array[int] = field(default_factory=lambda: array("l"))
-    told: Mapping[str, Any] = field(default_factory=dict)
-    status: int = 0
-    _tail: bytes = b""
-    _end: bytes | None = None
-
-    def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `ResponseSink.begin`."""
-        self.status = status
-        if status >= 300:
-            self._end = b""
-
-    def body(self, data: bytes, at: float) -> None:
-        """See `ResponseSink.body`; an event counts once its name is read."""
-        if self._end is not None:
-            self._end += data
-            return
-        joined = self._tail + data
-        count = joined.count(_OUTPUT) - self._tail.count(_OUTPUT)
-        if count:
-            self.times.append(at)
-            self.counts.append(count)
-        if _COMPLETED in joined:
-            self._end = joined.partition(_COMPLETED)[2]
-        self._tail = joined[-_TAIL:]
-
-    def finish(self) -> None:
-        """Read the metrics; raises RuntimeError for a prediction that did not succeed."""
-        end = (self._end or b"").partition(b"data:")[2].partition(b"\n")[0]
-        prediction = json.loads(end) if self.status == 200 and end else {}
-        if prediction.get("status") != "succeeded":
-            said = prediction.get("error") or self._end
-            raise RuntimeError(f"a prediction failed: HTTP {self.status}: {said!r:.500}")
-        self.told = prediction.get("metrics") or {}
-
-    @property
-    def tokens(self) -> int:
-        """Output tokens as the server counts them."""
-        return int(self.told["output_token_count"])
-
-    @property
-    def ttft(self) -> float:
-        """Seconds from sending to the first output."""
-        return self.times[0] - self.sent
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens a second of this stream, from sending to the end."""
-        return self.tokens / (self.ended - self.sent)
-
-    def gaps(self) -> list[float]:
-        """Inter-token latencies in seconds: from read to read, and 0 within one read."""
-        between = np.diff(np.frombuffer(self.times)).tolist() if len(self.times) > 1 else []
-        return between + [0.0] * max(0, self.tokens - 1 - len(between))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +135,16 @@ def wave(
     plain: bool = False,
     lenient: bool = False,
     tokens: int = 0,
+    api: Api = PREDICTIONS,
 ) -> Wave:
-    """Run predictions of `inputs` by `streams` concurrent users, all starting at once.
+    """Run requests of `inputs` by `streams` concurrent users, all starting at once.
 
     Each user asks again once answered, until `seconds` have passed; by default asks once. A
     `plain` client keeps its connections, and leaves acknowledging to the system, as most do.
     Raises RuntimeError for a prediction that did not succeed, or brought fewer than `tokens`,
     unless `lenient`: then it is one of `Wave.failures`, and its user goes on 0.1 s later.
     """
-    return asyncio.run(_wave(url, inputs, streams, seconds, plain, lenient, tokens))
+    return asyncio.run(_wave(url, inputs, streams, seconds, plain, lenient, tokens, api))
 
 
 def mean(waves: list[Wave], of: str) -> float:
@@ -227,19 +160,20 @@ async def _wave(
     plain: bool,
     lenient: bool,
     tokens: int,
+    api: Api,
 ) -> Wave:
     client, monitor = (Client if plain else QuickAckClient)(_TIMEOUT_S), UsageMonitor()
     origin, request = encode_request(
         "POST",
-        f"{url}/predictions",
+        f"{url}{api.path}",
         {"Accept": "text/event-stream"},
-        json.dumps({"input": inputs}).encode(),
+        json.dumps(api.body(inputs)).encode(),
     )
     done: list[Stream] = []
     failures: list[str] = []
 
     async def ask() -> float:
-        stream = Stream(sent=now())
+        stream = api.stream(sent=now())
         await client.send(origin, request, stream)
         stream.ended = now()
         stream.finish()

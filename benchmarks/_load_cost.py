@@ -9,6 +9,7 @@ from typing import Any
 import _load
 import _resource_usage
 from _servers import Server
+from _streams import CHAT, PREDICTIONS, Api
 
 QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
 PARTS = ("door", "cog", "worker", "tritonserver", "stubs")
@@ -53,11 +54,13 @@ def measure(
     inputs: Mapping[str, Any],
     streams: int,
     seconds: float = 0.0,
+    api: Api = PREDICTIONS,
     **how: Any,
 ) -> LoadCost:
-    """Run `_load.wave` and measure the server's CPU, that of failed predictions included."""
+    """Run `_load.wave` and measure the server's CPU, that of failed requests included."""
     before = server.cpu_seconds()
-    wave = _load.wave(server.url, inputs, streams, seconds, **how)
+    url = server.openai if api is CHAT else server.url
+    wave = _load.wave(url, inputs, streams, seconds, api=api, **how)
     return LoadCost(wave, _resource_usage.spent(before, server.cpu_seconds()))
 
 

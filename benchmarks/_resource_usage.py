@@ -11,29 +11,30 @@ from cog_triton.system import reaper
 _TICKS = os.sysconf("SC_CLK_TCK")
 TICK_S = 1 / _TICKS
 """What CPU time is counted in."""
+_DYNAMOS = {"dynamo.frontend", "dynamo.mocker"}
 _COGS = {"cog.server.http", "cog_triton.serving.coglet.http_server"}
 
 
-def cpu_seconds(root: int) -> dict[str, float]:
-    """CPU seconds used so far by `root` and its descendants, by part; resolution 10 ms a process.
+def cpu_seconds(*roots: int) -> dict[str, float]:
+    """CPU seconds used so far by `roots` and all below, by part; resolution 10 ms a process.
 
     Threads that have ended are included, processes that have ended are not.
     """
     used: dict[str, float] = {}
-    for part, pid in _tree(root):
+    for part, pid in _tree(*roots):
         if ticks := cpu_ticks(_read(pid, "stat")):
             used[part] = used.get(part, 0.0) + ticks / _TICKS
     return used
 
 
-def memory_bytes(root: int) -> dict[str, int]:
-    """Memory in bytes of `root` and its descendants, by part, without mapped files.
+def memory_bytes(*roots: int) -> dict[str, int]:
+    """Memory in bytes of `roots` and all below, by part, without mapped files.
 
     What processes share counts once (PSS). Files are left out, as their pages are whose processes
     happen to run beside: one that ends elsewhere on the machine would be seen here.
     """
     held: dict[str, int] = {}
-    for part, pid in _tree(root):
+    for part, pid in _tree(*roots):
         held[part] = held.get(part, 0) + own_bytes(_read(pid, "smaps_rollup"))
     return held
 
@@ -56,7 +57,10 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Part of a server that a command line is: door, cog, worker, tritonserver, a stub, others."""
+    """Part of a server that a command line is: door, cog, worker, tritonserver, a stub, others.
+
+    Of NVIDIA Dynamo's: "dynamo.frontend" and "dynamo.mocker".
+    """
     program = Path(words[0]).name
     if program.endswith("_stub"):
         return f"stub {Path(words[1]).parent.parent.name}"
@@ -68,11 +72,13 @@ def part_of(words: list[str]) -> str:
         return "door"
     if _COGS.intersection(words):
         return "cog"
+    if found := _DYNAMOS.intersection(words):
+        return found.pop()
     return "worker" if any("coglet" in word for word in words) else "others"
 
 
-def _tree(root: int) -> Iterator[tuple[str, int]]:
-    for pid in {root, *reaper.descendants(root)}:
+def _tree(*roots: int) -> Iterator[tuple[str, int]]:
+    for pid in {*roots, *(below for root in roots for below in reaper.descendants(root))}:
         if words := _read(pid, "cmdline"):
             yield part_of(words.split("\0")), pid
 

@@ -6,6 +6,7 @@ with mock_server(tps=100) as server:
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -14,12 +15,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.request import urlopen
 
 import _resource_usage
 
+from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 
@@ -29,13 +31,15 @@ _HERE = Path(__file__).parent
 _POLL_S = 0.02
 _PREDICTOR = "from original_way.predictor import Predictor\n\n__all__ = ['Predictor']\n"
 _STUB = "predict.py:Predictor"
+STEP_CLOCK, FREE_CLOCKS = "step clock", "free clocks"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """A ready server; `url`, `openai`, `triton` and `metrics` are base URLs.
 
-    It was started at `started`, and ready at `ready`, by time.monotonic().
+    It was started at `started`, and ready at `ready`, by time.monotonic(). `beside` are roots of
+    process trees that are not below `pid`.
     """
 
     pid: int
@@ -46,21 +50,37 @@ class Server:
     metrics: str
     started: float
     ready: float
+    beside: tuple[int, ...] = ()
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of each part: see `_resource_usage.part_of`."""
-        return _resource_usage.cpu_seconds(self.pid)
+        return _resource_usage.cpu_seconds(self.pid, *self.beside)
 
     def memory_bytes(self) -> dict[str, int]:
         """Memory in bytes of each part."""
-        return _resource_usage.memory_bytes(self.pid)
+        return _resource_usage.memory_bytes(self.pid, *self.beside)
 
 
 def mock_server(
-    *arguments: str, tps: float = 0, environment: Mapping[str, str] | None = None
+    *arguments: str,
+    tps: float = 0,
+    clock: str = FREE_CLOCKS,
+    environment: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Server]:
-    """``cog-triton serve`` with the mock engine (docs/mock.md); without `tps` at full rate."""
-    return server("--engine", "mock", f"--tps={tps:g}", *arguments, environment=environment)
+    """``cog-triton serve`` with the mock engine (docs/mock.md); without `tps` at full rate.
+
+    With STEP_CLOCK all streams get their tokens together, as of an engine's batch.
+    """
+    rate = f"--step-ms={1000 / tps:g}" if tps and clock == STEP_CLOCK else f"--tps={tps:g}"
+    return server("--engine", "mock", rate, *arguments, environment=environment)
+
+
+def add_clock(parser: argparse.ArgumentParser) -> None:
+    """Add the option that chooses the mock's clock, a step clock where it has one."""
+    clocks = [FREE_CLOCKS]
+    if any(field.name == "step_ms" for field in fields(MockOptions)):
+        clocks.insert(0, STEP_CLOCK)
+    parser.add_argument("--clock", choices=clocks, default=clocks[0], help="of the mock's streams")
 
 
 @contextmanager
@@ -124,6 +144,28 @@ def original_server(
 
 
 @contextmanager
+def spawned(
+    command: list[str], environment: Mapping[str, str], log: Path, cwd: Path | None = None
+) -> Iterator[reaper.Reaped]:
+    """Process with its output in `log`; it is stopped, and all below it, with the block."""
+    with log.open("wb") as file:
+        process = reaper.spawn(
+            command,
+            env={**os.environ, **environment},
+            cwd=cwd,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+        process.kill()
+
+
+@contextmanager
 def _running(
     command: list[str],
     ports: tuple[int, int, int, int],
@@ -131,27 +173,13 @@ def _running(
     scratch: Path,
     cwd: Path | None = None,
 ) -> Iterator[Server]:
-    urls = [f"http://127.0.0.1:{number}" for number in ports]
-    path = scratch / "serve.log"
+    url, openai, triton, metrics = (f"http://127.0.0.1:{number}" for number in ports)
+    log = scratch / "serve.log"
     started = time.monotonic()
-    with path.open("wb") as log:
-        process = reaper.spawn(
-            command,
-            env={**os.environ, **environment},
-            cwd=cwd,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _until_ready(process, urls[0], path)
-        url, openai, triton, metrics = urls
+    with spawned(command, environment, log, cwd) as process:
+        _until_ready(process, url, log)
         pid, ready = process.process.pid, time.monotonic()
-        yield Server(pid, path, url, openai, triton, metrics, started, ready)
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
-        process.kill()
+        yield Server(pid, log, url, openai, triton, metrics, started, ready)
 
 
 def _project(directory: Path, environment: Mapping[str, str]) -> Path:

@@ -21,6 +21,7 @@ import _report
 HERE = Path(__file__).parent
 NAMES = (
     "against_original",
+    "against_dynamo",
     "through_path",
     "fixed_rate",
     "door_cost",

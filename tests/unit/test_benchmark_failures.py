@@ -7,9 +7,10 @@ from array import array
 from collections.abc import Callable
 
 import pytest
-from _load import Stream, Wave, wave
+from _load import Wave, wave
 from _load_cost import LoadCost
 from _report import Report
+from _streams import Stream
 from against_original import KINDS, ORIGINAL, OURS, Kind, tell
 from scripted_server import RESET, Part, Request, ScriptedServer
 

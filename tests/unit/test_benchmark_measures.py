@@ -16,10 +16,11 @@ import _resource_usage
 import pytest
 import run_all
 import small_tokenizers
-from _load import Stream, Wave, wave
+from _load import Wave, wave
 from _load_cost import LoadCost
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, read_figures, summary
+from _streams import Stream
 from original_way import repository
 from original_way.decode import Text
 
@@ -220,6 +221,8 @@ def test_files_of_proc_are_parsed() -> None:
         ("python -c import_coglet;coglet.server._run_worker()", "worker"),
         ("python -S -I /x/reaper.py -- python -m cog.server.http", "others"),
         ("python -m cog_triton serve --engine mock", "others"),
+        ("/v/bin/python -m dynamo.frontend --http-port=1", "dynamo.frontend"),
+        ("/v/bin/python -m dynamo.mocker --model-name=mock", "dynamo.mocker"),
     ],
 )
 def test_command_lines_are_mapped_to_parts_of_a_server(line: str, part: str) -> None:

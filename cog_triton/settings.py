@@ -214,6 +214,12 @@ class Settings(BaseSettings):
     max_json_depth: int = Field(
         64, ge=1, description="How deep arrays and objects of a body may be nested; 400 beyond."
     )
+    max_json_values: int = Field(
+        32768,
+        ge=1,
+        description="Most values of a body's JSON, 400 beyond. In `/v1`, eight token ids count as"
+        " one; numbers of Triton's tensors do not count.",
+    )
     max_connections: int = Field(
         1024,
         ge=1,

@@ -24,8 +24,9 @@ SECTIONS = {
     ),
     "Access and limits": (
         *("cog_triton_api_key", "openai_api_key", "metrics_public", "max_request_bytes"),
-        *("max_header_bytes", "max_json_depth", "max_connections", "request_timeout"),
-        *("idle_timeout", "max_messages", "max_stop_sequences", "max_stop_length"),
+        *("max_header_bytes", "max_json_depth", "max_json_values", "max_connections"),
+        *("request_timeout", "idle_timeout", "max_messages", "max_stop_sequences"),
+        *("max_stop_length",),
     ),
     "Requests": (
         *("system_prompt", "prompt_template", "stop_sequences", "cog_max_concurrency"),

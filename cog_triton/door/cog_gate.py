@@ -22,6 +22,7 @@ _HEALTH = "/health-check"
 _READ = ("/", "/openapi.json")
 _ID = r"[^/?#\s]{1,256}"
 _PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
+_FEW_ITEMS = 256
 _CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
 
 
@@ -63,13 +64,30 @@ class CogGate(PrivateGate):
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
         body = request.body
-        await self._require_shallow(body)
+        await self._require_bounded(body)
+        if body.count(b",") > _FEW_ITEMS:
+            await self._large_bodies.run(len(body), _require_objects, body)
         if b'"webhook"' in body:  # what hides from this is met by the webhook proxy
             url = await self._large_bodies.run(len(body), _webhook, body)
             if url is not None:
                 await asyncio.to_thread(check_webhook, url, self._webhooks)
         await self._state.require_serving()
         return replace(self._forward(request), revise=_revised, edit=CodedEnd())
+
+
+def _require_objects(body: bytes) -> None:
+    """Refuse messages that are no objects; coglet takes 2.6 KB and 15 us to say it of each."""
+    try:
+        messages = json.loads(body)["input"]["messages"]
+    except ValueError as error:  # such as of a number that coglet could read, and Python not
+        raise errors.InvalidArgument(f"body: not JSON: {str(error)[:200]}") from error
+    except (LookupError, TypeError):
+        return
+    if isinstance(messages, list):
+        wrong = [place for place, item in enumerate(messages) if not isinstance(item, dict)]
+        if len(wrong) > _FEW_ITEMS:
+            rule = f"messages[{wrong[0]}]: must be an object with role and content"
+            raise errors.BadMessages(f"{rule}, as {len(wrong) - 1} more")
 
 
 def _webhook(body: bytes) -> object:

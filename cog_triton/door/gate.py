@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cog_triton import errors
 from cog_triton.door.access import Access
-from cog_triton.door.json_body import require_shallow
+from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
@@ -36,6 +36,8 @@ class PrivateGate(ABC):
 
     dropped = frozenset({b"authorization"})
     """Headers that are not passed on."""
+    numbers = Numbers.EACH
+    """How numbers in lists count among the values of a body."""
     error_event = b""
     """First line of an error in an event stream."""
 
@@ -46,6 +48,7 @@ class PrivateGate(ABC):
         self._access = access
         self._limits = limits
         self._large_bodies = large_bodies
+        self._json_limits = JSONLimits(limits.json_depth, limits.json_values, self.numbers)
 
     async def decide(self, request: Request) -> Forward | Answer:
         """See `Gate`."""
@@ -62,9 +65,8 @@ class PrivateGate(ABC):
     async def _decide(self, request: Request) -> Forward | Answer:
         """As `decide`; raises coded errors."""
 
-    async def _require_shallow(self, body: bytes) -> None:
-        depth = self._limits.json_depth
-        await self._large_bodies.run(len(body), require_shallow, body, depth)
+    async def _require_bounded(self, body: bytes) -> None:
+        await self._large_bodies.run(len(body), require_bounded, body, self._json_limits)
 
     def _forward(self, request: Request) -> Forward:
         return Forward(

@@ -1,18 +1,44 @@
-"""JSON bodies of requests: decompressed, bounded in size and depth, and written anew."""
+"""JSON bodies of requests: decompressed, bounded in size, depth and values, and written anew."""
 
 from __future__ import annotations
 
 import json
 import re
 import zlib
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from cog_triton import errors
 from cog_triton.door.message import Refused
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SPACE = b" \t\r\n"
+_LONG_NUMBER = re.compile(rb"[-+.\deE]{33}")
 _BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+# A parser takes 60 us for one number of 4300 digits: this many bytes hold few of them.
+_FEW_BYTES = 64 << 10
+_IDS_AS_ONE = 8
+
+
+class Numbers(Enum):
+    """How numbers in lists count among the values of a body, by a pattern for such a list."""
+
+    EACH = None
+    IDS = re.compile(rb"\[[\d,]+\]")
+    """Whole ones, such as token ids, an eighth each."""
+    FREE = re.compile(rb"\[[-+.\deE,]+\]")
+    """Not at all: tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class JSONLimits:
+    """How deep a body may be nested, and how many values it may have."""
+
+    depth: int = 64
+    values: int = 32768
+    numbers: Numbers = Numbers.EACH
 
 
 def inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
@@ -36,14 +62,42 @@ def inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
     return result
 
 
-def require_shallow(body: bytes, limit: int) -> None:
-    """Raise E1005 if arrays and objects are nested deeper than `limit`; builds no objects.
+def require_bounded(body: bytes, limits: JSONLimits) -> None:
+    """Raise E1005 for a body that is nested too deep or has too many values; builds no objects.
 
-    Other text than JSON may pass, but no parser that reads it gets deeper.
+    Other text than JSON may pass, but no parser that reads it gets deeper, or reads more values.
     """
-    if body.count(b"[") + body.count(b"{") <= limit:
+    if b"\0" in body:
+        raise errors.InvalidArgument("body: has a NUL byte; must be JSON in UTF-8")
+    opened = body.count(b"[") + body.count(b"{")
+    few = len(body) <= _FEW_BYTES and opened + body.count(b",") <= limits.values
+    if few and opened <= limits.depth:
         return
-    brackets = _STRINGS.sub(b"", body).translate(_BRACES_AS_BRACKETS, _ALL_BUT_BRACKETS)
+    plain = _STRINGS.sub(b"s", body).translate(None, _SPACE)
+    _require_few_values(plain, limits)
+    _require_shallow(plain, limits.depth)
+
+
+def _require_few_values(plain: bytes, limits: JSONLimits) -> None:
+    if _LONG_NUMBER.search(plain):
+        raise errors.InvalidArgument("body: a number has more than 32 characters, or not JSON")
+    found = _count(plain)
+    if found > limits.values and limits.numbers.value:
+        rest = _count(limits.numbers.value.sub(b"", plain))
+        found = rest + (found - rest) // _IDS_AS_ONE * (limits.numbers is Numbers.IDS)
+    if found > limits.values:
+        raise errors.InvalidArgument(
+            f"body: has {found} values; {limits.values} at most (MAX_JSON_VALUES)"
+        )
+
+
+def _count(plain: bytes) -> int:
+    """Values outside of strings; an empty list or object may count as two."""
+    return plain.count(b",") + plain.count(b"[") + plain.count(b"{")
+
+
+def _require_shallow(plain: bytes, limit: int) -> None:
+    brackets = plain.translate(_BRACES_AS_BRACKETS, _ALL_BUT_BRACKETS)
     for _ in range(limit):  # a level in each round, from within
         brackets = brackets.replace(b"[]", b"")
         if b"[" not in brackets:
@@ -51,9 +105,9 @@ def require_shallow(body: bytes, limit: int) -> None:
     raise errors.InvalidArgument(f"body: nested deeper than {limit} (MAX_JSON_DEPTH), or not JSON")
 
 
-def parsed(body: bytes, max_depth: int) -> dict[str, Any]:
-    """A JSON object; raises E1005 for anything else, and for one that is nested too deep."""
-    require_shallow(body, max_depth)
+def parsed(body: bytes, limits: JSONLimits) -> dict[str, Any]:
+    """A JSON object; raises E1005 for anything else, and beyond the limits."""
+    require_bounded(body, limits)
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:

@@ -18,12 +18,13 @@ class Limits:
 
     `arrival_s` bounds the time from a request's first byte to its last, `idle_s` the time between
     the requests of a connection, before the first, and without reading an answer. `json_depth`
-    counts nested arrays and objects.
+    counts nested arrays and objects, `json_values` all values of a body.
     """
 
     body_bytes: int = 8 << 20
     header_bytes: int = 32 << 10
     json_depth: int = 64
+    json_values: int = 32768
     connections: int = 1024
     arrival_s: float = 30.0
     idle_s: float = 75.0
@@ -43,6 +44,7 @@ class Limits:
             body_bytes=settings.max_request_bytes,
             header_bytes=settings.max_header_bytes,
             json_depth=settings.max_json_depth,
+            json_values=settings.max_json_values,
             connections=min(
                 settings.max_connections, max(1, (descriptors - _OWN_DESCRIPTORS) // 2)
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.gate import PrivateGate
+from cog_triton.door.json_body import Numbers
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request
@@ -16,6 +17,8 @@ _METRICS = ("/metrics", "/metrics/triton")
 
 class OpenAIGate(PrivateGate):
     """Decides on requests to the OpenAI API; answers have the shape of its errors."""
+
+    numbers = Numbers.IDS
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class OpenAIGate(PrivateGate):
     async def _decide(self, request: Request) -> Forward | Answer:
         if not (request.method in ("GET", "HEAD") and request.path in self._open):
             self._access.check(request)
-        await self._require_shallow(request.body)
+        await self._require_bounded(request.body)
         return self._forward(request)
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.door.json_body import parsed, written
+from cog_triton.door.json_body import JSONLimits, parsed, written
 
 _MAX_CLASSES = 1000
 
 
-def rewritten_json(body: bytes, max_depth: int) -> bytes:
+def rewritten_json(body: bytes, limits: JSONLimits) -> bytes:
     """A JSON object, written anew."""
-    return written(parsed(body or b"{}", max_depth))
+    return written(parsed(body or b"{}", limits))
 
 
 def rewritten_inference(
-    body: bytes, header_length: bytes, max_depth: int
+    body: bytes, header_length: bytes, limits: JSONLimits
 ) -> tuple[bytes, int | None]:
     """An inference request, its tensors in JSON or, binary, behind it; and its JSON's length.
 
@@ -30,7 +30,7 @@ def rewritten_inference(
             f" from 0 to the body's {len(body)} bytes"
         )
     size = int(header_length) if header_length else len(body)
-    value = parsed(body[:size], max_depth)
+    value = parsed(body[:size], limits)
     binary = _check_tensors(value)
     if binary != len(body) - size:
         raise errors.InvalidArgument(

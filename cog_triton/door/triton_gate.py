@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from cog_triton import errors
 from cog_triton.door.gate import PrivateGate
-from cog_triton.door.json_body import inflated
+from cog_triton.door.json_body import Numbers, inflated
 from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.door.refusals import triton_refusal
 from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
@@ -33,6 +33,7 @@ _SHM_KEY = re.compile(rb"(?<=key ')[^'\\\r\n]+(?=')|triton_python_backend_shm\w+
 class TritonGate(PrivateGate):
     """Decides on requests to Triton's HTTP port; answers have the shape of Triton's errors."""
 
+    numbers = Numbers.FREE
     dropped = frozenset({b"content-encoding", b"authorization", _HEADER_LENGTH})
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
@@ -58,12 +59,12 @@ class TritonGate(PrivateGate):
         limits, encoding = self._limits, request.header(b"content-encoding")
         # What is compressed may be large.
         size = limits.body_bytes if encoding else len(request.body)
-        run, depth = self._large_bodies.run, limits.json_depth
+        run, bounds = self._large_bodies.run, self._json_limits
         body = await run(size, inflated, request.body, encoding, limits.body_bytes)
         if _JSON.fullmatch(request.path):
-            return await run(len(body), rewritten_json, body, depth), None
+            return await run(len(body), rewritten_json, body, bounds), None
         length = request.header(_HEADER_LENGTH)
-        return await run(len(body), rewritten_inference, body, length, depth)
+        return await run(len(body), rewritten_inference, body, length, bounds)
 
     def _passed(self, request: Request, body: bytes, header_length: int | None = None) -> Forward:
         forward = replace(

@@ -161,6 +161,19 @@ def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], words: li
         assert word in str(caught.value)
 
 
+def test_no_more_of_a_value_is_written_than_an_error_shows() -> None:
+    class Item(int):
+        written = 0
+
+        def __repr__(self) -> str:
+            Item.written += 1
+            return "1"
+
+    with pytest.raises(InvalidArgument, match=r"n=\{'a': \[1, 1, 1, .*\.\.\.: "):
+        parse(CompletionRequest, {"prompt": "a", "n": {"a": [Item(1)] * 30_000}})
+    assert Item.written < 100
+
+
 def test_long_values_are_shortened_in_errors() -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse(ChatRequest, {**CHAT, "temperature": "x" * 9000})

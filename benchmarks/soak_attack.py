@@ -35,7 +35,7 @@ ANSWER_S = 10.0
 FUZZ_ANSWER_S = 1.5
 MAX_ANSWER = 1 << 20
 SETTLE_S = 30.0
-DISPOSABLE = ("cog_triton.text.template_child", "multiprocessing.spawn")
+DISPOSABLE = ("cog_triton.text.template_child", "cog_triton.door.large_bodies_child")
 """Processes that do one request's work within limits: their end is that of the request alone."""
 _CODE = re.compile(rb"E[12]\d{3} ")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")

@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, cast
 
 from cog_triton import errors
+from cog_triton.door import large_bodies_child as child
 from cog_triton.door.message import Refused
+from cog_triton.system.python_child import PythonChild
 
 T = TypeVar("T")
 _LARGE = 64 << 10
+_MOST = 1 << 32
+_ANSWER_S = 30.0
 
 
 class LargeBodies:
     """One process, started for the first large body, that takes one body after the other."""
 
     def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._child: PythonChild | None = None
+        self._closed = False
 
     async def run(self, size: int, function: Callable[..., T], *arguments: object) -> T:
         """The result of `function`, called here for bodies of few bytes.
 
         Raises:
-            Refused: 503, the process died, such as of too little memory.
+            Refused: 503, the process died, such as of too little memory, or does not answer.
         """
         if size < _LARGE:
             return function(*arguments)
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context)
-        pool = self._pool
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(pool, function, *arguments)
-        except BrokenProcessPool as error:
-            if self._pool is pool:
-                self._pool = None
-            rule = "the process that checks large requests died; try again"
-            raise Refused(503, errors.Overloaded(rule)) from error
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "large-bodies")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._call, function, arguments)
 
     def close(self) -> None:
-        """Stop the process."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """Stop the process; what it works on is refused."""
+        self._closed = True
+        if self._child is not None:
+            self._child.process.kill()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        if self._child is not None:
+            self._child.close()
+
+    def _call(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:
+        """Called on the one thread."""
+        try:
+            if self._child is None or not self._child.alive:
+                self._stop_child()
+                if self._closed:
+                    raise ConnectionError("the front door is closing")
+                self._child = PythonChild(child.__name__, timeout=_ANSWER_S)
+            self._child.send(pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
+            kind, data = self._child.receive(_MOST)
+        except OSError as error:
+            self._stop_child()
+            rule = "the process that checks large requests died or hung; try again"
+            raise Refused(503, errors.Overloaded(rule)) from error
+        result = pickle.loads(data)
+        if kind == child.RAISED:
+            raise result
+        return cast(T, result)
+
+    def _stop_child(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None

@@ -11,12 +11,10 @@ import marshal
 import os
 import resource
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Iterable
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,10 +23,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-HEADER = struct.Struct("<cQ")
-"""What is before each message and reply: its kind and its size in bytes."""
-READY = b"G"
-REQUEST = b"Q"
+from cog_triton.system import python_child
+
 RENDERED = b"T"
 REFUSED = b"R"
 BROKEN = b"B"
@@ -99,21 +95,15 @@ def render(source: str, most: int, variables: dict[str, Any]) -> tuple[bytes, st
         return FAILED, f"{type(error).__name__}: {str(error)[:_MOST_OF_AN_ERROR]}"
 
 
-def serve(connection: socket.socket, cpu_seconds: float) -> None:
-    """Answer requests until the parent hangs up; SIGPROF ends the process at the CPU limit."""
-    with connection.makefile("rwb") as stream:
-        stream.write(HEADER.pack(READY, 0))
-        stream.flush()
-        while header := stream.read(HEADER.size):
-            source, most, variables = marshal.loads(stream.read(HEADER.unpack(header)[1]))
-            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-            kind, text = render(source, most, variables)
-            data = text.encode("utf-8", "surrogatepass")
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            del source, variables, text
-            stream.write(HEADER.pack(kind, len(data)))
-            stream.write(data)
-            stream.flush()
+def _answer(request: memoryview, cpu_seconds: float) -> tuple[bytes, bytes]:
+    """The kind of the reply, and its text; SIGPROF ends the process at the CPU limit."""
+    source, most, variables = marshal.loads(request)
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    kind, text = render(source, most, variables)
+    del source, variables
+    data = text.encode("utf-8", "surrogatepass")
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return kind, data
 
 
 def _limit(memory_bytes: int) -> None:
@@ -133,15 +123,13 @@ def _limit(memory_bytes: int) -> None:
 def main() -> None:
     """Entry point: descriptor of the connection, CPU seconds of a template, bytes of memory."""
     descriptor, cpu_seconds, memory_bytes = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
     # The parent's mask and ignored signals are inherited.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     # Modules that rendering imports late count as used, not as the template's.
     render("{{ [1] | tojson }}{{ strftime_now('%Y') }}", 99, {})
     _limit(int(memory_bytes))
-    with socket.socket(fileno=int(descriptor)) as connection:
-        serve(connection, float(cpu_seconds))
+    python_child.serve(int(descriptor), partial(_answer, cpu_seconds=float(cpu_seconds)))
 
 
 if __name__ == "__main__":

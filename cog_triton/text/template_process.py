@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import atexit
 import marshal
-import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import cog_triton
 from cog_triton.errors import BadMessages, TritonTokenizerError, TritonUnknownError
+from cog_triton.system.python_child import PythonChild
 from cog_triton.text import template_child as child
 
 CPU_S = 2.0
@@ -30,11 +26,6 @@ _SECOND_AFTER_S = 0.1
 # Text may be rendered twice, and each message has its marks.
 _OUTPUT_FACTOR = 4
 _OUTPUT_CHARS = 1 << 20
-# Rendering needs none of the server's secrets. A server's processes are found by its directory.
-_ENVIRONMENT = (
-    *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL"),
-    "COG_TRITON_WORK_DIR",
-)
 
 
 class TemplateRefused(Exception):
@@ -43,65 +34,37 @@ class TemplateRefused(Exception):
 
 class _Child:
     def __init__(self, cpu_seconds: float, memory_bytes: int) -> None:
-        self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
-        package = str(Path(cog_triton.__file__).resolve().parents[1])
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, sys.path)])
-        self._connection, theirs = socket.socketpair()
-        self._connection.settimeout(_ANSWER_S)
-        limits = [str(cpu_seconds), str(memory_bytes)]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", "-m", child.__name__, str(theirs.fileno()), *limits],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                cwd="/",
-            )
+        self._cpu_seconds = cpu_seconds
         try:
-            self._receive(child.HEADER.size)
+            self._child = PythonChild(child.__name__, cpu_seconds, memory_bytes, timeout=_ANSWER_S)
         except OSError as error:
-            code = self.close()
             raise TritonUnknownError(
-                f"the process that renders chat templates does not start: it ended with {code}"
+                f"the process that renders chat templates does not start: {error}"
             ) from error
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._child.alive
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self._child.process
 
     def render(self, source: str, variables: Mapping[str, Any], most: int) -> tuple[bytes, str]:
         """The reply's kind and text; raises BadMessages when the child was killed."""
-        data = marshal.dumps((source, most, dict(variables)))
         try:
-            self._connection.sendall(child.HEADER.pack(child.REQUEST, len(data)))
-            self._connection.sendall(data)
-            del data
-            kind, size = child.HEADER.unpack(self._receive(child.HEADER.size))
-            if size > 4 * most + _OUTPUT_CHARS:
-                raise ConnectionError("the child sends more than it may")
-            return kind, str(self._receive(size), "utf-8", "surrogatepass")
+            self._child.send(marshal.dumps((source, most, dict(variables))))
+            kind, text = self._child.receive(4 * most + _OUTPUT_CHARS)
+            return kind, str(text, "utf-8", "surrogatepass")
         except OSError as error:
             raise exceeded(self._reason_of_death()) from error
 
     def close(self) -> int:
-        self._connection.close()
-        self._process.kill()
-        return self._process.wait()
-
-    def _receive(self, size: int) -> memoryview:
-        buffer = memoryview(bytearray(size))
-        got = 0
-        while got < size:
-            read = self._connection.recv_into(buffer[got:])
-            if not read:
-                raise ConnectionResetError("the child has ended")
-            got += read
-        return buffer
+        return self._child.close()
 
     def _reason_of_death(self) -> str:
         try:
-            code = self._process.wait(0.5)
+            code = self.process.wait(0.5)
         except subprocess.TimeoutExpired:
             return f"no answer in {_ANSWER_S:g} s"
         if code == -signal.SIGPROF:

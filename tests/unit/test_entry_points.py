@@ -20,6 +20,7 @@ RUN_WITH_M = {
     "cog_triton.builder.job": "a build in a process of its own",
     "cog_triton.cli.prune": "pruning, in image builds that have no other command",
     "cog_triton.door": "the front door, and Cog behind it",
+    "cog_triton.door.large_bodies_child": "parsing of large bodies, beside the front door",
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",

@@ -141,8 +141,8 @@ def test_a_slow_template_does_not_stop_others(pool: TemplatePool) -> None:
 def test_a_child_that_died_is_replaced(pool: TemplatePool) -> None:
     render(pool, GOOD)
     for child in pool._idle:
-        os.kill(child._process.pid, signal.SIGKILL)
-        child._process.wait()
+        os.kill(child.process.pid, signal.SIGKILL)
+        child.process.wait()
     assert render(pool, GOOD) == "[Hi]"
 
 
@@ -153,11 +153,11 @@ def test_a_child_that_does_not_answer_is_killed(
     monkeypatch.setattr(template_process, "_ANSWER_S", 5.0)
     pool.warm_up()
     (stopped,) = pool._idle
-    stopped._connection.settimeout(0.2)
-    os.kill(stopped._process.pid, signal.SIGSTOP)
+    stopped._child.connection.settimeout(0.2)
+    os.kill(stopped.process.pid, signal.SIGSTOP)
     with pytest.raises(BadMessages, match="no answer"):
         render(pool, GOOD)
-    assert stopped._process.returncode == -signal.SIGKILL
+    assert stopped.process.returncode == -signal.SIGKILL
     assert render(pool, GOOD) == "[Hi]"
 
 
@@ -168,6 +168,6 @@ def test_a_child_has_no_secrets_and_ends_with_its_parent(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     pool.warm_up()
     (child,) = pool._idle
-    assert b"secret" not in Path(f"/proc/{child._process.pid}/environ").read_bytes()
-    child._connection.close()
-    assert child._process.wait(5) == 0
+    assert b"secret" not in Path(f"/proc/{child.process.pid}/environ").read_bytes()
+    child._child.connection.close()
+    assert child.process.wait(5) == 0

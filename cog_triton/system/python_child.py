@@ -1,0 +1,106 @@
+"""Child process that runs a module of the package and answers over a socket; it ends with us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import cog_triton
+
+_HEADER = struct.Struct("<cQ")  # what is before each message: its kind and its size in bytes
+_READY = b"G"
+_REQUEST = b"Q"
+# Such work needs none of the server's secrets. A server's processes are found by its directory.
+_ENVIRONMENT = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL"),
+    "COG_TRITON_WORK_DIR",
+)
+
+
+class PythonChild:
+    """Takes one request after the other, each a message and its reply; of one thread at a time."""
+
+    def __init__(self, module: str, *arguments: object, timeout: float) -> None:
+        """Start it, with the socket's descriptor and `arguments` in its command line.
+
+        Raises:
+            OSError: it does not get ready. Nothing may take longer than `timeout` seconds.
+        """
+        package = str(Path(cog_triton.__file__).resolve().parents[1])
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, sys.path)])
+        self.connection, theirs = socket.socketpair()
+        self.connection.settimeout(timeout)
+        with theirs:
+            words = [str(theirs.fileno()), *map(str, arguments)]
+            self.process = subprocess.Popen(
+                [sys.executable, "-S", "-m", module, *words],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+            )
+        try:
+            _received(self.connection, _HEADER.size)
+        except OSError as error:
+            raise ConnectionError(f"it ended with {self.close()}") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    def send(self, data: bytes) -> None:
+        """Send a request; raises OSError if it has ended or does not read."""
+        self.connection.sendall(_HEADER.pack(_REQUEST, len(data)))
+        self.connection.sendall(data)
+
+    def receive(self, most: int) -> tuple[bytes, memoryview]:
+        """The reply's kind, one byte, and its data; OSError if it has ended or sends no answer,
+        or more than `most` bytes."""
+        kind, size = _HEADER.unpack(_received(self.connection, _HEADER.size))
+        if size > most:
+            raise ConnectionError("the child sends more than it may")
+        return kind, _received(self.connection, size)
+
+    def close(self) -> int:
+        """Kill it; its exit code."""
+        self.connection.close()
+        self.process.kill()
+        return self.process.wait()
+
+
+def serve(descriptor: int, answer: Callable[[memoryview], tuple[bytes, bytes]]) -> None:
+    """Answer requests in the child, each by a kind and data, until the parent hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    with socket.socket(fileno=descriptor) as connection, suppress(ConnectionError):
+        connection.sendall(_HEADER.pack(_READY, 0))
+        while True:
+            kind, data = answer(_received(connection, _request_size(connection)))
+            connection.sendall(_HEADER.pack(kind, len(data)))
+            connection.sendall(data)
+            del data
+
+
+def _request_size(connection: socket.socket) -> int:
+    _, size = _HEADER.unpack(_received(connection, _HEADER.size))
+    return int(size)
+
+
+def _received(connection: socket.socket, size: int) -> memoryview:
+    """So many bytes; raises ConnectionResetError if they do not come."""
+    buffer = memoryview(bytearray(size))
+    got = 0
+    while got < size:
+        read = connection.recv_into(buffer[got:])
+        if not read:
+            raise ConnectionResetError("the other process has ended")
+        got += read
+    return buffer

@@ -1,0 +1,137 @@
+"""Work on large bodies in a child of the front door, which leaves nothing when either dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cog_triton.door import large_bodies
+from cog_triton.door.json_body import inflated
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.message import Refused
+from cog_triton.errors import InvalidArgument
+
+LARGE = 1 << 20
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def bodies() -> Iterator[LargeBodies]:
+    made = LargeBodies()
+    yield made
+    made.close()
+
+
+def test_large_bodies_alone_are_for_another_process(bodies: LargeBodies) -> None:
+    async def main() -> tuple[int, int, int]:
+        return (
+            await bodies.run(10, os.getpid),
+            await bodies.run(LARGE, os.getpid),
+            await bodies.run(LARGE, os.getpid),
+        )
+
+    here, there, again = asyncio.run(main())
+    assert here == os.getpid() != there == again
+
+
+def test_the_event_loop_runs_on_meanwhile(bodies: LargeBodies) -> None:
+    async def main() -> None:
+        turns, waiting = 0, asyncio.ensure_future(bodies.run(LARGE, time.sleep, 0.3))
+        while not waiting.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        assert turns > 10
+
+    asyncio.run(main())
+
+
+def test_what_it_raises_is_raised_here(bodies: LargeBodies) -> None:
+    body = b"x" * LARGE
+    with pytest.raises(InvalidArgument, match="Content-Encoding='br'"):
+        asyncio.run(bodies.run(LARGE, inflated, body, b"br", LARGE))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(bodies.run(LARGE, divmod, 1, 0))
+    assert asyncio.run(bodies.run(LARGE, inflated, body, b"", LARGE)) == body
+
+
+def test_a_death_is_a_coded_503_and_the_next_body_is_taken(bodies: LargeBodies) -> None:
+    first = asyncio.run(bodies.run(LARGE, os.getpid))
+    with pytest.raises(Refused, match="E2107") as caught:
+        asyncio.run(bodies.run(LARGE, os._exit, 3))
+    assert caught.value.status == 503
+    second = asyncio.run(bodies.run(LARGE, os.getpid))
+    os.kill(second, signal.SIGKILL)
+    wait_for_end(second)
+    third = asyncio.run(bodies.run(LARGE, os.getpid))
+    assert len({first, second, third}) == 3
+
+
+def test_a_process_that_hangs_is_replaced(
+    bodies: LargeBodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_bodies, "_ANSWER_S", 3.0)
+    first = asyncio.run(bodies.run(LARGE, os.getpid))
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(Refused, match="E2107"):
+        asyncio.run(bodies.run(LARGE, os.getpid))
+    assert asyncio.run(bodies.run(LARGE, os.getpid)) != first
+
+
+def test_closing_ends_what_is_being_worked_on(bodies: LargeBodies) -> None:
+    async def main() -> None:
+        pid = await bodies.run(LARGE, os.getpid)
+        waiting = asyncio.ensure_future(bodies.run(LARGE, time.sleep, 3600))
+        await asyncio.sleep(0.05)
+        bodies.close()
+        with pytest.raises(Refused):
+            await waiting
+        assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(main())
+
+
+KILLED = """
+import asyncio, os, signal
+from pathlib import Path
+from cog_triton.door.large_bodies import LargeBodies
+
+bodies = LargeBodies()
+child = asyncio.run(bodies.run(1 << 20, os.getpid))
+print(child, flush=True)
+for pid in (os.getpid(), child):
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if "/dev/shm" in line:
+            print(line, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_door_leaves_no_process_and_no_shared_memory() -> None:
+    """Neither has a semaphore or anything else in /dev/shm that someone would have to remove."""
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    child, *shared = done.stdout.splitlines()
+    assert shared == []
+    wait_for_end(int(child))
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until a process has ended; as a zombie, it has."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} runs on")

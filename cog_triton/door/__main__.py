@@ -22,6 +22,7 @@ from cog_triton.door.private_ports import PrivatePorts, cog_environment
 from cog_triton.errors import CogTritonError
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format, reaper
+from cog_triton.system.gc_tuning import tune_for_serving
 from cog_triton.system.open_files import raise_soft_limit
 from cog_triton.system.ports import bind
 from cog_triton.system.proxy_variables import has_proxy, with_proxy
@@ -78,6 +79,7 @@ async def _serve(
     sockets: dict[str, socket.socket],
     start_cog: Callable[[int], reaper.Reaped] | None,
 ) -> int:
+    tune_for_serving()
     return await door.serve(sockets, start_cog)
 
 

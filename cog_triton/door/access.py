@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from cog_triton import errors
@@ -89,6 +90,7 @@ def _host_of(origin: str) -> str:
         return ""
 
 
+@lru_cache(maxsize=64)
 def _is_local(name: str) -> bool:
     """Whether a host is named by an address, which no DNS answer can redirect, or is localhost."""
     name = name.strip("[]").lower()

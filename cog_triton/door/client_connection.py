@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from cog_triton import errors
+from cog_triton.door.backends import Backends
 from cog_triton.door.connections import Connections
 from cog_triton.door.gate import Gate
 from cog_triton.door.limits import Limits
@@ -25,10 +26,13 @@ _LOG = logging.getLogger(__name__)
 class ClientConnection(asyncio.Protocol):
     """Takes requests while none is being answered; a client that closes ends what it asked for."""
 
-    def __init__(self, gate: Gate, limits: Limits, connections: Connections) -> None:
+    def __init__(
+        self, gate: Gate, limits: Limits, connections: Connections, backends: Backends
+    ) -> None:
         self._gate = gate
         self._limits = limits
         self._connections = connections
+        self._backends = backends
         self._loop = asyncio.get_running_loop()
         self._relay: Relay | None = None
         self._task: asyncio.Task[None] | None = None
@@ -42,6 +46,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports derive from no class of asyncio.
         self._transport = cast(asyncio.Transport, transport)
+        self._backends.moderation.hurry()
         peer = transport.get_extra_info("peername")
         self._parser = RequestParser(self._limits, str(peer[0]) if peer else "", self._take_bytes)
         if not self._connections.add(self):
@@ -54,6 +59,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing() or self._lingering:
             return
+        self._backends.moderation.hurry()
         try:
             self._parser.feed(data)
         except Refused as refused:
@@ -182,11 +188,13 @@ class ClientConnection(asyncio.Protocol):
             if not ended.done():
                 ended.set_result((whole, keep_alive))
 
-        relay = self._relay = Relay(forward, self._transport, keep_alive, on_end)
+        relay = self._relay = Relay(
+            forward, self._transport, keep_alive, on_end, self._backends.moderation
+        )
         port = forward.port
         del forward
         try:
-            await self._loop.create_connection(lambda: relay, "127.0.0.1", port)
+            await self._backends.connect(relay, port)
             whole, keep_alive = await ended
         except OSError:
             whole = False

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from cog_triton.door.access import Access, is_loopback
+from cog_triton.door.backends import Backends
 from cog_triton.door.client_connection import ClientConnection
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.cog_state import CogState
@@ -29,6 +30,8 @@ from cog_triton.system.reaper import Reaped
 
 _FLUSH_S = 1.0
 _POLL_S = 0.02
+# Not Triton's: it gives a connection to one of its threads when it accepts it.
+_WARM = ("PORT", "OPENAI_PORT")
 _LOG = logging.getLogger(__name__)
 
 
@@ -53,6 +56,7 @@ class FrontDoor:
         self._connections = Connections(self._limits.connections, self._limits.all_bodies_bytes)
         self._large_bodies = LargeBodies()
         self._webhooks = WebhookRules.of(settings)
+        self._backends: Backends | None = None
         self._watches = watches
         self._stops = 0
         self._stopped = asyncio.Event()
@@ -73,8 +77,10 @@ class FrontDoor:
         state = CogState(self._private.get("PORT", 0))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, cog)
+        warm = {self._private[name] for name in _WARM if name in sockets}
+        backends = self._backends = Backends(warm)
         listeners = [
-            self._listener(listening, self._gate(name, listening, state))
+            self._listener(listening, self._gate(name, listening, state), backends)
             for name, listening in sockets.items()
         ]
         tasks = [loop.create_task(state.watch())] if "PORT" in sockets else []
@@ -95,14 +101,15 @@ class FrontDoor:
             webhook_proxy.close()
             for listener in listeners:
                 listener.close()
+            backends.close()
             self._large_bodies.close()
             self._connections.abort_all()
             await asyncio.sleep(0)
         return code
 
-    def _listener(self, listening: socket.socket, gate: Gate) -> Listener:
+    def _listener(self, listening: socket.socket, gate: Gate, backends: Backends) -> Listener:
         def connection() -> ClientConnection:
-            return ClientConnection(gate, self._limits, self._connections)
+            return ClientConnection(gate, self._limits, self._connections, backends)
 
         return Listener(listening, connection)
 
@@ -124,6 +131,8 @@ class FrontDoor:
     def _on_signal(self, cog: Reaped | None) -> None:
         self._stops += 1
         self._stopped.set()
+        if self._backends is not None:
+            self._backends.close()
         if cog is not None and self._stops == 1:
             cog.terminate()
         elif cog is not None and self._stops == 2:

@@ -62,7 +62,10 @@ class Request:
 
     def header(self, name: bytes) -> bytes:
         """The first header `name`, empty if there is none."""
-        return next((value for key, value in self.headers if key == name), b"")
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import cast
 
 from cog_triton.door.event_stream import ends_between_events, last_event
 from cog_triton.door.message import Answer, Forward, Headers, end_to_end
+from cog_triton.door.moderation import ReadModeration
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD = 64 << 10
@@ -34,6 +35,7 @@ class Relay(asyncio.Protocol):
         client: asyncio.WriteTransport,
         keep_alive: bool,
         on_end: Callable[[bool, bool], None],
+        moderation: ReadModeration,
     ) -> None:
         self._request: bytes | None = forward.encoded()
         self._head_only = forward.method == "HEAD"
@@ -44,11 +46,13 @@ class Relay(asyncio.Protocol):
         self._client = client
         self._keep_alive = keep_alive
         self._on_end = on_end
+        self._count = moderation.count
         self._transport: asyncio.Transport | None = None
         self._head: bytearray | None = bytearray()
         self._kept: bytearray | None = None
         self._remaining: int | None = None
         self._tail: bytes | None = None
+        self._written = b""
         self._status = 0
         self._streams = False
         self._ended = False
@@ -70,6 +74,7 @@ class Relay(asyncio.Protocol):
                 data = self._edit(data)
             self._tail = data[-5:] if len(data) > 4 else ((self._tail or b"") + data)[-5:]
             self._client.write(data)
+            self._count()
             return
         if self._head is not None:
             data = self._after_head(data)
@@ -89,8 +94,9 @@ class Relay(asyncio.Protocol):
         elif self._remaining is not None:
             data = data[: self._remaining]
             self._remaining -= len(data)
-        if data:
-            self._client.write(data)
+        if self._written or data:
+            self._write(self._written + data)
+            self._written = b""
         if self._remaining == 0:
             self._end(whole=True)
 
@@ -128,7 +134,7 @@ class Relay(asyncio.Protocol):
         self._on_end(whole, whole and self._keep_alive)
 
     def _after_head(self, data: bytes) -> bytes:
-        """Take bytes of the head; write it once it is whole, and return what follows it."""
+        """Take bytes of the head; once it is whole, write it anew, and return what follows it."""
         assert self._head is not None
         self._head += data
         while (end := self._head.find(_HEAD_END)) >= 0:
@@ -175,8 +181,6 @@ class Relay(asyncio.Protocol):
         written.append(b"connection: keep-alive" if self._keep_alive else b"connection: close")
         self._written = b"\r\n".join(written) + _HEAD_END
         self._streams = self._tail is not None and self._redact is None
-        if self._kept is None:
-            self._write(self._written)
 
     def _write_revised(self) -> None:
         """Write a response that was kept whole, or what is to be in its place."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import uvloop
 
+from cog_triton.door.backends import Backends
 from cog_triton.door.client_connection import ClientConnection
 from cog_triton.door.connections import Connections
 from cog_triton.door.limits import Limits
@@ -91,29 +92,36 @@ async def until_end(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def served(handler: Handler, limits: Limits | None = None) -> AsyncIterator[Door]:
-    """A door before `handler`, a server of one request a connection."""
+async def served(
+    handler: Handler, limits: Limits | None = None, *, warm: bool = False
+) -> AsyncIterator[Door]:
+    """A door before `handler`, a server of one request a connection; `warm` as in `Backends`."""
     backend = await asyncio.start_server(handler, "127.0.0.1", 0)
     try:
-        async with opened(PassGate(backend.sockets[0].getsockname()[1]), limits) as door:
+        port = backend.sockets[0].getsockname()[1]
+        async with opened(PassGate(port), limits, warm={port} if warm else ()) as door:
             yield door
     finally:
         backend.close()
 
 
 @asynccontextmanager
-async def opened(gate: Any, limits: Limits | None = None) -> AsyncIterator[Door]:
+async def opened(
+    gate: Any, limits: Limits | None = None, warm: Collection[int] = ()
+) -> AsyncIterator[Door]:
     """A door with this gate."""
     limits = limits or Limits()
     connections = Connections(limits.connections, limits.all_bodies_bytes)
     sock = bind("PORT", "127.0.0.1", 0, BACKLOG)
     port = sock.getsockname()[1]
-    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections))
+    backends = Backends(warm)
+    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections, backends))
     door = Door(port, gate, connections)
     try:
         yield door
     finally:
         listener.close()
+        backends.close()
         for writer in door.writers:
             writer.close()
             with suppress(ConnectionError):

@@ -1,0 +1,93 @@
+"""Connections to the servers behind the door: some are made before a request needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from typing import cast
+
+from cog_triton.door.moderation import ReadModeration
+
+_WARM = 8
+_REFILL_S = 0.05
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class Backends:
+    """Opens a connection for each request; those to `warm` ports may have been open before.
+
+    A port gets warm connections once a request has reached it. Each serves one request.
+    """
+
+    def __init__(self, warm: Collection[int] = ()) -> None:
+        self._warm = frozenset(warm)
+        self._loop = asyncio.get_running_loop()
+        self._idle: dict[int, deque[_Idle]] = {}
+        self._refills: dict[int, asyncio.Task[None]] = {}
+        self._closed = False
+        self.moderation = ReadModeration(self._loop)
+
+    async def connect(self, protocol: asyncio.Protocol, port: int) -> None:
+        """Give `protocol` a connection to 127.0.0.1:`port`; raises OSError without one."""
+        if (warm := self._take(port)) is not None:
+            warm.set_protocol(protocol)
+            protocol.connection_made(warm)
+        else:
+            await self._loop.create_connection(lambda: protocol, "127.0.0.1", port)
+        if port in self._warm and port not in self._refills and not self._closed:
+            self._refills[port] = self._loop.create_task(self._refill(port))
+
+    @property
+    def refilling(self) -> bool:
+        """Whether connections are being made that no request waits for."""
+        return bool(self._refills)
+
+    def close(self) -> None:
+        """Close what no request uses, for good: a server that drains may wait for it."""
+        self._closed = True
+        for refill in self._refills.values():
+            refill.cancel()
+        for idle in self._idle.values():
+            while idle:
+                idle.popleft().transport.abort()
+
+    def _take(self, port: int) -> asyncio.Transport | None:
+        """The warm connection that is open for longest: servers give them to threads in turn."""
+        idle = self._idle.get(port)
+        while idle:
+            transport = idle.popleft().transport
+            if not transport.is_closing():
+                return transport
+        return None
+
+    async def _refill(self, port: int) -> None:
+        idle = self._idle.setdefault(port, deque())
+        try:
+            await asyncio.sleep(_REFILL_S)  # after those that wait for an answer
+            while len(idle) < _WARM:
+                connecting = self._loop.create_connection(lambda: _Idle(idle), "127.0.0.1", port)
+                _, connected = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
+                idle.append(connected)
+        except (OSError, asyncio.TimeoutError):
+            pass  # a request that finds none warm connects itself
+        finally:
+            del self._refills[port]
+
+
+class _Idle(asyncio.Protocol):
+    """A connection that no request has used; one that its server ends is forgotten."""
+
+    def __init__(self, idle: deque[_Idle]) -> None:
+        self._among = idle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports derive from no class of asyncio.
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.abort()  # a server that speaks first answers something else
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._among:
+            self._among.remove(self)

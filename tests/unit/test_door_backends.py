@@ -1,0 +1,164 @@
+"""Connections to servers behind the door that are made before a request needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import small_door
+from small_door import run, served, until
+
+from cog_triton.door.backends import Backends
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+WARM = 8
+
+
+@dataclass
+class Server:
+    """Answers one request a connection; `used` has the numbers of connections that got one."""
+
+    greeting: bytes = b""
+    opened: int = 0
+    closed: int = 0
+    used: list[int] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        number = self.opened
+        self.writers.append(writer)
+        writer.write(self.greeting)
+        try:
+            await small_door.read_request(reader)
+            self.used.append(number)
+            writer.write(ANSWER)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        self.closed += 1
+        writer.close()
+
+    @property
+    def idle(self) -> int:
+        return self.opened - self.closed
+
+
+def test_requests_take_connections_that_are_open_in_turn() -> None:
+    async def check() -> None:
+        server = Server()
+        async with served(server, warm=True) as door:
+            assert (await door.ask(REQUEST)).endswith(b"ok")
+            await until(lambda: server.idle == WARM)
+            for _ in range(3):
+                assert (await door.ask(REQUEST)).endswith(b"ok")
+            assert server.used[:4] == [1, 2, 3, 4]
+            await until(lambda: server.opened == 4 + WARM)
+
+    run(check())
+
+
+def test_no_connection_is_open_before_the_first_request() -> None:
+    async def check() -> None:
+        server = Server()
+        async with served(server, warm=True):
+            await asyncio.sleep(0.1)
+            assert server.opened == 0
+
+    run(check())
+
+
+def test_without_warm_ports_each_request_connects() -> None:
+    async def check() -> None:
+        server = Server()
+        async with served(server) as door:
+            for number in (1, 2):
+                assert (await door.ask(REQUEST)).endswith(b"ok")
+                await asyncio.sleep(0.1)
+                assert server.opened == number
+
+    run(check())
+
+
+def test_connections_that_the_server_has_closed_are_not_used() -> None:
+    async def check() -> None:
+        server = Server()
+        async with served(server, warm=True) as door:
+            await door.ask(REQUEST)
+            await until(lambda: server.idle == WARM)
+            for writer in server.writers:
+                writer.transport.abort()
+            await until(lambda: server.idle == 0)
+            for _ in range(WARM + 1):
+                assert (await door.ask(REQUEST)).endswith(b"ok")
+
+    run(check())
+
+
+def test_what_a_server_says_unasked_is_no_answer() -> None:
+    async def check() -> None:
+        server = Server(greeting=b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong")
+        async with served(server, warm=True) as door:
+            await door.ask(REQUEST)
+            await until(lambda: server.closed >= WARM)
+            server.greeting = b""
+            await until(lambda: server.idle == 0)
+            assert (await door.ask(REQUEST)).endswith(b"ok")
+
+    run(check())
+
+
+def test_many_requests_at_once_are_all_answered() -> None:
+    async def check() -> None:
+        server = Server()
+        async with served(server, warm=True) as door:
+            await door.ask(REQUEST)
+            await until(lambda: server.idle == WARM)
+            answers = await asyncio.gather(*(door.ask(REQUEST) for _ in range(5 * WARM)))
+            assert all(answer.endswith(b"ok") for answer in answers)
+            assert len(server.used) == len(set(server.used)) == 5 * WARM + 1
+
+    run(check())
+
+
+def test_closing_ends_idle_connections_for_good() -> None:
+    async def check() -> None:
+        server = Server()
+        listening = await asyncio.start_server(server, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        backends = Backends({port})
+        await backends.connect(asyncio.Protocol(), port)
+        await until(lambda: server.idle == 1 + WARM)
+        backends.close()
+        await until(lambda: server.idle == 1)
+        await backends.connect(asyncio.Protocol(), port)
+        await asyncio.sleep(0.1)
+        assert server.idle == 2
+        for writer in server.writers:
+            writer.transport.abort()
+        listening.close()
+
+    run(check())
+
+
+def test_refilling_ends_with_the_server_and_begins_again() -> None:
+    async def check() -> None:
+        server = Server()
+        listening = await asyncio.start_server(server, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        backends = Backends({port})
+        await backends.connect(asyncio.Protocol(), port)
+        listening.close()
+        for writer in server.writers:
+            writer.transport.abort()
+        await until(lambda: not backends.refilling)
+        listening = await asyncio.start_server(server, "127.0.0.1", port)
+        before = server.opened
+        await backends.connect(asyncio.Protocol(), port)
+        await until(lambda: server.opened == before + 1 + WARM)
+        backends.close()
+        for writer in server.writers:
+            writer.transport.abort()
+        listening.close()
+
+    run(check())

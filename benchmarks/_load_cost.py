@@ -9,7 +9,7 @@ from typing import Any
 import _load
 import _resource_usage
 from _servers import Server
-from _streams import CHAT, PREDICTIONS, Api
+from _streams import PREDICTIONS, Api
 
 QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
 PARTS = ("door", "cog", "worker", "tritonserver", "stubs")
@@ -59,8 +59,7 @@ def measure(
 ) -> LoadCost:
     """Run `_load.wave` and measure the server's CPU, that of failed requests included."""
     before = server.cpu_seconds()
-    url = server.openai if api is CHAT else server.url
-    wave = _load.wave(url, inputs, streams, seconds, api=api, **how)
+    wave = _load.wave(server.base(api), inputs, streams, seconds, api=api, **how)
     return LoadCost(wave, _resource_usage.spent(before, server.cpu_seconds()))
 
 

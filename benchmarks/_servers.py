@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import _resource_usage
+from _streams import PREDICTIONS, Api
 
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.system import reaper
@@ -51,6 +52,10 @@ class Server:
     started: float
     ready: float
     beside: tuple[int, ...] = ()
+
+    def base(self, api: Api) -> str:
+        """Base URL of an API."""
+        return self.url if api == PREDICTIONS else self.openai
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of each part: see `_resource_usage.part_of`."""

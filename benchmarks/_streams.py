@@ -102,8 +102,9 @@ class ChatStream(Stream):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What to send to a path, and how its stream is read."""
+    """What to send to a path, and how its stream is read; `name` is for tables."""
 
+    name: str
     path: str
     stream: type[Stream]
     body: Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -117,5 +118,9 @@ def _chat(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"model": "mock", "messages": messages, "ignore_eos": True, **usage, **rest}
 
 
-PREDICTIONS = Api("/predictions", Stream, lambda inputs: {"input": inputs})
-CHAT = Api("/v1/chat/completions", ChatStream, _chat)
+def _prediction(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"input": inputs}
+
+
+PREDICTIONS = Api("/predictions", "/predictions", Stream, _prediction)
+CHAT = Api("/v1", "/v1/chat/completions", ChatStream, _chat)

@@ -24,6 +24,7 @@ NAMES = (
     "against_dynamo",
     "through_path",
     "fixed_rate",
+    "disturbed",
     "door_cost",
     "text_cost",
     "start_up",

@@ -1,8 +1,9 @@
 """Overhead of the serving path: Cog and Triton beside the same engine called in process.
 
 Both sides hold the same engine, get the same prompts, and take turns within one run; an idle
-engine uses no CPU. Prints the time to first token with the mock engine, which makes it at once, and
-tokens/s and TTFT of the OpenVINO pipeline of engine.tar at each concurrency, and ratios.
+engine uses no CPU. Prints the time to first token with the mock engine, which makes it at once, as
+a prediction and over /v1; and tokens/s and TTFT of the OpenVINO pipeline of engine.tar at each
+concurrency, and ratios.
 
     .venv/bin/python benchmarks/through_path.py [engine.tar]
 """
@@ -26,13 +27,15 @@ from _load_cost import QUICK_ACKS
 from _mock_alone import MockAlone
 from _report import Figure, Grid, Report, Target, main, say
 from _servers import mock_server, server
+from _streams import CHAT, PREDICTIONS, Api
 
 from cog_triton.artifact import engine_tar
 from cog_triton.text import prompts
 from cog_triton.text.tokenizer import EngineTokenizer
 
 PROMPT = "Explain to a child why the sky is blue."
-ADDED = Target(2)
+SHORT = "Tell me about the sea."
+ADDED, KEPT = Target(2), Target(0.97, least=True)
 Wave = Callable[[int, int], "Round"]
 
 
@@ -146,7 +149,7 @@ def openvino(args: argparse.Namespace, scratch: Path, report: Report) -> None:
         )
         target = ADDED if concurrency == 1 else None
         name = f"OpenVINO, {concurrency} streams"
-        report.figures.append(Figure(f"{name}: tok/s served / direct", ratio))
+        report.figures.append(Figure(f"{name}: tok/s served / direct", ratio, "x", KEPT))
         report.figures.append(Figure(f"{name}: TTFT added", added, "ms", target))
     report.grids.append(grid)
 
@@ -154,25 +157,31 @@ def openvino(args: argparse.Namespace, scratch: Path, report: Report) -> None:
 def first_tokens(args: argparse.Namespace, report: Report) -> None:
     """Add the TTFT with the mock engine: requests one after another, in turns."""
     turns, each, pause = (2, 5, 0.0) if args.quick else (10, 20, 0.3)
+    ways: dict[str, tuple[Api, bool]] = {
+        "": (PREDICTIONS, False),
+        ", plain client": (PREDICTIONS, True),
+        ", /v1": (CHAT, False),
+    }
     direct: list[float] = []
-    served: dict[str, list[float]] = {"": [], ", plain client": []}
+    served: dict[str, list[float]] = {name: [] for name in ways}
     with MockAlone() as mock, mock_server() as running:
-        inputs = {"prompt": "Tell me about the sea.", "max_tokens": 1}
-        _load.wave(running.url, inputs, 1)
+        inputs = {"prompt": SHORT, "max_tokens": 1}
+        for api, _ in ways.values():
+            _load.wave(running.base(api), inputs, 1, api=api)
         for _ in range(turns):
             direct += [mock.ttft_ms() for _ in range(each)]
-            for name, times in served.items():
-                wave = _load.wave(running.url, inputs, 1, pause, plain=bool(name))
-                times += [stream.ttft * 1000 for stream in wave.streams]
+            for name, (api, plain) in ways.items():
+                wave = _load.wave(running.base(api), inputs, 1, pause, plain=plain, api=api)
+                served[name] += [stream.ttft * 1000 for stream in wave.streams]
     columns = ("", "requests", "p50", "p90", "p99")
     grid = Grid("mock engine: milliseconds to the first token, one stream", columns)
     for name, times in {"direct": direct, **{f"served{n}": t for n, t in served.items()}}.items():
         cuts = (f"{float(np.percentile(times, cut)):.2f}" for cut in (50, 90, 99))
         grid.add(name, len(times), *cuts)
     report.grids.append(grid)
-    for name, times in served.items():
-        added = statistics.median(times) - statistics.median(direct)
-        target = None if name else ADDED
+    for name, (_, plain) in ways.items():
+        added = statistics.median(served[name]) - statistics.median(direct)
+        target = None if plain else ADDED
         report.figures.append(Figure(f"mock, 1 stream{name}: TTFT added", added, "ms", target))
     report.notes.append(QUICK_ACKS)
 

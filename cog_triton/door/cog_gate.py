@@ -55,6 +55,8 @@ class CogGate(PrivateGate):
                 return json_answer(503, {"status": "STARTING"})
             return self._forward(request)
         asked = f"{request.method} {path}"
+        if asked == "HEAD /":  # liveness of Cog's parent
+            return self._forward(request)
         if asked == "POST /shutdown":
             self._access.check_stop(request)
             return self._forward(request)

@@ -37,12 +37,14 @@ class HealthClient:
         return health if isinstance(health, dict) else {}
 
     def parent_answers(self) -> bool:
-        """Whether Cog's parent process answers, on a path that its worker has no part in."""
+        """Whether Cog's parent process answers, on a path that its worker has no part in.
+
+        The front door lets HEAD of it pass without a key, so that this is not its own answer.
+        """
         try:
-            self._http.get(self._base, timeout=_PARENT_TIMEOUT_S)
+            return self._http.head(self._base, timeout=_PARENT_TIMEOUT_S).is_success
         except httpx.HTTPError:
             return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from cog_triton.system import reaper
 from cog_triton.triton.liveness import process_state
 
 _ROLES = {
-    "cog_triton.door": "front door",
-    "cog_triton.serving.coglet.http_server": "parent",
-    "_run_worker": "worker",
+    b"\0cog_triton.door\0": "front door",
+    b"\0cog_triton.serving.coglet.http_server\0": "parent",
+    b"_run_worker": "worker",
 }
-"""Names of the processes, by a part of their command line."""
-_REAPER = "reaper.py"
+"""Names of the processes, by a part of their command line, where a NUL ends each word."""
+_REAPER = b"reaper.py"
 _TELL_S = 2.0
 
 
@@ -37,19 +37,22 @@ class CogProcesses:
                 return f"Cog's {role} (process {pid}) was stopped"
         return None
 
-    def kill_worker(self) -> bool:
-        """SIGKILL the worker, so that the parent fails its requests; whether there is one."""
-        workers = [pid for pid, role in self._roles().items() if role == "worker"]
-        for pid in workers:
+    def kill(self, role: str) -> bool:
+        """SIGKILL the worker or the parent, so that what is before it fails its requests.
+
+        Returns whether there is one.
+        """
+        found = [pid for pid, has in self._roles().items() if has == role]
+        for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return bool(workers)
+        return bool(found)
 
     def _roles(self) -> dict[int, str]:
         found: dict[int, str] = {}
         for pid in reaper.descendants(self._root):
             with suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
                 for part, role in _ROLES.items():
                     if part in line and _REAPER not in line:
                         found[pid] = role
@@ -75,7 +78,7 @@ class CogWatch:
     def check(self) -> str | None:
         """Look once; returns the line to show if the state has changed. Blocks for one probe.
 
-        When Cog is lost, running requests have been failed as far as its parent still can.
+        When Cog is lost, running requests have been failed by its parent, or by the front door.
 
         Raises:
             TritonStartFailed: Triton was given up.
@@ -90,5 +93,5 @@ class CogWatch:
             raise
 
     def _fail_requests(self) -> None:
-        if self._health.parent_answers() and self._processes.kill_worker():
+        if self._processes.kill("worker" if self._health.parent_answers() else "parent"):
             time.sleep(_TELL_S)

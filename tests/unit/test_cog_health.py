@@ -170,3 +170,32 @@ def test_a_server_that_listens_no_more_may_take_its_drain_timeout_to_exit() -> N
     assert monitor.update({}, 49) is None
     with pytest.raises(TritonUnavailable, match="has not listened for 40 s"):
         monitor.update({}, 51)
+
+
+def test_the_parent_alone_is_asked_whether_it_answers() -> None:
+    asked: list[str] = []
+
+    class Server(Handler):
+        status = 200
+
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(self.status)
+            self.end_headers()
+
+    def answers(kind: type[Server]) -> bool:
+        with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            try:
+                return HealthClient("127.0.0.1", server.server_address[1]).parent_answers()
+            finally:
+                server.shutdown()
+                thread.join()
+
+    assert answers(Server)
+    # The front door answers in the place of a parent that is not there, or wants a key.
+    for code in (503, 401):
+        assert not answers(type("Refusing", (Server,), {"status": code}))
+    assert set(asked) == {"/"}
+    assert not HealthClient("127.0.0.1", free_ports(1)[0]).parent_answers()

@@ -47,9 +47,23 @@ def test_a_stopped_process_is_named(started: dict[str, subprocess.Popen[bytes]],
     assert look() == f"Cog's {role} (process {started[role].pid}) was stopped"
 
 
-def test_only_the_worker_is_killed(started: dict[str, subprocess.Popen[bytes]]) -> None:
+@pytest.mark.parametrize("role", ["worker", "parent"])
+def test_only_one_role_is_killed(started: dict[str, subprocess.Popen[bytes]], role: str) -> None:
     time.sleep(0.05)
-    assert CogProcesses(os.getpid()).kill_worker()
-    assert started["worker"].wait(5) == -signal.SIGKILL
-    assert started["parent"].poll() is None
-    assert not CogProcesses(os.getpid()).kill_worker()
+    assert CogProcesses(os.getpid()).kill(role)
+    assert started.pop(role).wait(5) == -signal.SIGKILL
+    assert all(process.poll() is None for process in started.values())
+    assert not CogProcesses(os.getpid()).kill(role)
+
+
+def test_a_stopped_child_of_the_front_door_is_no_reason_to_end() -> None:
+    command = [sys.executable, "-c", SLEEP, "-m", "cog_triton.door.large_bodies_child", "3"]
+    process = subprocess.Popen(command)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    try:
+        assert CogProcesses(os.getpid()).stopped() is None
+    finally:
+        process.kill()
+        process.wait()

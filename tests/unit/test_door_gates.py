@@ -293,6 +293,8 @@ def test_what_cog_publishes(method: str, path: str) -> None:
 
 
 def test_cogs_health_is_open_and_its_stop_is_not() -> None:
+    assert status(cog(LOCKED), "HEAD", "/") == 200  # what CogWatch asks
+    assert status(cog(LOCKED), "GET", "/") == 401
     assert status(cog(LOCKED), "GET", "/health-check") == 200
     assert status(cog(), "POST", "/shutdown") == 401
     assert status(cog(LOCKED), "POST", "/shutdown", b"", *KEY) == 200

@@ -1,25 +1,29 @@
 """Triton model ``tensorrt_llm_bls``: streams text by calling the engine model.
 
 Each request has a thread, which waits for the engine's responses; one more thread looks for
-disconnected clients, because Triton does not pass their cancellation on to the engine.
+disconnected clients.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 import uuid
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
+from cog_triton.backend.bls_engine import (
+    Engine,
+    EngineCall,
+    EngineRequest,
+    OutputType,
+    Tensors,
+)
 from cog_triton.backend.bls_responses import TextResponses
 from cog_triton.backend.text_inputs import (
     ENGINE_NAMES,
@@ -30,40 +34,13 @@ from cog_triton.backend.text_inputs import (
     refuse_bias,
 )
 from cog_triton.engines.tensor_contract import refuse_unknown
-from cog_triton.engines.tensorrt_llm import backend_errors
-from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError, from_text
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError
 from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
 
-_log = logging.getLogger(__name__)
-
-Tensors = dict[str, npt.NDArray[Any]]
-
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-_ENGINE_OUTPUTS = ("output_ids", "sequence_length")
-_RELEASE_DELAY_S = 5.0
 _MUST_BE_ONE = ("beam_width", "num_return_sequences")
-
-
-class _DelayedRelease:
-    """Delayed release of ended response iterators: workaround for a crash in Triton's stub.
-
-    The stub (24.10) drops its reference to them on a thread without the GIL. If that were the last
-    one, their tensors would be freed there, which crashes Python 3.12.
-    """
-
-    def __init__(self) -> None:
-        self._kept: deque[tuple[float, Iterator[Any]]] = deque()
-
-    def keep(self, responses: Iterator[Any]) -> None:
-        """Keep `responses` until Triton has certainly dropped its reference."""
-        self._kept.append((time.monotonic() + _RELEASE_DELAY_S, responses))
-
-    def release(self) -> None:
-        """Release what has been kept long enough."""
-        while self._kept and self._kept[0][0] < time.monotonic():
-            self._kept.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +50,10 @@ class _Options:
     word_limits: WordLimits
     add_special_tokens: bool
     accumulate_tokens: bool
-    engine: str
+    engine: Engine
     engine_names: Mapping[str, str]
     end_id: int | None
     pad_id: int | None
-    delayed_release: _DelayedRelease
 
 
 class TritonPythonModel:
@@ -94,11 +70,14 @@ class TritonPythonModel:
             parameters.word_limits(),
             parameters.flag("add_special_tokens"),
             parameters.flag("accumulate_tokens"),
-            parameters.text("tensorrt_llm_model_name"),
+            Engine(
+                parameters.text("tensorrt_llm_model_name"),
+                {output["name"]: OutputType.of(output) for output in parameters.outputs},
+                reports_finish_reason=parameters.flag("reports_finish_reason"),
+            ),
             parameters.names("engine_input_names"),
             parameters.token_id("end_id"),
             parameters.token_id("pad_id"),
-            _DelayedRelease(),
         )
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
         self._active: set[_TextRequest] = set()
@@ -130,7 +109,6 @@ class TritonPythonModel:
         while not self._closing.wait(self._check_period):
             for text_request in self._active.copy():
                 text_request.cancel_if_disconnected()
-            self._options.delayed_release.release()
 
 
 class _TextRequest:
@@ -146,9 +124,9 @@ class _TextRequest:
         self._parameters = python_backend.parameter_names(request)
         self._outputs = [n for n in request.requested_output_names() if n != "text_output"]
         self._engine_id = f"{request.request_id() or 'bls'}-{uuid.uuid4().hex}"
+        self._call: EngineCall | None = None
         self._lock = threading.Lock()
         self._finished = False
-        self._disconnected = False
 
     def run(self) -> None:
         """Send all responses, the last one with Triton's final flag."""
@@ -164,29 +142,24 @@ class _TextRequest:
     def cancel_if_disconnected(self) -> None:
         """Cancel the engine request if the client has disconnected; repeated until it has ended."""
         with self._lock:
-            if not self._finished:
-                self._disconnected = bool(self._sender.is_cancelled())
-        if self._disconnected:
-            self._cancel_engine_request()
+            disconnected = not self._finished and self._sender.is_cancelled()
+        if disconnected and self._call is not None:
+            self._call.cancel()
 
     def _generate(self) -> None:
         prompt_ids, engine_inputs = self._engine_inputs()
         text = self._text_responses(prompt_ids)
-        responses = self._engine_responses(engine_inputs)
-        for outputs in responses:
-            lengths = outputs.pop("sequence_length")
-            token_ids = outputs.pop("output_ids").ravel()[: lengths.flat[0]].tolist()
-            response = text.feed(token_ids, outputs)
-            if text.finished:
-                self._finish(response or text.finish())
-                self._cancel_engine_request()
-                break
-            if response and not self._disconnected:
-                self._sender.send(python_backend.response(response))
-        else:
-            self._finish(text.finish())
-        for _ in responses:
-            pass
+        request = EngineRequest(self._engine_id, engine_inputs, self._outputs)
+        self._call = self._options.engine.call(request)
+        with closing(self._call.__iter__()) as responses:
+            for response in responses:
+                answer = text.feed(response.token_ids, response.outputs)
+                if text.finished:
+                    self._finish(answer or text.finish())
+                    return
+                if answer:
+                    self._sender.send(python_backend.response(answer))
+        self._finish(text.finish())
 
     def _engine_inputs(self) -> tuple[list[int], Tensors]:
         inputs, options = self._inputs, self._options
@@ -240,46 +213,6 @@ class _TextRequest:
             accumulate=self._options.accumulate_tokens,
             prompt_ids=prompt_ids if echo else (),
         )
-
-    def _engine_responses(self, inputs: Tensors) -> Iterator[Tensors]:
-        """The outputs of each engine response that has any; raises the engine's error."""
-        try:
-            for response in self._call_engine(inputs, [*_ENGINE_OUTPUTS, *self._outputs]):
-                if response.has_error():
-                    message = response.error().message()
-                    raise (
-                        from_text(message)
-                        or backend_errors.request_error(message)
-                        or TritonUnknownError(message)
-                    )
-                if tensors := response.output_tensors():
-                    # The response's memory goes back to Triton with the response.
-                    yield {tensor.name(): tensor.as_numpy().copy() for tensor in tensors}
-        except pb_utils.TritonModelException as error:
-            raise TritonUnknownError(str(error)) from error
-
-    def _cancel_engine_request(self) -> None:
-        one = np.array([[1]], dtype=np.int32)
-        names = ("input_ids", "input_lengths", "request_output_len")
-        stop: Tensors = {**dict.fromkeys(names, one), "stop": np.array([[True]])}
-        try:
-            for _ in self._call_engine(stop, list(_ENGINE_OUTPUTS)):
-                pass
-        except pb_utils.TritonModelException as error:
-            _log.warning("could not stop request %s: %s", self._engine_id, error)
-
-    def _call_engine(self, inputs: Tensors, outputs: list[str]) -> Iterator[Any]:
-        request = pb_utils.InferenceRequest(
-            model_name=self._options.engine,
-            request_id=self._engine_id,
-            inputs=[pb_utils.Tensor(name, tensor) for name, tensor in inputs.items()],
-            requested_output_names=outputs,
-        )
-        responses: Iterator[Any] = request.exec(decoupled=True)
-        try:
-            yield from responses
-        finally:
-            self._options.delayed_release.keep(responses)
 
     def _finish(self, last: Tensors | CogTritonError) -> None:
         """Send the final flag, with the last response if any; the sender must not be used after."""

@@ -21,6 +21,7 @@ class Parameters:
     def __init__(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
         self._model = args["model_name"]
+        self.outputs: list[dict[str, Any]] = config["output"]
         self._values: dict[str, str] = {
             name: item["string_value"] for name, item in config["parameters"].items()
         }

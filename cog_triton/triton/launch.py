@@ -99,7 +99,12 @@ def launch_command(
         InvalidArgument: settings that contradict each other; names them.
         TritonStartFailed: mpirun is needed and not found.
     """
-    environment = dict(triton.environment)
+    # tensorrt_llm_bls calls the engine's model there.
+    environment = {
+        **triton.environment,
+        "TRITON_HOST": settings.triton_host,
+        "TRITON_HTTP_PORT": str(settings.triton_http_port),
+    }
     if settings.trtllm_orchestrator:
         environment |= {
             "TRTLLM_ORCHESTRATOR": "1",

@@ -58,6 +58,9 @@ def render_repository(
             if "tokenizer_dir" in config.parameters:
                 config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
             _set_limits(config, engine_config, family, word_limits)
+            if "reports_finish_reason" in config.parameters:
+                told = str(family.reports_finish_reason).lower()
+                config.parameters["reports_finish_reason"].string_value = told
             family.adapt_text_model(config)
             text_model_config.apply_arguments(
                 config, serve_config.arguments_of(model), family.tokenizer_dir

@@ -25,7 +25,13 @@ _INSTANCE_COUNTS: Mapping[str, str] = {
 }
 _TOKENIZER_TYPES = ("auto", "llama", "t5")
 # Parameters that only our own rendering sets.
-_INTERNAL_PARAMETERS = ("engine_input_names", "max_input_len", "max_words", "max_word_length")
+_INTERNAL_PARAMETERS = (
+    "engine_input_names",
+    "max_input_len",
+    "max_words",
+    "max_word_length",
+    "reports_finish_reason",
+)
 _NO_IMAGES = "images are not served here, text alone is"
 _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     "preprocessing": {

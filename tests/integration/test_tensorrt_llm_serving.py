@@ -5,15 +5,21 @@ rendered inputs, says which it got, and answers with the prompt's tokens.
 """
 
 import asyncio
+import dataclasses
 import json
+import queue
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 import pytest
+import tritonclient.grpc as grpcclient
 from google.protobuf import text_format
 from stack import Stack
 
@@ -24,7 +30,7 @@ from cog_triton.settings import Settings, load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton import model_repository
+from cog_triton.triton import launch, model_repository
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.serve_config import load_serve_config
 from cog_triton.triton.server import TritonServer
@@ -44,11 +50,13 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         self.path = json.loads(args["model_config"])["parameters"]["seen"]["string_value"]
+        self.held = []
 
     def execute(self, requests):
         for request in requests:
             seen = {t.name(): t.as_numpy().ravel().tolist() for t in request.inputs()}
             seen = {name: value for name, value in seen.items() if value}
+            seen["shapes"] = {t.name(): t.as_numpy().shape for t in request.inputs()}
             with open(self.path, "a") as file:
                 file.write(json.dumps(seen, default=str) + "\\n")
             sender = request.get_response_sender()
@@ -59,13 +67,27 @@ class TritonPythonModel:
                     flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
                 )
                 continue
-            for token in seen["input_ids"]:
-                ids = np.array([[[token]]], dtype=np.int32)
-                length = np.array([[1]], dtype=np.int32)
-                sender.send(pb_utils.InferenceResponse(output_tensors=[
-                    pb_utils.Tensor("output_ids", ids), pb_utils.Tensor("sequence_length", length),
-                ]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if seen["request_output_len"] == [64]:  # all 64 of them must be here at once
+                self.held.append((sender, seen))
+                for held in self.held if len(self.held) == 64 else ():
+                    self.answer(*held)
+                continue
+            self.answer(sender, seen)
+
+    def answer(self, sender, seen):
+        for place, token in enumerate(seen["input_ids"]):
+            tensors = [
+                pb_utils.Tensor("output_ids", np.array([[[token]]], dtype=np.int32)),
+                pb_utils.Tensor("sequence_length", np.array([[1]], dtype=np.int32)),
+            ]
+            if seen.get("return_log_probs") == [True]:
+                values = np.array([-0.1, -np.inf][place % 2 :], dtype=np.float32)
+                tensors.append(pb_utils.Tensor("output_log_probs", values.reshape(1, 1, -1)))
+            if seen.get("return_context_logits") == [True]:
+                logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+                tensors.append(pb_utils.Tensor("context_logits", logits))
+            sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
 
@@ -74,6 +96,7 @@ class Served:
 
     def __init__(self, settings: Settings, family: TensorRTLLMFamily, seen: Path) -> None:
         self.url = settings.triton_url
+        self.grpc = f"127.0.0.1:{settings.triton_grpc_port}"
         self.family = family
         self.client = TritonClient(self.url, 20, family.classify_error)
         self.generator = TextGenerator(
@@ -98,9 +121,31 @@ class Served:
         assert all("text_output" in event for event in events), events
         return [event["text_output"] for event in events]
 
+    def grpc_stream(self, **inputs: npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """The responses of tensorrt_llm_bls, as tensors by name."""
+        types = {np.float16: "FP16", np.int32: "INT32", np.uint64: "UINT64", np.bool_: "BOOL"}
+        tensors = []
+        for name, value in inputs.items():
+            kind = types.get(value.dtype.type, "BYTES")
+            tensors.append(grpcclient.InferInput(name, value.shape, kind))
+            tensors[-1].set_data_from_numpy(value)
+        answers: queue.Queue[Any] = queue.Queue()
+        found = []
+        with grpcclient.InferenceServerClient(self.grpc) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            client.async_stream_infer("tensorrt_llm_bls", tensors, enable_empty_final_response=True)
+            while True:
+                result, error = answers.get(timeout=20)
+                assert error is None, error
+                head = result.get_response()
+                found.append({out.name: result.as_numpy(out.name) for out in head.outputs})
+                if head.parameters["triton_final_response"].bool_param:
+                    return found
+
 
 @contextmanager
-def served(directory: Path, config: dict[str, Any], serve: str) -> Iterator[Served]:
+def served(directory: Path, config: dict[str, Any], serve: str, *options: str) -> Iterator[Served]:
+    """`options` are added to tritonserver's."""
     family = tensorrt_llm_engines.family(directory / "engine", config)
     target, seen = directory / "repo", directory / "seen"
     model_repository.render_repository(family, load_serve_config(CONFIGS / serve), target)
@@ -124,11 +169,19 @@ def served(directory: Path, config: dict[str, Any], serve: str) -> Iterator[Serv
         async with running.client:
             await server.start(running.client.is_ready, probe)
 
-    try:
-        asyncio.run(start())
-        yield running
-    finally:
-        server.kill()
+    launched = launch.launch_command
+
+    def with_options(*args: Any) -> launch.LaunchCommand:
+        command = launched(*args)
+        return dataclasses.replace(command, argv=[*command.argv, *options])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "launch_command", with_options)
+        try:
+            asyncio.run(start())
+            yield running
+        finally:
+            server.kill()
 
 
 @pytest.fixture(scope="module", params=["0.9", "1.2"])
@@ -155,8 +208,84 @@ def test_text_models_use_the_contract_of_the_engines_release(triton: Served, mod
     assert seen["random_seed" if old else "seed"] == [7]
     assert seen["end_id"] == [tensorrt_llm_engines.END]
     assert seen["request_output_len"] == [4]
-    ids, ends = seen["bad_words_list"][: len(seen["bad_words_list"]) // 2], seen["bad_words_list"]
-    assert ends[len(ids)] == len(ids)
+    fox = EngineTokenizer.load(triton.family.directory).encode("fox", add_special_tokens=False)
+    ends = [len(fox), *[-1] * (len(fox) - 1)]
+    assert seen["bad_words_list"] == [*fox, *ends]
+    assert seen["shapes"]["bad_words_list"] == [1, 2, len(fox)]
+
+
+def test_bls_passes_numbers_and_text_on_exactly(triton: Served) -> None:
+    values = {"temperature": 0.1, "top_p": 1.1754943e-38, "repetition_penalty": 3.4028235e38}
+    said = triton.texts("tensorrt_llm_bls", stream=True, seed=2**64 - 1, bad_words=["a b", "c"])
+    assert said
+    triton.texts("tensorrt_llm_bls", stream=True, seed=2**64 - 1, top_k=-(2**31), **values)
+    seen = triton.last()
+    old = triton.family.engine.contract.release < (0, 20)
+    assert seen["random_seed" if old else "seed"] == [2**64 - 1]
+    assert seen["runtime_top_k"] == [-(2**31)]
+    for name, theirs in (("temperature",) * 2, ("top_p", "runtime_top_p")):
+        assert np.float32(seen[theirs][0]) == np.float32(values[name])
+    assert seen["repetition_penalty"] == [float(np.float32(3.4028235e38))]
+    assert seen["streaming"] == [True]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_bls_passes_numbers_that_are_not_finite_on(value: str, triton: Served) -> None:
+    body = f'{{"text_input": "a", "max_tokens": 1, "temperature": {value}}}'
+    url = f"{triton.url}/v2/models/tensorrt_llm_bls/generate"
+    assert httpx.post(url, content=body, timeout=20).status_code == 200
+    assert str(triton.last()["temperature"][0]) == str(float(value))
+
+
+def test_bls_outputs_have_the_shapes_of_the_engines(triton: Served) -> None:
+    text = np.array([[b"the quick"]], dtype=object)
+    responses = triton.grpc_stream(
+        text_input=text,
+        max_tokens=np.array([[4]], dtype=np.int32),
+        stream=np.array([[True]]),
+        return_log_probs=np.array([[True]]),
+    )
+    found = [each["output_log_probs"] for each in responses if "output_log_probs" in each]
+    assert {each.dtype for each in found} == {np.dtype(np.float32)}
+    assert {each.shape[:2] for each in found} == {(1, 1)}
+    values = np.concatenate(found, axis=-1).ravel()
+    assert values[:2].tolist() == np.array([-0.1, -np.inf], dtype=np.float32).tolist()
+
+
+def test_bls_passes_tensors_on_that_json_does_not_carry(triton: Served) -> None:
+    inputs = {
+        "text_input": np.array([[b"the quick"]], dtype=object),
+        "max_tokens": np.array([[4]], dtype=np.int32),
+        "lora_task_id": np.array([[2**63 + 1]], dtype=np.uint64),
+        "lora_weights": np.arange(6, dtype=np.float16).reshape(1, 2, 3) / 3,
+        "lora_config": np.arange(6, dtype=np.int32).reshape(1, 2, 3),
+        "return_context_logits": np.array([[True]]),
+    }
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(triton.grpc_stream, **inputs) for _ in range(32)]
+        for answer in answers:
+            (response, *_) = answer.result(60)
+            assert response["text_output"].ravel().tolist() == [b"the quickthe quick"]
+            assert response["context_logits"].tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    seen = triton.last()
+    assert seen["lora_weights"] == inputs["lora_weights"].ravel().tolist()
+    assert seen["shapes"]["lora_weights"] == [1, 2, 3]
+    assert seen["shapes"]["lora_config"] == [1, 2, 3]
+    assert seen["lora_task_id"] == [2**63 + 1]
+
+
+def test_bls_requests_wait_in_no_http_thread(tmp_path: Path) -> None:
+    """Each holds a connection and makes another; the engine answers when it has all 64."""
+    config = tensorrt_llm_engines.V1
+    with (
+        served(tmp_path, config, "tensorrt-llm.yaml", "--http-thread-count=1") as triton,
+        ThreadPoolExecutor(64) as pool,
+    ):
+        answers = [
+            pool.submit(triton.texts, "tensorrt_llm_bls", max_tokens=64, stream=True)
+            for _ in range(64)
+        ]
+        assert {"".join(answer.result(60)) for answer in answers} == {"the quick fox"}
 
 
 def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> None:

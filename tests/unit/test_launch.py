@@ -84,6 +84,8 @@ def test_one_rank_starts_tritonserver_without_mpirun(repository: Path) -> None:
         "--metrics-address=127.0.0.1",
     } <= {*command.argv}
     assert "TRTLLM_ORCHESTRATOR" not in command.environment
+    assert command.environment["TRITON_HOST"] == "127.0.0.1"
+    assert command.environment["TRITON_HTTP_PORT"] == "1"
 
 
 def test_several_ranks_start_under_one_mpirun(repository: Path, mpirun: Path) -> None:
@@ -97,6 +99,7 @@ def test_several_ranks_start_under_one_mpirun(repository: Path, mpirun: Path) ->
     assert [words[:2] for words in servers] == [["-n", "1"]] * 3
     assert [shm_prefix(words) for words in servers] == [f"cog_triton_ab_{n}_" for n in range(3)]
     assert command.environment["OMPI_MCA_orte_tmpdir_base"] == str(repository.parent)
+    assert command.environment["TRITON_HTTP_PORT"] == "8000"
     leader, *workers = servers
     assert "--http-port=8000" in leader
     assert "--load-model=tensorrt_llm" not in leader

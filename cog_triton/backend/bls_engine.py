@@ -1,0 +1,236 @@
+"""Requests of ``tensorrt_llm_bls`` to the engine's model: over HTTP, or as a BLS call for tensors
+that JSON does not carry.
+
+BLS calls that run at once lock up the stub of Triton 24.10: one thread has the GIL and waits for
+the map of response iterators, the queue monitor has the map and waits for an iterator, and the
+thread in that one's `Next` waits for the GIL. So there is one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from cog_triton.backend.generate_stream import GenerateEndpoint
+from cog_triton.engines.tensor_contract import FINISH_REASON
+from cog_triton.engines.tensorrt_llm import backend_errors
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    TritonMalformedEvent,
+    TritonUnavailable,
+    TritonUnknownError,
+    from_text,
+)
+
+_log = logging.getLogger(__name__)
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+_RELEASE_DELAY_S = 5.0
+_TOKENS = ("output_ids", "sequence_length")
+_LOGITS = ("return_context_logits", "return_generation_logits")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputType:
+    """Type and shape of an output of the engine's model, with its batch dimension."""
+
+    dtype: npt.DTypeLike
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> OutputType:
+        """From an output of the model's config; of several variable dimensions all but the last
+        are 1 here: beams and sequences."""
+        inner = [1 for _ in config["dims"][1:]]
+        dtype = pb_utils.triton_string_to_numpy(config["data_type"])
+        return cls(dtype, (1, *inner, -1))
+
+    def restored(self, name: str, values: Any) -> npt.NDArray[Any]:
+        """The tensor of flat JSON `values`; Triton writes a single one bare. Raises E2104."""
+        try:
+            return np.array(values, dtype=self.dtype).reshape(self.shape)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise TritonMalformedEvent(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request to the engine's model; `outputs` are those to return beside the token ids."""
+
+    request_id: str
+    inputs: Tensors
+    outputs: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResponse:
+    """New token ids, and the requested outputs that came with them."""
+
+    token_ids: list[int]
+    outputs: Tensors
+
+
+class EngineCall(Protocol):
+    """A request that is sent when it is iterated; closing the iterator stops the engine."""
+
+    def __iter__(self) -> Generator[EngineResponse, None, None]:
+        """The responses; raises the coded error of the engine."""
+
+    def cancel(self) -> None:
+        """Stop it, from any thread; then it ends without an error. May need to be repeated."""
+
+
+class Engine:
+    """The engine's model, as its clients in stubs call it; thread-safe."""
+
+    def __init__(
+        self, model: str, output_types: Mapping[str, OutputType], *, reports_finish_reason: bool
+    ) -> None:
+        """With `reports_finish_reason`, a stream that lacks its last response is E2105."""
+        self.model = model
+        self.endpoint = GenerateEndpoint.of_this_server(model, to_error)
+        self.output_types = output_types
+        self.reports_finish_reason = reports_finish_reason
+        self.turn = threading.Lock()
+
+    def call(self, request: EngineRequest) -> EngineCall:
+        """Prepare a request."""
+        inputs = request.inputs
+        # LoRA weights and logits have several variable dimensions and may be FP16: not for JSON.
+        if "lora_weights" in inputs or any(inputs[n].any() for n in _LOGITS if n in inputs):
+            return _BLSCall(self, request)
+        return _HTTPCall(self, request)
+
+    def stop(self, request_id: str) -> None:
+        """Stop a request by its id."""
+        try:
+            self.endpoint.stop(request_id)
+        except CogTritonError as error:
+            _log.warning("could not stop request %s: %s", request_id, error)
+
+
+def to_error(text: str) -> CogTritonError:
+    """The coded error of a failed engine request's text."""
+    return from_text(text) or backend_errors.request_error(text) or TritonUnknownError(text)
+
+
+class _HTTPCall:
+    def __init__(self, engine: Engine, request: EngineRequest) -> None:
+        self._engine = engine
+        self._request = request
+        values = {name: _json_value(name, tensor) for name, tensor in request.inputs.items()}
+        self._stream = engine.endpoint.request(values, request.request_id)
+        self._cancelled = False
+
+    def __iter__(self) -> Generator[EngineResponse, None, None]:
+        seen = False
+        events = self._stream.events()
+        try:
+            for event in events:
+                seen = True
+                yield self._response(event)
+                if FINISH_REASON in event:  # the connection may not end, see `http_thread_queues`
+                    return
+            if self._engine.reports_finish_reason:
+                raise TritonUnavailable(
+                    "Triton was too busy and lost the end of the answer; try again"
+                )
+        except TritonUnavailable:
+            if not self._cancelled:
+                raise
+        finally:
+            events.close()
+            # A closed connection stops the engine when Triton writes to it, so not before the
+            # first token.
+            if self._cancelled and not seen:
+                self._engine.stop(self._request.request_id)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._stream.abort()
+
+    def _response(self, event: dict[str, Any]) -> EngineResponse:
+        if not event.keys() >= {*_TOKENS}:
+            raise TritonMalformedEvent(f"no {' or '.join(_TOKENS)} in {sorted(event)}")
+        ids, length = event["output_ids"], event["sequence_length"]
+        types = self._engine.output_types
+        return EngineResponse(
+            (ids if isinstance(ids, list) else [ids])[:length],
+            {
+                name: types[name].restored(name, event[name])
+                for name in self._request.outputs
+                if name in event
+            },
+        )
+
+
+class _BLSCall:
+    """A BLS call, one at a time from `exec` to its last response; it is stopped over HTTP."""
+
+    def __init__(self, engine: Engine, request: EngineRequest) -> None:
+        self._engine = engine
+        self._request = request
+        self._cancelled = False
+
+    def __iter__(self) -> Generator[EngineResponse, None, None]:
+        request = self._request
+        call = pb_utils.InferenceRequest(
+            model_name=self._engine.model,
+            request_id=request.request_id,
+            inputs=[pb_utils.Tensor(name, tensor) for name, tensor in request.inputs.items()],
+            requested_output_names=[*_TOKENS, *request.outputs],
+        )
+        with self._engine.turn:
+            if self._cancelled:
+                return
+            try:
+                yield from self._responses(call.exec(decoupled=True))
+            except pb_utils.TritonModelException as error:
+                raise TritonUnknownError(str(error)) from error
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._engine.stop(self._request.request_id)
+
+    def _responses(self, responses: Iterator[Any]) -> Iterator[EngineResponse]:
+        try:
+            for response in responses:
+                if response.has_error():
+                    raise to_error(response.error().message())
+                if tensors := response.output_tensors():
+                    # The response's memory goes back to Triton with the response.
+                    outputs = {tensor.name(): tensor.as_numpy().copy() for tensor in tensors}
+                    length = outputs.pop("sequence_length").flat[0]
+                    ids = outputs.pop("output_ids").ravel()[:length].tolist()
+                    yield EngineResponse(ids, outputs)
+        except GeneratorExit:
+            self.cancel()
+            for _ in responses:
+                pass
+            raise
+        finally:
+            # The stub (24.10) drops its reference on a thread without the GIL. If that were the
+            # last one, tensors would be freed there, which crashes Python 3.12.
+            timer = threading.Timer(_RELEASE_DELAY_S, id, [responses])
+            timer.daemon = True
+            timer.start()
+
+
+def _json_value(name: str, tensor: npt.NDArray[Any]) -> Any:
+    """Flat JSON values, exact in all types; NaN and infinities as Triton writes and reads them."""
+    values = tensor.ravel().tolist()
+    if tensor.dtype != np.object_:
+        return values
+    try:
+        return [value.decode() for value in values]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{name}: not UTF-8: {error.reason} at {error.start}") from error

@@ -19,7 +19,7 @@ from cog_triton.system.ports import free_ports
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
-def wait_until(condition: Any, seconds: float = 90.0) -> Any:
+def wait_until(condition: Any, seconds: float = 180.0) -> Any:
     """The first true value of `condition()`; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -122,11 +122,11 @@ class Stack:
 
     def until_ready(self) -> None:
         assert self.process is not None
-        wait_until(lambda: "Ready in" in self.output or self.process.poll() is not None, 60)
+        wait_until(lambda: "Ready in" in self.output or self.process.poll() is not None)
         assert self.process.poll() is None, self.output
         assert self.health() == "READY"
 
-    def finish(self, number: int | None = None, seconds: float = 30) -> tuple[int, str]:
+    def finish(self, number: int | None = None, seconds: float = 120) -> tuple[int, str]:
         """Send a signal if asked to; exit code and output once it has ended."""
         assert self.process is not None
         if number is not None:

@@ -207,7 +207,7 @@ def test_predictions_are_a_coded_503_until_the_set_up_is_done(
             seen.add(answer.status_code)
         return 200 in seen
 
-    wait_until(ready, 60)
+    wait_until(ready)
     assert seen == {200, 503}
 
 
@@ -271,7 +271,7 @@ def test_a_builder_has_cogs_port_alone(make_stack: Callable[..., Stack]) -> None
     stack.command = [sys.executable, "-m", "cog_triton.door", "--cog-only"]
     stack.cwd = REPOSITORY / "builder"
     stack.start()
-    wait_until(lambda: stack.health() == "READY", 60)
+    wait_until(lambda: stack.health() == "READY")
     found = {port for _, port in listening(pids_of(stack, "cog_triton.door")["cog_triton.door"])}
     assert stack.port in found
     assert len(found) == 2  # and the proxy for webhooks
@@ -320,7 +320,7 @@ def test_the_death_of_the_door_ends_the_server_with_a_code(
     code, output = stack.finish()
     assert code == 1
     assert "E2105" in output
-    wait_until(lambda: not processes_of(stack.work_dir), 20)
+    wait_until(lambda: not processes_of(stack.work_dir))
 
 
 def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[..., Stack]) -> None:
@@ -329,9 +329,9 @@ def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[...
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     stack.cwd = REPOSITORY / "mock_cog_triton"
     stack.start()
-    wait_until(lambda: stack.health() == "READY", 60)
+    wait_until(lambda: stack.health() == "READY")
     os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGSTOP)
-    code, output = stack.finish(seconds=60)
+    code, output = stack.finish()
     assert code != 0
     assert "E2105 TritonUnavailable: Cog's worker" in output
-    wait_until(lambda: not processes_of(stack.work_dir), 20)
+    wait_until(lambda: not processes_of(stack.work_dir))

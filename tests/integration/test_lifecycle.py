@@ -19,7 +19,7 @@ from stack import REPOSITORY, Stack, processes_of, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
-SECONDS_TO_FAIL = 15
+SECONDS_TO_FAIL = 60
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "40"}
 """An engine that costs no CPU, for what does not depend on the engine."""
@@ -94,8 +94,8 @@ def test_no_process_outlives_a_killed_parent(
     stack.until_ready()
     pids = processes_of(stack.work_dir)
     os.kill(pid_of(stack, victim), signal.SIGKILL)
-    wait_until(lambda: not processes_of(stack.work_dir), 20)
-    wait_until(lambda: not shared_memory(pids), 5)
+    wait_until(lambda: not processes_of(stack.work_dir))
+    wait_until(lambda: not shared_memory(pids))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
         rest = pool.submit(list, events)
         os.kill(pid_of(stack, program), signal.SIGSTOP)
         code, output = stack.finish(seconds=SECONDS_TO_FAIL)
-        kind, last = rest.result(5)[-1]
+        kind, last = rest.result(60)[-1]
         assert (kind, last["status"]) == ("completed", "failed")
         assert last["error"].startswith("E2105 TritonUnavailable: ")
     assert code == 1
@@ -331,11 +331,11 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
         os.kill(pid_of(stack, word), signal.SIGKILL)
         last = json.dumps(list(events)[-1])
     assert "E2105 TritonUnavailable" in last
-    wait_until(lambda: stack.health() == "UNHEALTHY", 10)
+    wait_until(lambda: stack.health() == "UNHEALTHY")
     assert "E2105" in stack.predict()["error"]
-    wait_until(lambda: stack.health() == "READY", 60)
+    wait_until(lambda: stack.health() == "READY")
     assert text_of(stack.predict(max_tokens=3))
-    wait_until(lambda: "Ready again" in stack.output, 10)
+    wait_until(lambda: "Ready again" in stack.output)
     assert stack.finish(signal.SIGTERM)[0] == 0
 
 
@@ -376,14 +376,14 @@ def test_repeated_crashes_of_triton_end_the_server(
         stack.command = [*namespace, *init, *stack.command]
     stack.cwd = REPOSITORY / "runner"
     stack.start()
-    wait_until(lambda: stack.health() == "READY", 60)
+    wait_until(lambda: stack.health() == "READY")
     with stack.stream("Tell me a long story.", max_tokens=4000) as events:
         next(kind for kind, _ in events if kind == "output")
         os.kill(pid_of(stack, "bin/tritonserver"), signal.SIGKILL)
         last = json.dumps(list(events)[-1])
     assert "E2105" in last
     assert stack.finish()[0] == 137
-    wait_until(lambda: not processes_of(stack.work_dir), 20)
+    wait_until(lambda: not processes_of(stack.work_dir))
 
 
 def test_serve_reports_why_it_gave_up(make_stack: Callable[..., Stack]) -> None:
@@ -407,7 +407,7 @@ def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
         stack.command = [sys.executable, "-m", "cog_triton.door"]
         stack.cwd = REPOSITORY / "runner"
     stack.start()
-    wait_until(lambda: stack.health() == "READY", 60)
+    wait_until(lambda: stack.health() == "READY")
     with stack.stream("Tell me a long story.", max_tokens=8000, min_tokens=8000) as events:
         next(kind for kind, _ in events if kind == "output")
         if how == "POST /shutdown":
@@ -419,7 +419,7 @@ def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
     assert "E2105" in last
     assert "DRAIN_TIMEOUT" in last
     assert stack.finish()[0] == 0
-    wait_until(lambda: not processes_of(stack.work_dir), 20)
+    wait_until(lambda: not processes_of(stack.work_dir))
 
 
 def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
@@ -440,7 +440,7 @@ def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
     stack = make_stack(**MOCK)
     stack.start()
     stack.until_ready()
-    running = {"prompt": "Hi.", "max_tokens": 60, "min_tokens": 60}
+    running = {"prompt": "Hi.", "max_tokens": 160, "min_tokens": 160}
     with ThreadPoolExecutor(1) as pool, ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook:
         serving = threading.Thread(target=webhook.serve_forever)
         serving.start()
@@ -457,13 +457,13 @@ def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
         wait_until(lambda: stack.engine_requests() == 2)
         assert stack.process is not None
         stack.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: stack.health() == "UNHEALTHY", 10)
+        wait_until(lambda: stack.health() == "UNHEALTHY")
         assert "the server is stopping" in stack.predict()["error"]
         assert stack.finish()[0] == 0
         webhook.shutdown()
         serving.join()
     assert [item["status"] for item in told] == ["succeeded"]
-    assert waiting.result()["metrics"]["output_token_count"] == 60
+    assert waiting.result()["metrics"]["output_token_count"] == 160
 
 
 def test_a_second_sigterm_stops_at_once(make_stack: Callable[..., Stack]) -> None:

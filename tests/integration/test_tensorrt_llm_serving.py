@@ -115,7 +115,7 @@ class Served:
     def texts(self, model: str, **values: Any) -> list[str]:
         body = {"text_input": "the quick fox", "max_tokens": 4, **values}
         with httpx.stream(
-            "POST", f"{self.url}/v2/models/{model}/generate_stream", json=body, timeout=20
+            "POST", f"{self.url}/v2/models/{model}/generate_stream", json=body, timeout=60
         ) as response:
             events = [json.loads(line[6:]) for line in response.iter_lines() if line]
         assert all("text_output" in event for event in events), events
@@ -304,7 +304,7 @@ def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> 
 def test_backend_errors_have_codes_in_bls_and_in_predictions(triton: Served) -> None:
     body = {"text_input": "the quick fox", "max_tokens": 13}
     url = f"{triton.url}/v2/models/tensorrt_llm_bls/generate"
-    said = httpx.post(url, json=body, timeout=20).json()["error"]
+    said = httpx.post(url, json=body, timeout=60).json()["error"]
     assert "E1002 PromptTooLong: Prompt length (900) exceeds maximum input length (512)" in said
     plan = triton.generator.plan([1, 2], SamplingParams(max_tokens=13))
     with pytest.raises(PromptTooLong, match=r"Prompt length \(900\) exceeds"):
@@ -318,7 +318,7 @@ def test_inputs_newer_than_the_engine_are_refused(triton: Served, model: str) ->
         assert triton.last()["guided_decoding_guide_type"]
         return
     body = {"text_input": "a", "max_tokens": 1, "guided_decoding_guide_type": "json"}
-    response = httpx.post(f"{triton.url}/v2/models/{model}/generate", json=body, timeout=20)
+    response = httpx.post(f"{triton.url}/v2/models/{model}/generate", json=body, timeout=60)
     assert response.status_code == 400
     assert "guided_decoding_guide_type" in response.json()["error"]
 
@@ -329,7 +329,7 @@ def test_an_unsuitable_machine_is_refused_before_triton_starts(skip: bool, tmp_p
     environment = {"COG_TRITON_SKIP_PREFLIGHT": "true"} if skip else {}
     stack = Stack(tmp_path / "work", str(engine), **environment)
     stack.start()
-    code, output = stack.finish(seconds=60)
+    code, output = stack.finish()
     assert code == 1
     assert "has no tensorrtllm backend, it has python: use a runner image" in output
     if skip:

@@ -329,7 +329,7 @@ def test_a_model_that_does_not_load_reports_its_error(tmp_path: Path) -> None:
     )
     stack.start()
     try:
-        code, output = stack.finish(seconds=60)
+        code, output = stack.finish()
     finally:
         stack.close()
     assert code != 0
@@ -340,7 +340,7 @@ def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Pa
     stack = VLLMStack(tmp_path)
     (tmp_path / "engine" / "model.json").write_text('{"disable_log_requests": true}')
     stack.start()
-    code, output = stack.finish(seconds=60)
+    code, output = stack.finish()
     assert code != 0
     assert "E1201 UnexpectedEngineArg" in output
     assert "enable_log_requests" in output

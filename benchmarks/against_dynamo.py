@@ -83,8 +83,8 @@ def compare(args: argparse.Namespace, dynamo: Path | None) -> dict[Load, dict[st
 
 def tell(found: dict[Load, dict[str, list[LoadCost]]], report: Report) -> None:
     """Add the table, and figures of each load."""
-    columns = ("streams", "side", "tok/s", "failed", "CPU us/token", "front end", "behind it")
-    columns += ("events/token", "ITL ms: p50", "p99", "TTFT ms: p50", "p99", "load client")
+    columns = ("streams", "side", "tok/s", "failed", "us/token", "front end", "behind it")
+    columns += ("events", "ITL ms: p50", "p99", "TTFT ms: p50", "p99", "client")
     grid = Grid("chat completions, streams x tok/s", columns)
     for load, of in found.items():
         for name, cells in of.items():
@@ -139,6 +139,7 @@ def run(args: argparse.Namespace) -> Report:
     tell(compare(args, dynamo), report)
     report.notes += [
         f"ours: the door, Cog, its worker, Triton and its stubs; the mock has {args.clock}",
+        "us/token is CPU of all server processes, the front end in it; events are a token's",
         "Dynamo: dynamo.frontend and dynamo.mocker, whose engine makes a step for all streams",
         "the first token is made after a step by ours, at once by Dynamo's",
     ]

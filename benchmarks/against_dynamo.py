@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> Report:
         say(report.notes[-1])
     tell(compare(args, dynamo), report)
     report.notes += [
-        f"ours: the door, Cog, its worker, Triton and its stubs; the mock has {args.clock}",
+        f"ours: the door, Cog, its worker, Triton and its stubs; clocks of the mock: {args.clock}",
         "us/token is CPU of all server processes, the front end in it; events are a token's",
         "Dynamo: dynamo.frontend and dynamo.mocker, whose engine makes a step for all streams",
         "the first token is made after a step by ours, at once by Dynamo's",

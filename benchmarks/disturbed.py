@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Report:
             say(f"{api.name}, {name}: ITL p99 {cell.wave.itl_ms():.1f} ms")
             found.setdefault(api.name, {}).setdefault(name, []).append(cell)
     tell(found, report)
-    report.notes += [INCLUDED, QUICK_ACKS, f"the mock has {args.clock}"]
+    report.notes += [INCLUDED, QUICK_ACKS, f"clocks of the mock: {args.clock}"]
     return report
 
 

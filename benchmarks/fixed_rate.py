@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> Report:
                 )
                 report.figures += figures(load, cell, args.clock)
     report.grids.append(grid)
-    report.notes += [INCLUDED, QUICK_ACKS, f"the mock has {args.clock}, unless others are named"]
+    report.notes += [INCLUDED, QUICK_ACKS, f"clocks of the mock, unless named: {args.clock}"]
     report.notes += busy_notes(cells)
     return report
 

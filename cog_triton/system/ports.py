@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import errno
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from cog_triton.errors import InvalidArgument
 
 # Below the ephemeral range, from which an outgoing connection could take a port first.
 _UNRESERVED = range(12000, 32000)
-_numbers = itertools.count(random.randrange(len(_UNRESERVED)))
+_BLOCK = 200
 
 OPENAI_PORT = 8080
 """Where `cog-triton serve` has the OpenAI API, unless told otherwise."""
@@ -79,15 +79,34 @@ def reserve() -> socket.socket:
 def free_ports(count: int) -> list[int]:
     """`count` distinct TCP ports of 127.0.0.1 that were free at the time of the call.
 
-    A process returns no port twice, and processes begin at random ones, so that servers started
-    side by side do not collide.
+    A process returns no port twice, and no two processes the same one while both run, so that
+    servers started side by side do not collide.
     """
     found: list[int] = []
-    for number in _numbers:
-        if len(found) == count:
-            break
-        port = _UNRESERVED[number % len(_UNRESERVED)]
+    while len(found) < count:
+        port = next(_numbers)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(port)
     return found
+
+
+def _claimed() -> Iterator[int]:
+    """Ports of blocks that no other process has: whoever binds a block's first port, until its end.
+
+    Raises OSError when all blocks are taken.
+    """
+    blocks = _UNRESERVED[::_BLOCK]
+    for first in random.sample(blocks, len(blocks)):
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+        except OSError:
+            claim.close()
+            continue
+        claim.detach()
+        yield from range(first + 1, first + _BLOCK)
+    raise OSError(errno.EADDRINUSE, "no block of ports is free")
+
+
+_numbers = _claimed()

@@ -34,7 +34,7 @@ _RANK = Path(_rank.__file__).resolve()
 # Variables that a rank on another machine needs: mpirun forwards none there.
 _FORWARDED_VARIABLES = re.compile(
     r"(LD_LIBRARY_)?PATH|PYTHON\w+|VIRTUAL_ENV|OPAL_PREFIX"
-    r"|(CUDA|NCCL|NVIDIA|TLLM|TRTLLM|UCX)_\w+"
+    r"|(CUDA|NCCL|NVIDIA|TLLM|TRTLLM|UCX)_\w+|TRITON_(HOST|HTTP_PORT)"
 )
 _WORKER_OPTIONS = (
     "--model-control-mode=explicit",

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from mpi import needs_mpirun
 from stack import wait_until
@@ -76,6 +77,10 @@ class Ranks:
         request = self.client.request(values)
         ids = await asyncio.to_thread(lambda: [*self.client.tokens(request)])
         assert sum(map(len, ids)) == 5
+        url = f"{self.settings.triton_url}/v2/models/tensorrt_llm_bls/generate"
+        body = {"text_input": "Hi", "max_tokens": 2}
+        text = await asyncio.to_thread(httpx.post, url, json=body, timeout=60)
+        assert text.status_code == 200, text.text
 
     def tritonserver(self, rank: int) -> int:
         """The process of a rank's tritonserver."""

@@ -123,7 +123,13 @@ def test_mpi_hosts_get_equal_ranks_and_environment(repository: Path, mpirun: Pat
     for words in servers:
         start = words.index("env")
         carried = words[start + 1 : words.index(str(TRITON))]
-        assert carried == ["LD_LIBRARY_PATH=/own", "NCCL_DEBUG=INFO", "PATH=/nowhere"]
+        assert carried == [
+            "LD_LIBRARY_PATH=/own",
+            "NCCL_DEBUG=INFO",
+            "PATH=/nowhere",
+            "TRITON_HOST=127.0.0.1",
+            "TRITON_HTTP_PORT=8000",
+        ]
     assert "secret" not in str(command.argv)
 
 

@@ -1,6 +1,7 @@
 """Attack soak: hostile clients on every published port, with control predictions beside them.
 
     .venv/bin/python benchmarks/soak_attack.py [engine.tar] --inputs 20000
+    .venv/bin/python benchmarks/soak_attack.py [engine.tar] --stop
 
 Starts a server (the mock engine by default), attacks it, and fails when a process died of an input
 (told by start times, not by answers), an answer is 5xx without a code, a control prediction came
@@ -19,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from urllib.parse import urlsplit
 import httpx
 from _attack_inputs import PORTS, Inputs, chunked, deep, request
 from _servers import Server, mock_server, server
+from _stopped_processes import stop_each
 
 from cog_triton.system import reaper
 
@@ -245,11 +247,26 @@ def main() -> None:
     parser.add_argument("engine", nargs="?", help="engine.tar; default the mock engine")
     parser.add_argument("--inputs", type=int, default=20_000, help="fuzz inputs")
     parser.add_argument("--seed", type=int, default=1, help="random seed of the fuzz inputs")
+    parser.add_argument(
+        "--stop",
+        nargs="?",
+        const="",
+        metavar="ROLE",
+        help="instead, SIGSTOP each process whose role contains this, on servers of their own",
+    )
     parser.add_argument("--growth", type=float, default=1.2, help="memory after, by that before")
     options = parser.parse_args()
+
+    def start() -> AbstractContextManager[Server]:
+        return server(options.engine) if options.engine else mock_server(tps=200)
+
+    if options.stop is not None:
+        outcomes = asyncio.run(stop_each(start, options.stop))
+        failed = not outcomes or any(outcome.failed for outcome in outcomes)
+        print("stops: FAILED" if failed else "stops: nothing was lost without a code")
+        sys.exit(failed)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    starting = server(options.engine) if options.engine else mock_server(tps=200)
-    with starting as target:
+    with start() as target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
         asyncio.run(warm_up(target))
         before, memory = processes(target.pid), sum(target.memory_bytes().values())

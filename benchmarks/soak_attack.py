@@ -185,6 +185,8 @@ async def known_attacks(ports: dict[str, int], findings: Findings) -> None:
         findings.take(
             f"headers {name}", await send(port, b"GET / HTTP/1.1\r\na: " + b"b" * (40 << 20))
         )
+    many = b'{"input":{"messages":[%b0]}}' % (b"0," * 4_000_000)  # coglet took 7 GB for it
+    findings.take("messages", await send(ports["cog"], request("POST", "/predictions", many)))
     outputs = [{"name": "OUTPUT", "parameters": {"classification": 2147483647}}]
     inputs = [{"name": "TOKENS_BATCH", "datatype": "INT32", "shape": [1, 1], "data": [1]}]
     body = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
@@ -233,10 +235,10 @@ async def attack(target: Server, options: argparse.Namespace) -> Findings:
     return findings
 
 
-def settled_memory(target: Server, limit: float) -> float:
-    """Bytes of all processes, once they are below `limit` or SETTLE_S has passed."""
+def settled_memory(target: Server, limit: float) -> dict[str, int]:
+    """Bytes of each part, once all are below `limit` or SETTLE_S has passed."""
     deadline = time.monotonic() + SETTLE_S
-    while (used := sum(target.memory_bytes().values())) > limit and time.monotonic() < deadline:
+    while sum((used := target.memory_bytes()).values()) > limit and time.monotonic() < deadline:
         time.sleep(1)
     return used
 
@@ -269,10 +271,12 @@ def main() -> None:
     with start() as target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
         asyncio.run(warm_up(target))
-        before, memory = processes(target.pid), sum(target.memory_bytes().values())
+        before, parts = processes(target.pid), target.memory_bytes()
+        memory = sum(parts.values())
         findings = asyncio.run(attack(target, options))
         after = processes(target.pid)
-        left = settled_memory(target, memory * options.growth)
+        parts_left = settled_memory(target, memory * options.growth)
+        left = sum(parts_left.values())
     gone = [command for key, command in before.items() if key not in after]
     replaced = [command for command in gone if any(name in command for name in DISPOSABLE)]
     died = [command for command in gone if command not in replaced]
@@ -283,6 +287,8 @@ def main() -> None:
     for kind, example in sorted(findings.uncoded.items()):
         print(f"uncoded: {kind}: {example!r}")
     print(f"memory: {memory / 1e6:.0f} MB before, {left / 1e6:.0f} MB after")
+    for part, used in sorted(parts_left.items()):
+        print(f"    {part}: {parts.get(part, 0) / 1e6:.0f}, {used / 1e6:.0f} MB")
     print(f"replaced, as they may be: {replaced or 'none'}")
     print(f"died: {died or 'none'}")
     wrong = [kind for kind in findings.controls if kind.startswith("wrong")]

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from cog_triton.errors import Overloaded
 
 BACKLOG = 4096
+# Of a burst, the first are served while the rest wait to be accepted.
+_AT_ONCE = 16
 _RETRY_S = 0.5
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class Listener:
         self._socket.close()
 
     def _accept(self) -> None:
-        for _ in range(BACKLOG):
+        for _ in range(_AT_ONCE):
             try:
                 accepted, _address = self._socket.accept()
             except BlockingIOError:

@@ -24,14 +24,19 @@ CLASSES = {
     "lora_request": [("vllm/lora/request.py", "LoRARequest")],
     "completion_output": [("vllm/outputs.py", "CompletionOutput")],
 }
-CALLS = {
-    "vllm/v1/engine/async_llm.py": ("AsyncLLM", ["from_vllm_config", "generate", "abort",
-                                                 "check_health", "shutdown"]),
-    "vllm/v1/metrics/loggers.py": ("StatLoggerBase", ["__init__", "record",
+CALLS = [
+    ("vllm/v1/engine/async_llm.py", "AsyncLLM", ["from_vllm_config", "generate", "add_request",
+                                                 "abort", "check_health", "shutdown"]),
+    ("vllm/v1/engine/output_processor.py", "RequestOutputCollector", ["__init__", "put", "get",
+                                                                      "get_nowait"]),
+    ("vllm/v1/engine/output_processor.py", "OutputProcessor",
+     ["__init__", "propagate_error", "abort_requests", "add_request", "process_outputs",
+      "update_scheduler_stats"]),
+    ("vllm/v1/metrics/loggers.py", "StatLoggerBase", ["__init__", "record",
                                                       "log_engine_initialized"]),
-    "vllm/outputs.py": ("RequestOutput", ["__init__"]),
-    "vllm/engine/arg_utils.py": ("EngineArgs", ["create_engine_config"]),
-}  # fmt: skip
+    ("vllm/outputs.py", "RequestOutput", ["__init__", "add"]),
+    ("vllm/engine/arg_utils.py", "EngineArgs", ["create_engine_config"]),
+]  # fmt: skip
 SIMPLE = {"int": "int", "float": "float", "bool": "bool", "str": "str", "None": "null"}
 SIMPLE |= {"list": "list", "set": "list", "tuple": "list", "dict": "dict", "Any": "any"}
 # Enumerations that are written by name, and those that are numbers.
@@ -138,7 +143,7 @@ def main() -> None:
         record[section] = found
     record["signatures"] = {
         f"{path.removesuffix('.py').replace('/', '.')}:{cls}.{node.name}": signature(node)
-        for path, (cls, names) in CALLS.items()
+        for path, cls, names in CALLS
         for node in class_of(parse(site / path), cls).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in names
     }

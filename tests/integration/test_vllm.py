@@ -115,7 +115,7 @@ def test_the_curl_line_of_vllm_backend_answers(vllm: VLLMStack) -> None:
         "model_version": "1",
         "text_output": QUESTION + QUESTION[:16],
     }
-    assert calls(vllm.journal, "generate")[-1]["params"]["temperature"] == 0
+    assert calls(vllm.journal, "add_request")[-1]["params"]["temperature"] == 0
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -228,7 +228,7 @@ def test_structured_outputs_and_adapters(vllm: VLLMStack) -> None:
         text_input="?", exclude_input_in_output=True, sampling_parameters=json.dumps(sampling)
     )
     assert body["text_output"] == "yes"
-    assert calls(vllm.journal, "generate")[-1]["lora"] == "doll"
+    assert calls(vllm.journal, "add_request")[-1]["lora"] == "doll"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_disconnected_clients_request_is_aborted(vllm: VLLMStack) -> None:
         next(response.iter_raw())
     wait_until(lambda: len(calls(vllm.journal, "abort")) > before)
     abort = calls(vllm.journal, "abort")[before]
-    assert calls(vllm.journal, "generate")[-1]["id"] in abort["ids"]
+    assert calls(vllm.journal, "add_request")[-1]["id"] in abort["ids"]
 
 
 def test_predictions_are_served_by_the_same_engine(vllm: VLLMStack) -> None:

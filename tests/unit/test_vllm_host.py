@@ -6,23 +6,19 @@ import itertools
 import json
 import os
 import queue
-import secrets
 import signal
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm_engines import EOS, MAX_MODEL_LEN, calls, double_environment, vllm_engine
+from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.backend.engine_client import EngineClient
-from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.request import EngineRequest, TokenEvent
-from cog_triton.engines.vllm.host_connections import connect
 from cog_triton.engines.vllm.host_messages import (
     MetricsEvent,
     MetricsRequest,
@@ -39,37 +35,8 @@ from cog_triton.errors import (
     UnexpectedEngineArg,
     VLLMUnknownError,
 )
-from cog_triton.text.sampling import SamplingParams
 
-HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
-PATIENCE_S = 20
 HANDLES = itertools.count(1)
-ABC = list(b"abc")
-
-
-class Running:
-    """A host, its owner's connection and a guest's, and what the double was called with."""
-
-    def __init__(self, directory: Path, **parameters: str) -> None:
-        self.journal = directory.parent / "journal"
-        self.death = directory.parent / "death"
-        self.socket = f"test-{secrets.token_hex(8)}"
-        self.engine = EngineProcess(
-            HOST, {"engine_dir": str(directory), "socket": self.socket, **parameters}
-        )
-        self.pid = self.engine._process.pid
-
-    def guest(self) -> EngineClient:
-        connection = connect(self.socket)
-        return EngineClient(connection, connection.recv(), lambda: None)
-
-    def calls(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        """At least `count` calls of one name."""
-        deadline = time.monotonic() + PATIENCE_S
-        while len(found := calls(self.journal, name)) < count:
-            assert time.monotonic() < deadline, f"{count} calls of {name} do not come"
-            time.sleep(0.01)
-        return found
 
 
 @pytest.fixture
@@ -78,19 +45,6 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DEATH=death)
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-
-
-@contextmanager
-def running(tmp_path: Path, **arguments: Any) -> Iterator[Running]:
-    host = Running(vllm_engine(tmp_path / "engine", **arguments))
-    try:
-        yield host
-    finally:
-        closer = threading.Thread(target=host.engine.close, daemon=True)
-        closer.start()
-        closer.join(PATIENCE_S)
-        assert not closer.is_alive(), "close() hangs"
-        assert not Path("/proc", str(host.pid)).exists()
 
 
 @pytest.fixture(scope="module")
@@ -125,15 +79,6 @@ def ask(link: EngineClient, request: Any) -> list[Any]:
     inbox = Inbox()
     link.submit(next(HANDLES), request, inbox)
     return inbox.until_end()
-
-
-def tokens(ids: list[int], max_tokens: int = 5, **values: Any) -> EngineRequest:
-    own = ("temperature", "top_k", "top_p", "seed", "min_tokens", "presence_penalty")
-    sampling = {name: values.pop(name) for name in own if name in values}
-    sampling |= {"length_penalty": values.pop("length_penalty", 1.0)}
-    return EngineRequest(
-        input_ids=ids, sampling=SamplingParams(max_tokens=max_tokens, **sampling), **values
-    )
 
 
 def text(prompt: str, parameters: dict[str, Any] | None = None, **values: Any) -> TextRequest:
@@ -212,7 +157,7 @@ def test_sampling_values_reach_vllm(
     host: Running, sampling: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     ask(host.engine, tokens(ABC, **sampling))
-    params = host.calls("generate")[-1]["params"]
+    params = host.calls("add_request")[-1]["params"]
     assert {name: params[name] for name in expected} == expected
     assert params["detokenize"] is False
 
@@ -321,7 +266,7 @@ def test_adapters_are_selected_by_name(tmp_path: Path) -> None:
     (tmp_path / "engine" / "multi_lora.json").write_text('{"doll": "org/doll", "sheep": "x"}')
     with running(tmp_path, enable_lora=True) as host:
         ask(host.engine, text("a", {"lora_name": "sheep"}))
-        assert host.calls("generate")[-1]["lora"] == "sheep"
+        assert host.calls("add_request")[-1]["lora"] == "sheep"
         words = "LoRA sql is not supported, we currently support ['doll', 'sheep']"
         assert words in failure(host.engine, text("a", {"lora_name": "sql"})).detail
 
@@ -337,7 +282,7 @@ def test_cancel_aborts_the_request_in_vllm(
         inbox = Inbox()
         handle = next(HANDLES)
         host.engine.submit(handle, replace(request_, **{name: stream}), inbox)
-        (called,) = host.calls("generate")
+        (called,) = host.calls("add_request")
         host.engine.cancel(handle)
         host.engine.cancel(12345)
         assert inbox.until_end()[-1].finish == "cancelled"
@@ -351,7 +296,7 @@ def test_requests_of_a_disconnected_guest_are_aborted(tmp_path: Path) -> None:
     with running(tmp_path, max_model_len=4096) as host:
         guest = host.guest()
         guest.submit(1, text("abc", {"max_tokens": 4000}, stream=True), Inbox())
-        (called,) = host.calls("generate")
+        (called,) = host.calls("add_request")
         guest.close()
         assert host.calls("abort")[0]["ids"] == [called["id"]]
         assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97]
@@ -375,17 +320,17 @@ def test_metrics_are_delivered_once(host: Running) -> None:
     ask(guest, text("ab", {"n": 2, "max_tokens": 3}))
     (event,) = ask(guest, MetricsRequest())
     assert isinstance(event, MetricsEvent)
-    assert event.values["vllm:prompt_tokens_total"] == [5]
+    assert event.values["vllm:prompt_tokens_total"] == [3 + 2 * 2]
     assert event.values["vllm:generation_tokens_total"] == [4 + 2 * 3]
-    assert event.values["vllm:request_prompt_tokens"] == [3, 2]
-    assert event.values["vllm:request_generation_tokens"] == [4, 3]
+    assert event.values["vllm:request_prompt_tokens"] == [3, 2, 2]
+    assert event.values["vllm:request_generation_tokens"] == [4, 3, 3]
     assert event.values["vllm:request_params_n"] == [1, 2]
     assert event.values["vllm:num_requests_running"] == [0]
     assert event.values["vllm:kv_cache_usage_perc"] == [0]
     assert event.values["vllm:request_params_best_of"] == [1, 2]
-    assert len(event.values["vllm:time_to_first_token_seconds"]) == 2
-    assert len(event.values["vllm:time_per_output_token_seconds"]) == 3 + 2
-    assert len(event.values["vllm:e2e_request_latency_seconds"]) == 2
+    assert len(event.values["vllm:time_to_first_token_seconds"]) == 3
+    assert len(event.values["vllm:time_per_output_token_seconds"]) == 3 + 2 * 2
+    assert len(event.values["vllm:e2e_request_latency_seconds"]) == 3
     (event,) = ask(guest, MetricsRequest())
     assert event.values == {}
 

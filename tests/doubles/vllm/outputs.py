@@ -51,3 +51,20 @@ class RequestOutput:
         self.outputs = outputs
         self.finished = finished
         self.lora_request = lora_request
+
+    def add(self, next_output: "RequestOutput", aggregate: bool) -> None:
+        self.finished |= next_output.finished
+        for new in next_output.outputs:
+            old = next((o for o in self.outputs if o.index == new.index), None)
+            if old is None:
+                self.outputs.append(new)
+            elif not aggregate:
+                self.outputs[self.outputs.index(old)] = new
+            else:
+                old.text += new.text
+                old.token_ids = [*old.token_ids, *new.token_ids]
+                if new.logprobs:
+                    old.logprobs = [*old.logprobs, *new.logprobs]
+                old.cumulative_logprob = new.cumulative_logprob
+                old.finish_reason = new.finish_reason
+                old.stop_reason = new.stop_reason

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from copy import copy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from vllm import envs
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-from vllm.v1.engine.repeating import Sequence
-from vllm.v1.metrics.loggers import FinishedRequestStats, IterationStats, SchedulerStats
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.metrics.loggers import IterationStats
 
 KILL, BREAK = "kill the engine", "break the request"
 
@@ -27,13 +31,13 @@ class AsyncLLM:
     def __init__(self, vllm_config: Any, stat_loggers: Any, log_stats: bool) -> None:
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
-        model = Path(self.model_config.model)
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._eos = json.loads((model / "config.json").read_text())["eos_token_id"]
+        self.log_stats = log_stats
+        self.engine_core = EngineCoreClient.make_async_mp_client(vllm_config)
+        self._tokenizer = self.engine_core.tokenizer
+        self.output_processor = OutputProcessor(self._tokenizer, log_stats=log_stats)
         self._loggers = [make(vllm_config, 0) for make in stat_loggers or []]
-        self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
-        self._dead = False
-        self._live: dict[str, asyncio.Event] = {}
+        self.output_handler: asyncio.Task[None] | None = None
+        self._run_output_handler()
         arguments = vllm_config.engine_args
         given = {f.name: getattr(arguments, f.name) for f in fields(arguments)}
         self._write("open", {k: v for k, v in given.items() if v is not None})
@@ -56,6 +60,78 @@ class AsyncLLM:
 
     def shutdown(self, timeout: float | None = None) -> None:
         self._write("shutdown")
+        self.engine_core.shutdown(timeout=timeout)
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        if not hasattr(self, "_supported_tasks"):
+            self._supported_tasks = await self.engine_core.get_supported_tasks_async()
+        return self._supported_tasks
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        prompt_text: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> RequestOutputCollector:
+        written = {f.name: getattr(params, f.name) for f in fields(params)}
+        del written["output_kind"]
+        lora = lora_request and lora_request.lora_name
+        self._write("add_request", {"id": request_id, "params": written, "lora": lora})
+        if self.errored:
+            raise EngineDeadError
+        await self.get_supported_tasks()
+        request = self._process_inputs(request_id, prompt, params)
+        text = prompt.get("prompt")
+        self._run_output_handler()
+        queue = RequestOutputCollector(params.output_kind, request.request_id)
+        if params.n == 1:
+            await self._add_request(request, text, None, 0, queue)
+            return queue
+        parent = ParentRequest(request)
+        children = [copy(request) for _ in range(params.n)]
+        for index, child in enumerate(children):
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+        for index, child in enumerate(children):
+            await self._add_request(child, text, parent, index, queue)
+        return queue
+
+    async def _add_request(
+        self, request: EngineCoreRequest, prompt: str | None, parent_req: ParentRequest | None,
+        index: int, queue: RequestOutputCollector,
+    ) -> None:  # fmt: skip
+        self.output_processor.add_request(request, prompt, parent_req, index, queue)
+        await self.engine_core.add_request_async(request)
+
+    def _process_inputs(
+        self, request_id: str, prompt: Any, params: SamplingParams
+    ) -> EngineCoreRequest:
+        """In vLLM a method of InputProcessor."""
+        ids = prompt.get("prompt_token_ids") or self._tokenizer.encode(prompt["prompt"]).ids
+        if len(ids) >= self.model_config.max_model_len:
+            raise ValueError(
+                f"The decoder prompt (length {len(ids)}) is longer than the maximum model length"
+                f" of {self.model_config.max_model_len}."
+            )
+        text = self._tokenizer.decode(ids)
+        if BREAK in text:
+            raise RuntimeError("CUDA error: it broke")
+        if KILL in text:
+            self.engine_core.die()
+        internal = f"{request_id}-{secrets.token_hex(4)}"
+        return EngineCoreRequest(
+            internal, ids, copy(params), time.time(), external_req_id=request_id
+        )
 
     async def generate(
         self,
@@ -72,67 +148,69 @@ class AsyncLLM:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        params = {
-            field.name: getattr(sampling_params, field.name)
-            for field in fields(sampling_params)
-            if field.name != "output_kind"
-        }
-        lora = lora_request and lora_request.lora_name
-        self._write("generate", {"id": request_id, "params": params, "lora": lora})
-        if self.errored:
-            raise EngineDeadError
-        ids = prompt.get("prompt_token_ids") or self._tokenizer.encode(prompt["prompt"]).ids
-        if len(ids) >= self.model_config.max_model_len:
-            raise ValueError(
-                f"The decoder prompt (length {len(ids)}) is longer than the maximum model length"
-                f" of {self.model_config.max_model_len}."
-            )
-        text = self._tokenizer.decode(ids)
-        if BREAK in text:
-            raise EngineGenerateError from RuntimeError("CUDA error: it broke")
-        self._dead |= KILL in text
-        self._live[request_id] = asyncio.Event()
+        q: RequestOutputCollector | None = None
         try:
-            async for output in self._outputs(prompt, ids, sampling_params, request_id):
-                yield output
+            q = await self.add_request(
+                request_id, prompt, sampling_params, lora_request=lora_request
+            )
+            finished = False
+            while not finished:
+                out = q.get_nowait() or await q.get()
+                finished = out.finished
+                yield out
         except (asyncio.CancelledError, GeneratorExit):
-            await self.abort(request_id, internal=True)
+            if q is not None:
+                await self.abort(q.request_id, internal=True)
             raise
+        except (EngineDeadError, ValueError):
+            raise
+        except Exception as e:
+            if q is not None:
+                await self.abort(q.request_id, internal=True)
+            raise EngineGenerateError from e
         finally:
-            self._live.pop(request_id, None)
+            if q is not None:
+                q.close()
 
-    async def _outputs(
-        self, prompt: Any, ids: list[int], params: SamplingParams, request_id: str
-    ) -> AsyncGenerator[RequestOutput, None]:
-        started = last = time.time()
-        room = self.model_config.max_model_len - len(ids)
-        sequences = [
-            Sequence(index, ids, params, self._tokenizer, self._eos, room)
-            for index in range(params.n)
-        ]
-        finished = False
-        while not finished:
-            await asyncio.sleep(self._delay)
-            if self.errored:
-                raise EngineDeadError
-            aborted = self._live[request_id].is_set()
-            completions = [s.step(aborted) for s in sequences if s.finish_reason is None]
-            finished = all(sequence.finish_reason for sequence in sequences)
-            now = time.time()
-            self._record(sequences, started, last, now, finished)
-            last = now
-            if params.output_kind == RequestOutputKind.FINAL_ONLY:
-                if not finished:
-                    continue
-                completions = [sequence.whole() for sequence in sequences]
-            yield RequestOutput(request_id, prompt.get("prompt"), ids, None, completions, finished)
+    def _run_output_handler(self) -> None:
+        if self.output_handler is not None:
+            return
+        engine_core, output_processor = self.engine_core, self.output_processor
+        loggers, log_stats = self._loggers, self.log_stats
+        chunk_size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+
+        async def output_handler() -> None:
+            try:
+                while True:
+                    outputs = await engine_core.get_output_async()
+                    num_outputs = len(outputs.outputs)
+                    iteration_stats = IterationStats() if log_stats and num_outputs else None
+                    for start in range(0, num_outputs, chunk_size):
+                        end = start + chunk_size
+                        processed = output_processor.process_outputs(
+                            outputs.outputs[start:end], outputs.timestamp, iteration_stats
+                        )
+                        if end < num_outputs:
+                            await asyncio.sleep(0)
+                        if processed.reqs_to_abort:
+                            await engine_core.abort_requests_async(processed.reqs_to_abort)
+                    if hasattr(output_processor, "update_scheduler_stats"):
+                        output_processor.update_scheduler_stats(outputs.scheduler_stats)
+                    for logger in loggers:
+                        logger.record(
+                            scheduler_stats=outputs.scheduler_stats,
+                            iteration_stats=iteration_stats,
+                        )
+            except Exception as e:  # noqa: BLE001 - as vLLM does
+                output_processor.propagate_error(e)
+
+        self.output_handler = asyncio.create_task(output_handler())
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         self._write("abort", {"ids": names, "internal": internal})
-        for name in names:
-            if name in self._live:
-                self._live[name].set()
+        aborted = self.output_processor.abort_requests(names, internal)
+        await self.engine_core.abort_requests_async(aborted)
 
     async def check_health(self) -> None:
         if self.errored:
@@ -141,25 +219,9 @@ class AsyncLLM:
     @property
     def errored(self) -> bool:
         death = os.environ.get("VLLM_DOUBLE_DEATH")
-        return self._dead or bool(death and Path(death).exists())
-
-    def _record(
-        self, sequences: list[Sequence], started: float, last: float, now: float, finished: bool
-    ) -> None:
-        stats = IterationStats(num_generation_tokens=len(sequences))
-        if last == started:
-            stats.num_prompt_tokens = len(sequences[0].prompt)
-            stats.time_to_first_tokens_iter.append(now - started)
-        else:
-            stats.inter_token_latencies_iter.append(now - last)
-        if finished:
-            lengths = len(sequences[0].prompt), len(sequences[0].tokens)
-            stats.finished_requests.append(FinishedRequestStats(now - started, *lengths))
-            stats.n_params_iter.append(len(sequences))
-        running = len(self._live) - finished
-        levels = SchedulerStats(num_running_reqs=running, kv_cache_usage=running / 1024)
-        for logger in self._loggers:
-            logger.record(scheduler_stats=levels, iteration_stats=stats)
+        if death and Path(death).exists() and not self.engine_core.resources.engine_dead:
+            self.engine_core.die()
+        return self.engine_core.resources.engine_dead or self.output_handler.done()
 
     def _write(self, call: str, values: dict[str, Any] | None = None) -> None:
         if path := os.environ.get("VLLM_DOUBLE_JOURNAL"):

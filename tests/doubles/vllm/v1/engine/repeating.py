@@ -4,48 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.outputs import CompletionOutput, Logprob
-from vllm.sampling_params import SamplingParams
+from vllm.outputs import Logprob
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 
 class Sequence:
     """Sequence that repeats the prompt from token `index` on, until an end-of-sequence token."""
 
     def __init__(
-        self, index: int, prompt: list[int], params: SamplingParams, tokenizer: Any, eos: int,
-        room: int,
-    ) -> None:  # fmt: skip
-        self.index = index
-        self.prompt = prompt
-        self.params = params
+        self, index: int, request: EngineCoreRequest, tokenizer: Any, eos: int, room: int
+    ) -> None:
+        self.request_id = request.request_id
+        self.params = params = request.sampling_params
         self.tokenizer = tokenizer
         self.eos = eos
-        self.room = room
+        self.most = room if params.max_tokens is None else min(room, params.max_tokens)
         self.tokens: list[int] = []
-        self.text = ""
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
+        prompt = request.prompt_token_ids
         structured = params.structured_outputs
         self.script = list(prompt[index:]) + list(prompt[:index])
         if structured is not None and structured.choice:
             self.script = [*tokenizer.encode(structured.choice[0]).ids, eos]
 
-    def step(self, aborted: bool) -> CompletionOutput:
-        """Generate one token; returns it as a delta."""
-        if aborted:
-            self.finish_reason = "abort"
-            return self._output([], "")
+    def step(self) -> EngineCoreOutput:
+        """Generate one token."""
         token = self._next()
         self.tokens.append(token)
-        old, self.text = self.text, self._decoded()
-        self._finish(token)
-        if self.finish_reason is None and self.text.endswith("\ufffd"):
-            self.text = old
-        return self._output([token], self.text[len(old) :])
-
-    def whole(self) -> CompletionOutput:
-        """All output so far."""
-        return self._output(self.tokens, self.text)
+        logprobs = None
+        if self.params.logprobs is not None:
+            name = self.tokenizer.id_to_token(token)
+            logprobs = [{token: Logprob(-len(self.tokens) / 8, 1, name)}]
+        return EngineCoreOutput(self.request_id, [token], logprobs, *self._finish(token))
 
     def _next(self) -> int:
         token = self.script[len(self.tokens) % len(self.script)]
@@ -54,35 +43,10 @@ class Sequence:
                 token += 1
         return token
 
-    def _decoded(self) -> str:
-        if not self.params.detokenize:
-            return ""
-        return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
-
-    def _finish(self, token: int) -> None:
-        params, count = self.params, len(self.tokens)
-        most = self.room if params.max_tokens is None else min(self.room, params.max_tokens)
-        stops = [stop for stop in params.stop if stop in self.text]
-        if count > params.min_tokens:
-            if token == self.eos and not params.ignore_eos:
-                self.finish_reason = "stop"
-            elif token in params.stop_token_ids:
-                self.finish_reason, self.stop_reason = "stop", token
-            elif stops:
-                self.finish_reason, self.stop_reason = "stop", stops[0]
-                self.text = self.text[: self.text.index(stops[0])]
-        if self.finish_reason is None and count >= most:
-            self.finish_reason = "length"
-
-    def _output(self, tokens: list[int], text: str) -> CompletionOutput:
-        wanted = self.params.logprobs is not None
-        first = len(self.tokens) - len(tokens)
-        logprobs = [
-            {token: Logprob(-(first + place + 1) / 8, 1, self.tokenizer.id_to_token(token))}
-            for place, token in enumerate(tokens)
-        ]
-        total = sum(-(place + 1) / 8 for place in range(len(self.tokens)))
-        return CompletionOutput(
-            self.index, text, list(tokens), total if wanted else None,
-            logprobs if wanted else None, None, self.finish_reason, self.stop_reason,
-        )  # fmt: skip
+    def _finish(self, token: int) -> tuple[FinishReason | None, int | None]:
+        if len(self.tokens) > self.params.min_tokens:
+            if token == self.eos and not self.params.ignore_eos:
+                return FinishReason.STOP, None
+            if token in self.params.stop_token_ids:
+                return FinishReason.STOP, token
+        return (FinishReason.LENGTH if len(self.tokens) >= self.most else None), None

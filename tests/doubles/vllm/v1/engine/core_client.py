@@ -1,0 +1,85 @@
+"""Double of vllm/v1/engine/core_client.py: EngineCore, which steps all its sequences together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.repeating import Sequence
+from vllm.v1.metrics.loggers import SchedulerStats
+
+
+class EngineCoreClient:
+    @staticmethod
+    def make_async_mp_client(vllm_config: Any) -> AsyncMPClient:
+        return AsyncMPClient(vllm_config)
+
+
+class AsyncMPClient(EngineCoreClient):
+    def __init__(self, vllm_config: Any) -> None:
+        self.resources = SimpleNamespace(engine_dead=False)
+        self.outputs_queue: asyncio.Queue[EngineCoreOutputs | Exception] = asyncio.Queue()
+        model = Path(vllm_config.model_config.model)
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._eos = json.loads((model / "config.json").read_text())["eos_token_id"]
+        self._max_model_len = vllm_config.model_config.max_model_len
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
+        self._live: dict[str, Sequence] = {}
+        self._stepping: asyncio.Task[None] | None = None
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        outputs = await self.outputs_queue.get()
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        await asyncio.sleep(0)  # a message to EngineCore
+        return ("generate",)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        child, _, _ = request.request_id.rpartition("_")
+        room = self._max_model_len - len(request.prompt_token_ids)
+        self._live[request.request_id] = Sequence(
+            int(child or 0), request, self.tokenizer, self._eos, room
+        )
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step())
+        await asyncio.sleep(0)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        if request_ids and not self.resources.engine_dead:
+            for request_id in request_ids:
+                self._live.pop(request_id, None)
+
+    def die(self) -> None:
+        self.resources.engine_dead = True
+        self.outputs_queue.put_nowait(EngineDeadError())
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self._live.clear()
+
+    async def _step(self) -> None:
+        while self._live:
+            await asyncio.sleep(self._delay)
+            if self.resources.engine_dead:
+                return
+            running = list(islice(self._live.values(), self._max_num_seqs))
+            outputs = [sequence.step() for sequence in running]
+            for output in outputs:
+                if output.finished:
+                    del self._live[output.request_id]
+            count = sum(not output.finished for output in outputs)
+            waiting = len(self._live) - count
+            stats = SchedulerStats(count, waiting, count / 1024)
+            self.outputs_queue.put_nowait(EngineCoreOutputs(outputs=outputs, scheduler_stats=stats))

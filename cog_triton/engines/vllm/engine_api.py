@@ -6,17 +6,23 @@ Imports are late: serving processes and Triton's stubs run without vLLM.
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 from cog_triton.engines.vllm.model_arguments import refuse_unknown
-from cog_triton.errors import CogTritonError, InvalidPredictorConfig
+from cog_triton.errors import CogTritonError, InvalidPredictorConfig, VLLMUnknownError
+
+_log = logging.getLogger(__name__)
 
 # A fork would inherit our connections, and the death of the host would go unnoticed.
 _ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
 
 RecordMetrics = Callable[[Mapping[str, Sequence[float]]], None]
+Put = Callable[[Any], None]
 
 
 def open_engine(arguments: Mapping[str, Any], record: RecordMetrics) -> Any:
@@ -49,6 +55,91 @@ def open_engine(arguments: Mapping[str, Any], record: RecordMetrics) -> Any:
         aggregate_engine_logging=engine_args.aggregate_engine_logging,
         disable_log_stats=engine_args.disable_log_stats,
     )
+
+
+class StepOutputs:
+    """Step outputs: what vLLM's output handler makes, with no task or queue of a request between.
+
+    Of what vLLM does not publish, it uses that the handler calls ``put`` of a request's
+    RequestOutputCollector for each output, and ``update_scheduler_stats`` of the OutputProcessor
+    once at the end of each engine step, into however many chunks it divides that.
+    """
+
+    def __init__(self, engine: Any, on_step_end: Callable[[], None]) -> None:
+        """`on_step_end` is called in the event loop; raises E2200 if this vLLM does otherwise."""
+        try:
+            missing = next(_missing(engine), None)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            missing = f"{type(error).__name__}: {error}"
+        if missing is not None:
+            raise VLLMUnknownError(
+                "this vLLM does not hand over its outputs by engine steps, so requests are"
+                f" iterated one by one, which costs more: {missing}"
+            )
+        self._engine = engine
+        processor = engine.output_processor
+        update = processor.update_scheduler_stats
+
+        def end_step(scheduler_stats: Any) -> None:
+            try:
+                on_step_end()
+            except Exception:  # noqa: BLE001 - vLLM would end every request
+                _log.exception("an engine step could not be sent")
+            update(scheduler_stats)
+
+        processor.update_scheduler_stats = end_step
+
+    async def add_request(self, name: str, prompt: Any, params: Any, put: Put) -> bool:
+        """Start a request; returns whether vLLM had made outputs before this returned.
+
+        `put` gets each RequestOutput, or the exception that ends the request, and must not raise.
+        It is called before the end of the step that made the output, or at any time for an
+        exception, for an aborted request, and for those outputs that were made before.
+        """
+        collector = await self._engine.add_request(name, prompt, params)
+        try:
+            early = collector.get_nowait()
+        except Exception as error:  # noqa: BLE001 - what `put` is for
+            early = error
+        collector.put = put
+        if early is not None:
+            put(early)
+        return early is not None
+
+
+def _missing(engine: Any) -> Iterator[str]:
+    """What `StepOutputs` needs and this vLLM lacks."""
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    _, *names = inspect.signature(type(engine).add_request).parameters.values()
+    required = [parameter.name for parameter in names if parameter.default is parameter.empty]
+    if required != ["request_id", "prompt", "params"]:
+        yield f"AsyncLLM.add_request takes {required}"
+    processor = type(engine.output_processor)
+    used = [
+        (type(engine)._run_output_handler, {"process_outputs", "update_scheduler_stats"}),
+        *((getattr(processor, name), {"put"}) for name in ("process_outputs", "propagate_error")),
+    ]
+    for function, wanted in used:
+        if unused := wanted - set(_names(function.__code__)):
+            yield f"{function.__qualname__} does not call {', '.join(sorted(unused))}"
+    for function, parameters in (
+        (processor.update_scheduler_stats, ["self", "scheduler_stats"]),
+        (RequestOutputCollector.put, ["self", "output"]),
+        (RequestOutputCollector.get_nowait, ["self"]),
+    ):
+        if (found := list(inspect.signature(function).parameters)) != parameters:
+            yield f"{function.__qualname__} takes {found}"
+    if not RequestOutputCollector.__dictoffset__:
+        yield "RequestOutputCollector.put cannot be replaced"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names that a function uses, those of the functions inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def sampling_params(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,28 +18,19 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
-from cog_triton.engines.vllm.engine_outputs import (
-    TextOutputConverter,
-    TokenOutputConverter,
-    cancelled,
-    failed,
-)
-from cog_triton.engines.vllm.host_connections import Peer, listen, wrap_connection
+from cog_triton.engines.vllm.engine_outputs import cancelled, failed
+from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
 from cog_triton.engines.vllm.host_messages import MetricsRequest, TextRequest
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.running_request import RunningRequest, coded_error
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
-from cog_triton.errors import (
-    CogTritonError,
-    InvalidArgument,
-    PromptTooLong,
-    TritonUnavailable,
-    VLLMUnknownError,
-)
+from cog_triton.errors import InvalidArgument, VLLMUnknownError
 from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 1.0
-_PROMPT_TOO_LONG = re.compile(r"longer than the maximum model length")
+STEPS = "steps"
+"""What a guest says first that wants items of engine steps, not events."""
 
 
 class VLLMHost:
@@ -54,6 +44,14 @@ class VLLMHost:
         self._engine = self._loop.run_until_complete(self._open())
         self._peer_numbers = itertools.count(1)
         self._guests: set[asyncio.Task[None]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._order = SendOrder()
+        self._death: Exception | None = None
+        self._steps: engine_api.StepOutputs | None = None
+        try:
+            self._steps = engine_api.StepOutputs(self._engine, self._order.flush)
+        except VLLMUnknownError as error:
+            _log.warning("%s", error)
         self._loras = {
             name: engine_api.lora_request(name, number, path)
             for number, (name, path) in enumerate(model.loras.items(), 1)
@@ -86,8 +84,8 @@ class VLLMHost:
         return engine_api.open_engine(self._model.arguments, self._metrics.record)
 
     async def _serve(self, connection: Connection) -> None:
-        owner = await wrap_connection(connection)
-        server = await listen(self._socket, self._accept_guest)
+        owner = await wrap_connection(connection, self._order)
+        server = await listen(self._socket, self._accept_guest, self._order)
         serving = asyncio.create_task(self._serve_peer(owner))
         watching = asyncio.create_task(self._watch_health())
         try:
@@ -97,11 +95,11 @@ class VLLMHost:
                     task.result()
         finally:
             server.close()
-            owner.close()
             tasks = [serving, watching, *self._guests]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            owner.close()
 
     def _accept_guest(self, peer: Peer) -> None:
         task = asyncio.create_task(self._serve_guest(peer))
@@ -120,65 +118,81 @@ class VLLMHost:
         """Serve requests until the peer asks to stop; raises EOFError when it hangs up."""
         peer.write(engine_api.max_num_seqs(self._engine))
         number = next(self._peer_numbers)
-        running: dict[int, asyncio.Task[None]] = {}
+        running: dict[int, RunningRequest] = {}
+        tasks: dict[RunningRequest, asyncio.Task[None]] = {}
         try:
             while (message := await peer.receive()) is not None:
+                if isinstance(message, str):  # a guest says what it wants to get
+                    peer.gets_steps = message == STEPS
+                    continue
                 kind, handle, request = message
-                name = f"{number}-{handle}"
                 if kind == "cancel":
-                    if (task := running.get(handle)) is not None:
-                        await self._engine.abort(name)
-                        task.cancel()
+                    if (run := running.get(handle)) is not None:
+                        run.send(cancelled())
+                        self._abort(run.name)  # before the task, which may just be adding it
+                        if (starting := tasks.get(run)) is not None:
+                            starting.cancel()
                 elif isinstance(request, MetricsRequest):
-                    peer.send(handle, self._metrics.take())
+                    peer.queue((handle, self._metrics.take()), at_once=True)
                 else:
-                    task = asyncio.create_task(self._run(peer, handle, name, request))
-                    running[handle] = task
-                    task.add_done_callback(partial(_forget, running, handle))
+                    run = RunningRequest(peer, handle, f"{number}-{handle}", request, running)
+                    tasks[run] = task = asyncio.create_task(self._run(run, request))
+                    task.add_done_callback(partial(_forget, tasks, run))
         finally:
             left = list(running.values())
-            for task in left:
+            dead = self._death and failed(coded_error(self._death))
+            for run in left:
+                run.send(dead or cancelled())
+            if left and not dead:
+                await self._engine.abort([run.name for run in left])
+            for task in (unfinished := list(tasks.values())):
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
-    async def _run(self, peer: Peer, handle: int, name: str, request: Any) -> None:
-        """Run one request; sends exactly one last event."""
-        request_id.set(name)  # of this task alone
+    async def _run(self, run: RunningRequest, request: Any) -> None:
+        """Start one request; where vLLM does not hand outputs over, also iterate them."""
+        request_id.set(run.name)  # of this task alone
         try:
-            converter, outputs = self._start(name, request)
-            async with aclosing(outputs):  # leaving it early aborts the request
-                async for output in outputs:
-                    event = converter.convert(output)
-                    if event is None:
-                        continue
-                    peer.send(handle, event)
-                    if event.finish is not None or event.error is not None:
-                        return
-            last = failed(VLLMUnknownError("vLLM ended the request without a reason"))
-        except asyncio.CancelledError:
-            last = cancelled()
+            if isinstance(request, EngineRequest):
+                await self._run_tokens(run, request)
+            else:
+                await self._run_text(run, request)
         except Exception as error:  # noqa: BLE001 - the client must get whatever it is
-            last = failed(_coded_error(error))
-        peer.send(handle, last)
+            run.put(error)
 
-    def _start(self, name: str, request: EngineRequest | TextRequest) -> tuple[Any, Any]:
-        if isinstance(request, EngineRequest):
-            # vLLM would cut output short where the contract promises request_output_len tokens.
-            check_prompt(request, max_seq_len=self._model.max_model_len)
-            params = engine_api.sampling_params(
-                from_engine_request(request), stream=request.streaming, bad_words=request.bad_words
-            )
-            prompt: Any = {"prompt_token_ids": list(request.input_ids)}
-            return TokenOutputConverter(request), self._engine.generate(prompt, params, name)
+    async def _run_tokens(self, run: RunningRequest, request: EngineRequest) -> None:
+        # vLLM would cut output short where the contract promises request_output_len tokens.
+        check_prompt(request, max_seq_len=self._model.max_model_len)
+        params = engine_api.sampling_params(
+            from_engine_request(request), stream=request.streaming, bad_words=request.bad_words
+        )
+        prompt = {"prompt_token_ids": list(request.input_ids)}
+        if self._steps is None:
+            await _iterate(run, self._engine.generate(prompt, params, run.name))
+            return
+
+        def put(output: Any) -> None:
+            if run.put(output):
+                self._abort(run.name)
+
+        if await self._steps.add_request(run.name, prompt, params, put):
+            self._order.flush_soon()
+
+    async def _run_text(self, run: RunningRequest, request: TextRequest) -> None:
         values = dict(request.sampling)
         lora = self._lora(values.pop(LORA_NAME, None))
         if request.return_cumulative_logprob and values.get("logprobs") is None:
             values["logprobs"] = 0
         params = engine_api.sampling_params(values, stream=request.stream)
         prompt = {"prompt": request.prompt}
-        return TextOutputConverter(request), self._engine.generate(
-            prompt, params, name, lora_request=lora
-        )
+        outputs = self._engine.generate(prompt, params, run.name, lora_request=lora)
+        await _iterate(run, outputs)
+
+    def _abort(self, name: str) -> None:
+        """Abort a request in vLLM, which ignores those that it does not know."""
+        task = asyncio.create_task(self._engine.abort(name))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
 
     def _lora(self, name: str | None) -> Any:
         if name is None:
@@ -195,22 +209,25 @@ class VLLMHost:
     async def _watch_health(self) -> None:
         """Health check of an idle engine: raises the error that killed it."""
         while True:
-            await self._engine.check_health()
+            try:
+                await self._engine.check_health()
+            except Exception as error:
+                self._death = error
+                raise
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
 
-def _forget(running: dict[int, asyncio.Task[None]], handle: int, _: object) -> None:
-    del running[handle]
+def _forget(
+    tasks: dict[RunningRequest, asyncio.Task[None]], run: RunningRequest, _: object
+) -> None:
+    del tasks[run]
 
 
-def _coded_error(error: Exception) -> CogTritonError:
-    if isinstance(error, CogTritonError):
-        return error
-    if engine_api.is_engine_dead(error):
-        return TritonUnavailable(f"vLLM's engine is dead: {error}")
-    if isinstance(error, ValueError | TypeError):  # how vLLM refuses a request
-        known = PromptTooLong if _PROMPT_TOO_LONG.search(str(error)) else InvalidArgument
-        return known(str(error))
-    _log.error("vLLM failed a request", exc_info=error)
-    cause = error.__cause__ or error
-    return VLLMUnknownError(f"{type(cause).__name__}: {cause}")
+async def _iterate(run: RunningRequest, outputs: AsyncGenerator[Any, None]) -> None:
+    """Send what a request's outputs hold, one at a time, until it has ended."""
+    async with aclosing(outputs):  # leaving it early aborts the request
+        async for output in outputs:
+            run.put(output, at_once=True)
+            if run.ended:
+                return
+    run.send(failed(VLLMUnknownError("vLLM ended the request without a reason")))

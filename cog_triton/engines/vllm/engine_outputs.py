@@ -24,6 +24,8 @@ class TokenOutputConverter:
 
     def __init__(self, request: EngineRequest) -> None:
         self._output = StopWords(request.stop_words, request.sampling.min_tokens)
+        self._has_stop_words = bool(request.stop_words)
+        self._has_log_probs = request.return_log_probs
 
     def convert(self, output: Any) -> TokenEvent | None:
         """The event for `output`, a RequestOutput; None if there is nothing to send yet."""
@@ -31,19 +33,30 @@ class TokenOutputConverter:
             return None
         completion = output.outputs[0]
         reason = completion.finish_reason
+        if reason == "abort":
+            return cancelled()
         tokens = list(completion.token_ids)
-        log_probs = _log_probs(completion)
+        log_probs = _log_probs(completion) if completion.logprobs else []
         if reason == "stop" and tokens:  # the end token, which vLLM leaves in
-            del tokens[-1]
+            del tokens[-1], log_probs[len(tokens) :]
+        finish = None
+        if reason is not None and (finish := _FINISH_REASONS.get(reason)) is None:
+            return failed(_unknown_finish(reason))
+        if not self._has_stop_words:
+            return TokenEvent(tokens, log_probs, finish) if tokens or finish else None
         for place, token in enumerate(tokens):
             if self._output.add(token, log_probs[place] if log_probs else 0.0):
-                return _event(self._output.rest(), "stop")
-        if reason is None:
-            ready = self._output.ready()
-            return _event(ready) if ready else None
-        if reason not in _FINISH_REASONS:
-            return failed(_unknown_finish(reason))
-        return _event(self._output.rest(), _FINISH_REASONS[reason])
+                return self._event(self._output.rest(), "stop")
+        if finish is not None:
+            return self._event(self._output.rest(), finish)
+        ready = self._output.ready()
+        return self._event(ready) if ready else None
+
+    def _event(
+        self, tokens: list[tuple[int, float]], finish: FinishReason | None = None
+    ) -> TokenEvent:
+        log_probs = [value for _, value in tokens] if self._has_log_probs else []
+        return TokenEvent([token for token, _ in tokens], log_probs, finish)
 
 
 class TextOutputConverter:
@@ -87,10 +100,6 @@ def failed(error: CogTritonError) -> TokenEvent:
 def cancelled() -> TokenEvent:
     """The last event of a request that was cancelled, in either contract."""
     return TokenEvent([], [], "cancelled")
-
-
-def _event(tokens: list[tuple[int, float]], finish: FinishReason | None = None) -> TokenEvent:
-    return TokenEvent([token for token, _ in tokens], [p for _, p in tokens], finish)
 
 
 def _finish(output: Any) -> str | None:

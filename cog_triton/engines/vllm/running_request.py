@@ -1,0 +1,90 @@
+"""Running request of the vLLM host: converts vLLM's outputs, sends them, and ends once."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.vllm import engine_api
+from cog_triton.engines.vllm.engine_outputs import (
+    TextOutputConverter,
+    TokenOutputConverter,
+    failed,
+)
+from cog_triton.engines.vllm.host_connections import Peer
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    PromptTooLong,
+    TritonUnavailable,
+    VLLMUnknownError,
+)
+
+_log = logging.getLogger(__name__)
+_PROMPT_TOO_LONG = re.compile(r"longer than the maximum model length")
+
+
+class RunningRequest:
+    """Running request of one peer; nothing is sent after its last event."""
+
+    def __init__(
+        self, peer: Peer, handle: int, name: str, request: Any, running: dict[int, RunningRequest]
+    ) -> None:
+        """`name` is vLLM's for it; it is in `running`, by its handle, until it ends."""
+        of_tokens = isinstance(request, EngineRequest)
+        self.name = name
+        self.ended = False
+        self._converter: TokenOutputConverter | TextOutputConverter = (
+            TokenOutputConverter(request) if of_tokens else TextOutputConverter(request)
+        )
+        self._peer = peer
+        self._handle = handle
+        self._pack = peer.packer(handle, width=int(of_tokens and request.return_log_probs))
+        self._running = running
+        running[handle] = self
+
+    def put(self, output: Any, *, at_once: bool = False) -> bool:
+        """Send what a RequestOutput holds, or the exception that ends the request; never raises.
+
+        It leaves at the end of the engine step, or with `at_once` at the loop's next turn, as
+        errors and cancellations do: they may come when no step is under way. Returns whether the
+        request ended here and goes on in vLLM.
+        """
+        if self.ended:
+            return False
+        try:
+            if isinstance(output, Exception):
+                raise output
+            event = self._converter.convert(output)
+        except Exception as error:  # noqa: BLE001 - in vLLM's output handler it would end them all
+            self.send(failed(coded_error(error)))
+            return not isinstance(output, Exception)
+        if event is not None:
+            at_once |= event.error is not None or event.finish == "cancelled"
+            self.send(event, at_once=at_once)
+        return self.ended and not output.finished
+
+    def send(self, event: Any, *, at_once: bool = True) -> None:
+        """Queue an event, unless the last one was queued."""
+        if self.ended:
+            return
+        if event.finish is not None or event.error is not None:
+            self.ended = True
+            self._running.pop(self._handle, None)
+        self._peer.queue(self._pack(event), at_once=at_once)
+
+
+def coded_error(error: Exception) -> CogTritonError:
+    """The coded error of what vLLM raised for one request."""
+    if isinstance(error, CogTritonError):
+        return error
+    if engine_api.is_engine_dead(error):
+        return TritonUnavailable(f"vLLM's engine is dead: {error}")
+    if isinstance(error, ValueError | TypeError):  # how vLLM refuses a request
+        known = PromptTooLong if _PROMPT_TOO_LONG.search(str(error)) else InvalidArgument
+        return known(str(error))
+    _log.error("vLLM failed a request", exc_info=error)
+    cause = error.__cause__ or error
+    return VLLMUnknownError(f"{type(cause).__name__}: {cause}")

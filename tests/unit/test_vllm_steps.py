@@ -1,0 +1,322 @@
+"""Step guests of the vLLM host: one message an engine step, with and without vLLM's hook."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, double_environment
+from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import (
+    CANCELLED,
+    ERROR,
+    GOES_ON,
+    LENGTH,
+    STOP,
+    StepItem,
+    decode,
+)
+from cog_triton.engines.vllm.engine_api import StepOutputs
+from cog_triton.engines.vllm.host_connections import SendOrder, connect
+from cog_triton.errors import VLLMUnknownError
+
+STREAMS = 16
+
+
+class StepGuest:
+    """A step guest without a stub: what it is sent, step by step."""
+
+    def __init__(self, host: Running) -> None:
+        self.connection: Connection = connect(host.socket)
+        self.connection.send("steps")
+        self.slots = self.connection.recv()
+
+    def submit(self, handle: int, request: EngineRequest) -> None:
+        self.connection.send(("submit", handle, request))
+
+    def cancel(self, handle: int) -> None:
+        self.connection.send(("cancel", handle, None))
+
+    def step(self) -> list[StepItem]:
+        assert self.connection.poll(PATIENCE_S), "no step comes"
+        kind, items, log_probs, errors = self.connection.recv()
+        assert kind == "step"
+        return decode(array("q", items), array("f", log_probs), errors)
+
+    def until_end(self, handles: Sequence[int]) -> list[list[StepItem]]:
+        """The steps until every one of `handles` has ended."""
+        left, steps = set(handles), []
+        while left:
+            steps.append(self.step())
+            left -= {item.handle for item in steps[-1] if item.end != GOES_ON}
+        return steps
+
+    def ask(self, request: EngineRequest, handle: int = 1) -> tuple[list[int], StepItem]:
+        """The ids and the last item of one request; its offsets have no gap."""
+        self.submit(handle, request)
+        items = [item for step in self.until_end([handle]) for item in step]
+        ids: list[int] = []
+        for item in items:
+            assert (item.handle, item.sequence, item.offset) == (handle, 0, len(ids))
+            ids += item.ids
+        return ids, items[-1]
+
+
+@pytest.fixture(params=["", "other"])
+def interface(request: pytest.FixtureRequest) -> str:
+    """vLLM's interface: with the hook, or another one."""
+    return str(request.param)
+
+
+@pytest.fixture
+def environment(
+    tmp_path: Path, interface: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    def make(**values: str) -> None:
+        values |= {"VLLM_DOUBLE_INTERFACE": interface, "VLLM_DOUBLE_DEATH": f"{tmp_path}/death"}
+        for name, value in double_environment(tmp_path / "journal", **values).items():
+            monkeypatch.setenv(name, value)
+
+    make()
+    return make
+
+
+@pytest.fixture
+def host(tmp_path: Path, environment: None) -> Iterator[Running]:
+    with running(tmp_path, max_num_seqs=STREAMS) as started:
+        yield started
+
+
+def test_an_engine_step_is_one_message(
+    tmp_path: Path, environment: Callable[..., None], interface: str
+) -> None:
+    environment(VLLM_V1_OUTPUT_PROC_CHUNK_SIZE="3", VLLM_DOUBLE_DELAY="0.01")
+    handles = range(1, STREAMS + 1)
+    with running(tmp_path, max_num_seqs=STREAMS) as host:
+        guest = StepGuest(host)
+        assert guest.slots == STREAMS
+        for handle in handles:
+            guest.submit(handle, tokens(ABC, 60 + handle))
+        steps = guest.until_end(handles)
+    got: dict[int, list[int]] = defaultdict(list)
+    for step in steps:
+        for item in step:
+            assert item.offset == len(got[item.handle])
+            got[item.handle] += item.ids
+    assert got == {handle: (ABC * 26)[: 60 + handle] for handle in handles}
+    first = next(place for place, step in enumerate(steps) if step[-1].handle == STREAMS)
+    last = next(place for place, step in enumerate(steps) if any(item.end for item in step))
+    assert last - first > 20
+    if not interface:
+        for step in steps[first:last]:
+            assert [item.handle for item in step] == list(handles)
+            assert {len(item.ids) for item in step} == {1}
+
+
+@pytest.mark.usefixtures("environment")
+def test_another_interface_is_logged_and_iterated(
+    tmp_path: Path, interface: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path) as host:
+        assert StepGuest(host).ask(tokens(ABC, 4))[0] == [*ABC, 97]
+    logged = "E2200" in (text := capfd.readouterr().err) and "by engine steps" in text
+    assert logged is bool(interface)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_ends_of_requests(host: Running, streaming: bool) -> None:
+    guest = StepGuest(host)
+
+    def ask(ids: list[int], count: int, **values: Any) -> tuple[list[int], int]:
+        got, last = guest.ask(tokens(ids, count, streaming=streaming, **values))
+        return got, last.end
+
+    assert ask(ABC, 5) == (list(b"abcab"), LENGTH)
+    assert ask([97, EOS, 98], 50) == ([97], STOP)
+    assert ask([97, EOS, 98], 50, min_tokens=2) == ([97, EOS, 98, 97], STOP)
+    assert ask(ABC, 50, end_id=98) == ([97], STOP)
+    assert ask(ABC, 5, end_id=-1, stop_words=((99, 97),)) == (list(b"ab"), STOP)
+    assert ask(ABC, 5, bad_words=((98, 99),)) == (list(b"abdab"), LENGTH)
+
+
+def test_log_probabilities_have_their_width(host: Running) -> None:
+    guest = StepGuest(host)
+    guest.submit(1, tokens(ABC, 3, return_log_probs=True))
+    guest.submit(2, tokens(ABC, 3))
+    items = [item for step in guest.until_end([1, 2]) for item in step]
+    assert {(item.handle, item.width) for item in items} == {(1, 1), (2, 0)}
+    assert [p for item in items for p in item.log_probs] == [-0.125, -0.25, -0.375]
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (tokens([1] * MAX_MODEL_LEN, 1), "E1002 PromptTooLong: "),
+        (tokens([]), "E1005 InvalidArgument: input_ids: empty"),
+        (tokens(ABC, temperature=3.0, top_p=0.5), "E1005 InvalidArgument: temperature must be"),
+        (tokens(list(b"break the request"), 3), "E2200 VLLMUnknownError: RuntimeError: CUDA"),
+    ],
+)
+def test_unservable_requests_end_with_a_coded_error(
+    host: Running, request_: EngineRequest, text: str
+) -> None:
+    guest = StepGuest(host)
+    ids, last = guest.ask(request_)
+    assert (ids, last.end) == ([], ERROR)
+    assert str(last.error).startswith(text)
+    assert guest.ask(tokens(ABC, 2), 2)[0] == [97, 98], "the engine serves on"
+
+
+def test_a_cancelled_request_ends_once_and_is_aborted(
+    tmp_path: Path, environment: Callable[..., None]
+) -> None:
+    environment(VLLM_DOUBLE_DELAY="0.02")
+    with running(tmp_path, max_model_len=4096) as host:
+        guest = StepGuest(host)
+        guest.submit(1, tokens(ABC, 4000))
+        guest.submit(2, tokens(ABC, 60))
+        guest.step()
+        guest.cancel(1)
+        guest.cancel(1)
+        guest.submit(3, tokens(ABC, 4000))
+        guest.cancel(3)  # which vLLM may not know yet
+        items = [item for step in guest.until_end([1, 2, 3]) for item in step]
+        ends = [(item.handle, item.end) for item in items if item.end != GOES_ON]
+        assert sorted(ends) == [(1, CANCELLED), (2, LENGTH), (3, CANCELLED)]
+        for handle, _ in ends:
+            assert [item.end for item in items if item.handle == handle][-1] != GOES_ON
+        names = {call["id"] for call in host.calls("add_request")}
+        aborted = {name for call in host.calls("abort", 2) for name in call["ids"]}
+        assert len(aborted & names) in (1, 2)  # the third may never have reached vLLM
+        assert guest.ask(tokens(ABC, 3), 4)[0] == ABC
+
+
+@pytest.mark.usefixtures("environment")
+def test_requests_of_a_guest_that_is_gone_are_aborted(tmp_path: Path) -> None:
+    with running(tmp_path, max_model_len=4096) as host:
+        guest = StepGuest(host)
+        for handle in (1, 2):
+            guest.submit(handle, tokens(ABC, 4000))
+        while {item.handle for item in guest.step()} != {1, 2}:
+            pass
+        guest.connection.close()
+        (call,) = host.calls("abort")[:1]
+        assert len(call["ids"]) == 2
+
+
+@pytest.mark.usefixtures("environment")
+def test_death_of_the_engine_ends_every_request(tmp_path: Path) -> None:
+    with running(tmp_path, max_model_len=4096) as host:
+        guest = StepGuest(host)
+        for handle in (1, 2, 3):
+            guest.submit(handle, tokens(ABC, 4000))
+        guest.step()
+        host.death.touch()
+        last = {
+            item.handle: item for step in guest.until_end([1, 2, 3]) for item in step if item.end
+        }
+        assert {item.end for item in last.values()} == {ERROR}
+        assert all(str(item.error).startswith("E2105 ") for item in last.values())
+        assert host.engine._process.wait(PATIENCE_S) != 0
+
+
+def test_step_guests_come_first() -> None:
+    sent: list[str] = []
+    order = SendOrder()
+    for name, gets_steps in (("owner", False), ("guest", True), ("text", False)):
+        peer: Any = SimpleNamespace(
+            gets_steps=gets_steps, flush=lambda name=name: sent.append(name)
+        )
+        order.add(peer)
+    order.flush()
+    assert sent == ["guest", "owner", "text"]
+    order.flush()
+    assert len(sent) == 3
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The double's classes, in this process."""
+    monkeypatch.syspath_prepend(str(DOUBLES))
+    of_engine = importlib.import_module("vllm.v1.engine.async_llm")
+    of_outputs = importlib.import_module("vllm.v1.engine.output_processor")
+    yield SimpleNamespace(
+        AsyncLLM=of_engine.AsyncLLM,
+        OutputProcessor=of_outputs.OutputProcessor,
+        RequestOutputCollector=of_outputs.RequestOutputCollector,
+    )
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def engine_of(double: SimpleNamespace) -> Any:
+    engine = double.AsyncLLM.__new__(double.AsyncLLM)
+    engine.output_processor = double.OutputProcessor(None, log_stats=False)
+    return engine
+
+
+def test_the_end_of_a_step_is_told_before_its_statistics(double: SimpleNamespace) -> None:
+    ends: list[str] = []
+    engine = engine_of(double)
+    engine.output_processor.update_scheduler_stats = lambda stats: ends.append(stats)
+
+    def fail() -> None:
+        ends.append("step")
+        raise RuntimeError("as if a peer were gone")
+
+    StepOutputs(engine, fail)
+    engine.output_processor.update_scheduler_stats("stats")
+    assert ends == ["step", "stats"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other", "words"),
+    [
+        ("AsyncLLM", "add_request", lambda self, request: None, r"takes \['request'\]"),
+        ("AsyncLLM", "_run_output_handler", lambda self: None, "does not call process_outputs"),
+        ("OutputProcessor", "process_outputs", lambda self, outputs: None, "does not call put"),
+        ("OutputProcessor", "update_scheduler_stats", lambda self: None, r"takes \['self'\]"),
+        ("OutputProcessor", "propagate_error", None, "AttributeError"),
+        ("RequestOutputCollector", "put", lambda self, a, b: None, "takes"),
+        ("RequestOutputCollector", "get_nowait", None, "AttributeError|TypeError"),
+    ],
+)
+def test_any_other_interface_is_found_at_start(
+    owner: str, name: str, other: Any, words: str, double: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    StepOutputs(engine_of(double), lambda: None)
+    monkeypatch.setattr(getattr(double, owner), name, other)
+    with pytest.raises(VLLMUnknownError, match=f"by engine steps.*{words}"):
+        StepOutputs(engine_of(double), lambda: None)
+
+
+@pytest.mark.parametrize("early", ["output", RuntimeError("it failed")])
+def test_outputs_made_before_the_request_is_ours_are_kept(
+    early: Any, double: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[Any] = []
+    kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA
+    collector = double.RequestOutputCollector(kind, "1")
+    collector.put(early)
+
+    async def add_request(*_: Any) -> Any:
+        return collector
+
+    engine = engine_of(double)
+    outputs = StepOutputs(engine, lambda: None)
+    monkeypatch.setattr(engine, "add_request", add_request)
+    asyncio.run(outputs.add_request("name", {}, None, got.append))
+    collector.put("later")
+    assert got == [early, "later"]

@@ -15,7 +15,7 @@ from prompts import Prompt
 
 INPUT_TOKENS = OUTPUT_TOKENS = 256
 # Requests of one measurement, by how many run at once.
-REQUESTS = {1: 6, 64: 128, 256: 512}
+REQUESTS = {1: 6, 64: 128, 256: 512, 512: 1024}
 
 Roles = Callable[[], Mapping[int, str]]
 

@@ -15,7 +15,7 @@ from typing import Any
 MARKS = "<!-- {name}: made by benchmarks/gpu/table.py -->", "<!-- end of {name} -->"
 _COLUMNS = (
     "endpoint", "concurrency", "tok/s", "/ first", "TTFT p50 ms", "p99", "- first",
-    "ITL p50 ms", "p99", "TPOT p50 ms", "cores", "client lag p99 ms",
+    "ITL p50 ms", "/ first", "p99", "TPOT p50 ms", "cores", "/ first", "client lag p99 ms",
 )  # fmt: skip
 
 
@@ -38,9 +38,11 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     f"{row['ttft_p99']:.1f}",
                     f"{row['ttft_p50'] - base['ttft_p50']:+.1f}",
                     f"{row['itl_p50']:.2f}",
+                    _ratio(row["itl_p50"], base["itl_p50"]),
                     f"{row['itl_p99']:.2f}",
                     f"{row['tpot_p50']:.2f}",
                     f"{row['cores']:.2f}",
+                    _ratio(row["cores"], base["cores"]),
                     f"{row['load_lag_p99']:.1f}",
                 )
             )
@@ -111,15 +113,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
     """Content by mark name, for the phases that were run."""
-    bench, prune = results.get("bench", {}), results.get("prune", {})
-    medians = bench.get("medians", {})
+    prune = results.get("prune", {})
     made = {"checks": checks(results)}
     if "machine" in results:
         made["machine"] = machine(results["machine"])
-    if medians:
-        made["benchmark"] = benchmark(medians)
-        highest = max(int(concurrency) for found in medians.values() for concurrency in found)
-        made["cores"] = cores(bench["cores"], highest)
+    for phase, prefix in (("bench", ""), ("small", "small model's ")):
+        if medians := results.get(phase, {}).get("medians"):
+            made[f"{prefix}benchmark"] = benchmark(medians)
+            highest = max(int(concurrency) for found in medians.values() for concurrency in found)
+            made[f"{prefix}cores"] = cores(results[phase]["cores"], highest)
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

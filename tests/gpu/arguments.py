@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PHASES = ("machine", "checks", "bench", "prune")
+PHASES = ("machine", "checks", "bench", "small", "prune")
 MAX_AT_ONCE = 512
-"""As many predictions as servers.py has Cog take at once."""
+"""As many predictions as servers.py has our server take at once, in all."""
 _ABOUT = """\
 Check and measure the vLLM family on this machine's GPU, phase by phase.
 
 machine  what all of it runs on
 checks   two models served at once, each through all checks, under load together, and a crash
 bench    vLLM's own server and ours at once, each with an engine, asked in turn
+small    the same with a model so small that the servers are the limit
 prune    vLLM's own server over libraries pruned for this GPU: the same tokens, as fast
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
@@ -49,8 +50,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", type=_seconds, default=540, metavar="SECONDS",
                         help="of a phase, then no more measurements begin (540)")  # fmt: skip
     parser.add_argument("--rounds", type=_whole, default=3, help="of the benchmarks, at most (3)")
-    parser.add_argument("--concurrency", type=_concurrencies, default=[1, 64, 256],
-                        metavar="N,N,...", help=f"1 to {MAX_AT_ONCE} each (1,64,256)")  # fmt: skip
+    parser.add_argument("--concurrency", type=_concurrencies, default=[1, 64, 256, 512],
+                        metavar="N,...", help=f"up to {MAX_AT_ONCE} (1,64,256,512)")  # fmt: skip
     parser.add_argument("--profile", action="store_true", help="record where time goes (py-spy)")
     parser.add_argument("--argument", type=_argument, action="append", default=[],
                         metavar="NAME=VALUE",

@@ -174,7 +174,8 @@ def ours(
             "COG_TRITON_CONFIG": str(work / "serve.yaml"),
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
             # As many again: Cog frees a slot a little after it has answered.
-            "COG_MAX_CONCURRENCY": str(MAX_AT_ONCE),
+            "COG_MAX_CONCURRENCY": str(2 * MAX_AT_ONCE),
+            "MAX_QUEUE": str(MAX_AT_ONCE),  # vLLM's own server queues them all
             "SERVED_MODEL_NAME": "verify",
             **environment,
         },

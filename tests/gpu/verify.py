@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import arguments
@@ -32,18 +33,25 @@ from servers import Ours, Server, ours, running, vllm_serve
 
 from cog_triton.errors import ModelUnavailable
 
-# For every server: vLLM's own choices need FlashInfer, which is compiled when first used.
+# For every server: vLLM's own choices need FlashInfer, which is compiled when first used. Without
+# prefix caching, which would know the prompts of another endpoint of the same engine.
 _COMMON = {
-    "max_num_seqs": 256,
+    "enable_prefix_caching": False,
     "gpu_memory_utilization": 0.25,
     "attention_backend": "FLASH_ATTN",
 }
-_SMALL = {"max_model_len": 8192, "kv_cache_memory_bytes": 8 << 30, **_COMMON}
-# Without prefix caching, which would know the prompts of another endpoint of the same engine.
+_SMALL = {
+    "max_num_seqs": 512,
+    "max_model_len": 8192,
+    "kv_cache_memory_bytes": 8 << 30,
+    **_COMMON,
+}
+# The other half of 512 requests waits in the engine, for whose KV cache there is no room beside
+# another engine's on one GPU.
 _LARGE = {
+    "max_num_seqs": 256,
     "max_model_len": 4096,
     "kv_cache_memory_bytes": 20 << 30,
-    "enable_prefix_caching": False,
     **_COMMON,
 }
 _ROLE = "vLLM EngineCore"
@@ -71,7 +79,8 @@ class Driver:
         phases: dict[str, Callable[[Phase], None]] = {
             "machine": self.machine,
             "checks": self.checks,
-            "bench": self.bench,
+            "bench": partial(self.bench, model=self.large),
+            "small": partial(self.bench, model=self.small),
             "prune": self.prune,
         }
         failed = 0
@@ -135,10 +144,11 @@ class Driver:
             load_all_at_once(made)
             made[0].restart("our host of AsyncLLM" if self.rehearsal else _ROLE)
 
-    def bench(self, phase: Phase) -> None:
+    def bench(self, phase: Phase, model: Path) -> None:
         """Benchmark ours beside ``vllm serve``, both running, asked in turn."""
-        mine = self._ours("bench-ours", self.large, END_ID="-1")
-        theirs = vllm_serve("bench-bare", self.large, self.logs, self.python, **self._environment)
+        mine = self._ours(f"{phase.name}-ours", model, END_ID="-1")
+        bare = f"{phase.name}-bare"
+        theirs = vllm_serve(bare, model, self.logs, self.python, **self._environment)
         endpoints: list[tuple[Endpoint, Server]] = [
             (Endpoint("vllm serve", theirs.openai), theirs),
             (Predictions("cog", mine.cog), mine),
@@ -154,9 +164,9 @@ class Driver:
                     f"{server.name}: start", {"seconds": server.start_s, **server.start_times()}
                 )
             told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
-            self._same_texts(phase, self.large, told)
-            self._rounds(phase, endpoints)
-            texts = prompts.make(self.large, 512, bench.INPUT_TOKENS, seed=5)
+            self._same_texts(phase, model, told)
+            self._rounds(phase, endpoints, model)
+            texts = prompts.make(model, 512, bench.INPUT_TOKENS, seed=5)
             for endpoint, server in endpoints if self.options.profile else ():
                 if time.monotonic() > self.until:
                     break
@@ -192,7 +202,7 @@ class Driver:
                 ]
                 told = [endpoint for endpoint, _ in endpoints]
                 self._same_texts(phase, self.large, told, count=16, max_tokens=256)
-                self._rounds(phase, endpoints)
+                self._rounds(phase, endpoints, self.large)
         self._same_with_real_weights(phase, environment)
 
     def _same_with_real_weights(self, phase: Phase, environment: dict[str, str]) -> None:
@@ -241,8 +251,10 @@ class Driver:
             name = f"{count} greedy answers of {max_tokens} tokens: {other} as {first}"
             phase.check(name, same == count, (same, found[first][:1], found[other][:1]))
 
-    def _rounds(self, phase: Phase, endpoints: Sequence[tuple[Endpoint, Server]]) -> None:
-        texts = prompts.make(self.large, 2048, bench.INPUT_TOKENS)
+    def _rounds(
+        self, phase: Phase, endpoints: Sequence[tuple[Endpoint, Server]], model: Path
+    ) -> None:
+        texts = prompts.make(model, 2048, bench.INPUT_TOKENS)
         measured = bench.Bench(
             [(endpoint, server.processes) for endpoint, server in endpoints],
             texts,

@@ -171,8 +171,10 @@ def test_measurements_of_processes_are_merged(gpu: SimpleNamespace) -> None:
     assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (8, 2, 3)
 
 
-def rows(endpoint: str, rates: list[float]) -> list[dict[str, Any]]:
-    numbers = {"ttft_p50": 10.0, "ttft_p99": 20.0, "itl_p50": 3.0, "itl_p99": 6.0, "tpot_p50": 3.0}
+def rows(
+    endpoint: str, rates: list[float], itl: float = 3.0, cores: float = 1.25
+) -> list[dict[str, Any]]:
+    numbers = {"ttft_p50": 10.0, "ttft_p99": 20.0, "itl_p50": itl, "itl_p99": 6.0, "tpot_p50": 3.0}
     numbers |= {"seconds": 1.0, "tokens_per_read": 1.0, "load_lag_p99": 0.1, "load_cores": 0.5}
     return [
         {
@@ -180,7 +182,7 @@ def rows(endpoint: str, rates: list[float]) -> list[dict[str, Any]]:
             "concurrency": 1,
             "tokens_per_s": rate,
             "errors": [],
-            "server_cores": {"engine": 1.0, "rest": 0.25},
+            "server_cores": {"engine": 1.0, "rest": cores - 1},
             **numbers,
         }
         for rate in rates
@@ -192,7 +194,7 @@ def measured(gpu: SimpleNamespace, seen: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> None:
-    seen = [*rows("vllm serve", [100, 300, 200]), *rows("cog", [190, 180, 500])]
+    seen = [*rows("vllm serve", [100, 300, 200]), *rows("cog", [190, 180, 500], 1.5, 2.5)]
     results = {
         "checks": {"checks": {"one": True, "two": "was 3"}},
         "bench": {**measured(gpu, seen), "checks": {"all": True}},
@@ -204,7 +206,10 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 3.00 | 6.00 | 3.00 | 1.25 |" in text
+    assert (
+        "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 1.50 | 0.500 | 6.00 | 3.00 | 2.50 | 2.000 |"
+        in text
+    )
     assert "| cog | engine | 1.00 |" in text
     assert "| checks | 2 | 1 | two |" in text
     assert gpu.table.replace_sections(text, names) == text
@@ -218,6 +223,10 @@ def test_a_run_of_some_phases_has_only_their_tables(gpu: SimpleNamespace) -> Non
     seen = rows("cog", [100])
     document = gpu.table.document({**checked, "bench": measured(gpu, seen)})
     assert "| cog | 1 | 100 | 1.000 |" in document
+    assert "Small model" not in document
+    document = gpu.table.document({"small": measured(gpu, seen)})
+    assert document.count("# Small model's ") == 2
+    assert "# Benchmark" not in document
 
 
 def test_every_endpoint_gets_the_same_prompts(

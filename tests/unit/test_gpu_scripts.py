@@ -27,7 +27,7 @@ def run(directory: Path, script: str, *arguments: str) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("--phase=bench,pruen", "'pruen': must be of machine, checks, bench, prune"),
+        ("--phase=bench,pruen", "'pruen': must be of machine, checks, bench, small, prune"),
         ("--concurrency=0", "'0': must be a whole number, at least 1"),
         ("--concurrency=1,x", "'x': must be a whole number"),
         ("--concurrency=513", "513: must be at most 512"),

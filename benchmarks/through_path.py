@@ -71,7 +71,7 @@ def in_process(connection: Connection, directory: Path) -> None:
             ids = tokenizer.encode(text.text, add_special_tokens=text.add_special_tokens)
             sampling = SamplingParams(max_tokens=tokens, temperature=0)
             engine.submit(number, EngineRequest(input_ids=ids, sampling=sampling, end_id=-1))
-        while engine.live:
+        while engine.wait_s() is not None:
             for number, event in engine.step():
                 if event.error:
                     raise event.error

@@ -46,14 +46,23 @@ class EngineClient:
     """
 
     def __init__(
-        self, connection: Connection, max_batch_size: int, on_death: Callable[[], None]
+        self,
+        connection: Connection,
+        max_batch_size: int,
+        on_death: Callable[[], None],
+        *,
+        coalesce: bool = True,
     ) -> None:
-        """`on_death` is called once when the engine hangs up before it is asked to."""
+        """`on_death` is called once when the engine hangs up before it is asked to.
+
+        Without `coalesce` each event is emitted by itself.
+        """
         self._connection = connection
         self._poller = select.poll()  # Connection.poll makes a new one for each call
         self._poller.register(connection, select.POLLIN)
         self._max_batch_size = max_batch_size
         self._on_death = on_death
+        self._coalesce = coalesce
         self._closing = False
         self._emitters: dict[int, Emit] = {}
         self._started: set[int] = set()  # handles that an event was emitted for
@@ -103,9 +112,9 @@ class EngineClient:
                 if not self._closing:
                     self._on_death()
                 return
-            for handle, event in sorted(
-                coalesce_events(arrived), key=lambda of: of[0] in self._started
-            ):
+            if self._coalesce:
+                arrived = sorted(coalesce_events(arrived), key=lambda of: of[0] in self._started)
+            for handle, event in arrived:
                 ended = event.finish is not None or event.error is not None
                 (self._started.discard if ended else self._started.add)(handle)
                 emit = (self._emitters.pop if ended else self._emitters.get)(handle, None)
@@ -115,7 +124,7 @@ class EngineClient:
     def _receive(self) -> list[tuple[int, Any]]:
         """The next message, and those that arrived while the last events were emitted."""
         events: list[tuple[int, Any]] = self._connection.recv()
-        while len(events) < _MAX_EVENTS_AT_ONCE and self._poller.poll(0):
+        while self._coalesce and len(events) < _MAX_EVENTS_AT_ONCE and self._poller.poll(0):
             try:
                 events += self._connection.recv()
             except (EOFError, OSError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,8 +23,7 @@ from tempfile import TemporaryDirectory
 
 from cog_triton.backend import triton_log
 from cog_triton.backend.engine_client import EngineClient
-from cog_triton.engines.base import StepEngine
-from cog_triton.engines.request import TokenEvent
+from cog_triton.backend.engine_loop import run_engine
 from cog_triton.errors import CogTritonError
 from cog_triton.system import gc_tuning, isolated_python
 
@@ -48,7 +46,7 @@ class EngineProcess(EngineClient):
         of ours. `owner` is the process that serves the engine; it is stopped when the child or
         this process dies, so that its supervisor notices. Raises the child's coded error when
         the engine cannot be opened, or RuntimeError when there is none; its traceback is on
-        stderr.
+        stderr. With the parameter ``coalesce`` "false" each event is emitted by itself.
         """
         self._stack = ExitStack()
         python, environment = parameters.get("engine_python"), None
@@ -83,7 +81,12 @@ class EngineProcess(EngineClient):
             self._process.wait()
             self._stack.close()
             raise opened
-        super().__init__(connection, int(opened), partial(_signal, owner, signal.SIGTERM))
+        super().__init__(
+            connection,
+            int(opened),
+            partial(_signal, owner, signal.SIGTERM),
+            coalesce=parameters.get("coalesce") != "false",
+        )
 
     @classmethod
     def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
@@ -107,31 +110,6 @@ def _signal(owner: int | None, number: signal.Signals) -> None:
             os.kill(owner, number)
 
 
-def run_engine(engine: StepEngine, connection: Connection) -> None:
-    """Child's loop: take messages, step, send the step's events. Raises EOFError at hang-up."""
-    connection.send(engine.max_batch_size)
-    poller = select.poll()
-    poller.register(connection, select.POLLIN)
-    while True:
-        events: list[tuple[int, TokenEvent]] = []
-        busy = engine.live > 0
-        while poller.poll(0 if busy else None):
-            busy = True
-            message = connection.recv()
-            if message is None:
-                return
-            kind, handle, request = message
-            if kind == "cancel":
-                engine.cancel(handle)
-                continue
-            try:
-                engine.submit(handle, request)
-            except CogTritonError as error:
-                events.append((handle, TokenEvent([], [], error=error)))
-        if events := events + engine.step():
-            connection.send(events)
-
-
 def main() -> None:
     """Child's entry point: open the engine and run it until the parent closes it or dies.
 
@@ -143,8 +121,9 @@ def main() -> None:
     os.set_inheritable(int(descriptor), False)
     module, _, attribute = name.partition(":")
     engine = getattr(importlib.import_module(module), attribute)
+    options = json.loads(parameters)
     try:
-        opened = engine.from_parameters(json.loads(parameters))
+        opened = engine.from_parameters(options)
     except CogTritonError as error:
         connection.send(error)
         raise
@@ -153,7 +132,7 @@ def main() -> None:
         if hasattr(opened, "serve"):
             opened.serve(connection)
         else:
-            run_engine(opened, connection)
+            run_engine(opened, connection, options.get("socket"))
     except (EOFError, ConnectionError):
         # The owner's requests would wait forever, and Triton does not notice.
         _signal(int(owner), signal.SIGKILL)

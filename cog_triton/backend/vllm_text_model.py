@@ -15,7 +15,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.vllm_host_client import VLLMHostClient
+from cog_triton.backend.guest_client import GuestClient
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.errors import CogTritonError
@@ -34,7 +34,7 @@ class TritonPythonModel:
         parameters = python_backend.Parameters(args)
         self._name = args["model_name"]
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
-        self._client = VLLMHostClient(parameters.text("socket"))
+        self._client = GuestClient(parameters.text("socket"))
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._handles = itertools.count(1)

@@ -20,6 +20,9 @@ from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.request import EngineRequest, TokenEvent
 
+NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket"})
+"""Parameters of a rendered engine model that are no options of its engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -36,8 +39,12 @@ class StepEngine(Protocol):
     max_batch_size: int
 
     @property
-    def live(self) -> int:
-        """Number of unfinished requests."""
+    def waits_for_readers(self) -> bool:
+        """Whether to make no step while a peer has not read the last ones."""
+        ...
+
+    def wait_s(self) -> float | None:
+        """Seconds until the next step is due; None while only a request can bring one."""
         ...
 
     def submit(self, handle: int, request: EngineRequest) -> None:

@@ -22,7 +22,10 @@ FINISH_REASONS: Mapping[int, FinishReason] = {
     LENGTH: "length",
     CANCELLED: "cancelled",
 }
-END_OF_FINISH: Mapping[FinishReason, int] = {text: end for end, text in FINISH_REASONS.items()}
+END_OF_FINISH: Mapping[FinishReason | None, int] = {
+    None: GOES_ON,
+    **{text: end for end, text in FINISH_REASONS.items()},
+}
 _HEAD = 6
 _EXCERPT = 24
 
@@ -59,11 +62,42 @@ class EncodedStep(NamedTuple):
 def item_of(handle: int, offset: int, event: TokenEvent, width: int = 0) -> StepItem:
     """The item of an event of the only sequence of a request; `width` is 0 or 1."""
     log_probs = event.log_probs if width else []
-    if event.error is not None:
-        text = str(event.error)
-        return StepItem(handle, 0, offset, event.token_ids, log_probs, ERROR, text, width)
-    end = GOES_ON if event.finish is None else END_OF_FINISH[event.finish]
-    return StepItem(handle, 0, offset, event.token_ids, log_probs, end, None, width)
+    error = None if event.error is None else str(event.error)
+    end = END_OF_FINISH[event.finish] if error is None else ERROR
+    return StepItem(handle, 0, offset, event.token_ids, log_probs, end, error, width)
+
+
+class StepBuffer:
+    """A step while it is collected, already in its encoded form."""
+
+    __slots__ = ("errors", "items", "log_probs")
+
+    def __init__(self) -> None:
+        self.items: list[int] = []
+        self.log_probs: list[float] = []
+        self.errors: list[str] = []
+
+    def add(self, handle: int, offset: int, event: TokenEvent, width: int = 0) -> None:
+        """Add an event of a request's only sequence; `width` is 0 or 1."""
+        ids = event.token_ids
+        if event.error is not None:
+            end = ERROR
+            self.errors.append(str(event.error))
+        else:
+            end = END_OF_FINISH[event.finish]
+        self.items += (handle, 0, offset, end, len(ids), width, *ids)
+        if width:
+            self.log_probs += event.log_probs
+
+    def encoded(self) -> EncodedStep:
+        """The step."""
+        return EncodedStep(array("q", self.items), array("f", self.log_probs), self.errors)
+
+    def merge(self) -> None:
+        """Coalesce the items of each sequence, as `merge` does."""
+        merged = encode(merge(decode(self.items, self.log_probs, self.errors)))
+        self.items, self.log_probs = merged.items.tolist(), merged.log_probs.tolist()
+        self.errors = merged.errors
 
 
 def encode(items: Iterable[StepItem]) -> EncodedStep:

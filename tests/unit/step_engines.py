@@ -25,6 +25,8 @@ class CountingEngine:
     the file that the parameter ``pid_file`` names.
     """
 
+    waits_for_readers = True
+
     def __init__(self, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size
         self._live: dict[int, EngineRequest] = {}
@@ -39,9 +41,8 @@ class CountingEngine:
             raise EngineCorrupt(f"{parameters['corrupt']}: torn in two")
         return cls(int(parameters["max_batch_size"]))
 
-    @property
-    def live(self) -> int:
-        return len(self._live)
+    def wait_s(self) -> float | None:
+        return 0.0 if self._live or self._events else None
 
     def submit(self, handle: int, request: EngineRequest) -> None:
         if request.input_ids[0] == REFUSED:

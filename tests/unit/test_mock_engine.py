@@ -1,199 +1,206 @@
-"""Mock engine: its thread emits every token of every stream, and can be stopped at any time."""
+"""Mock engine: steps bring every token of every stream, and stop for good when asked to."""
 
 from __future__ import annotations
 
 import itertools
-import queue
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mock_requests import MODEL, expected_tokens, request
 
-from cog_triton.engines.base import EngineStats
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 
-PATIENCE_S = 10
 FOREVER = 9000
 HANDLES = itertools.count(1)
 
 
-@contextmanager
-def running(**options: Any) -> Iterator[MockEngine]:
-    engine = MockEngine(MODEL, MockOptions(**options))
-    try:
-        yield engine
-    finally:
-        closer = threading.Thread(target=engine.close, daemon=True)
-        closer.start()
-        closer.join(PATIENCE_S)
-        assert not closer.is_alive(), "close() hangs"
+class World:
+    """An engine, its clock, and what came of each stream."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 1000.0
+        self.engine = MockEngine(MODEL, MockOptions(**options), lambda: self.now)
+        self.events: dict[int, list[TokenEvent]] = defaultdict(list)
+        self.steps: list[list[int]] = []
+
+    def ask(self, **values: Any) -> int:
+        handle = next(HANDLES)
+        self.engine.submit(handle, request(**values))
+        return handle
+
+    def run(self, steps: int = 10_000, until: float = 1e9) -> None:
+        """Step when the engine says so, until it waits for a request."""
+        for _ in range(steps):
+            wait = self.engine.wait_s()
+            if wait is None or self.now + wait > until:
+                return
+            self.now += wait
+            events = self.engine.step()
+            self.steps.append([handle for handle, _ in events])
+            for handle, event in events:
+                self.events[handle].append(event)
+
+    def ids(self, handle: int) -> list[int]:
+        return [token for event in self.events[handle] for token in event.token_ids]
+
+    def last(self, handle: int) -> TokenEvent:
+        return self.events[handle][-1]
 
 
-class Asked:
-    """One request, and the events that it brings."""
-
-    def __init__(self, engine: MockEngine, **values: Any) -> None:
-        self.handle = next(HANDLES)
-        self._events: queue.Queue[TokenEvent] = queue.Queue()
-        engine.submit(self.handle, request(**values), self._events.put)
-
-    def next(self) -> TokenEvent:
-        return self._events.get(timeout=PATIENCE_S)
-
-    def until_end(self) -> tuple[list[int], TokenEvent]:
-        event = self.next()
-        ids = event.token_ids
-        while event.finish is None and event.error is None:
-            event = self.next()
-            ids += event.token_ids
-        return ids, event
-
-    @property
-    def is_silent(self) -> bool:
-        return self._events.empty()
+@pytest.mark.parametrize("options", [{"tps": 0}, {"tps": 2000}, {"step_ms": 5}])
+def test_concurrent_streams_all_send_their_whole_output(options: dict[str, float]) -> None:
+    world = World(**options)
+    asked = [world.ask(max_tokens=100 + number) for number in range(32)]
+    world.run()
+    for number, handle in enumerate(asked):
+        assert world.ids(handle) == expected_tokens(100 + number)
+        assert world.last(handle).finish == "length"
+    assert world.engine.wait_s() is None
 
 
-@pytest.mark.parametrize("tps", [0, 2000])
-def test_concurrent_streams_all_send_their_whole_output(tps: float) -> None:
-    with running(tps=tps) as engine:
-        asked = [Asked(engine, max_tokens=100 + number) for number in range(32)]
-        for number, each in enumerate(asked):
-            ids, last = each.until_end()
-            assert ids == expected_tokens(100 + number)
-            assert last.finish == "length"
-        assert engine.stats() == EngineStats(0, 0, 256)
+def test_at_unlimited_rate_every_token_is_an_event_and_readers_set_the_pace() -> None:
+    world = World(tps=0)
+    handle = world.ask(max_tokens=500)
+    world.run()
+    assert [len(event.token_ids) for event in world.events[handle]] == [1] * 500
+    assert world.engine.waits_for_readers
+    assert not World(tps=1).engine.waits_for_readers
+    assert not World(tps=0, step_ms=1).engine.waits_for_readers
 
 
-def test_waits_of_microseconds_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SimpleQueue's do not where threads contend: one in a thousand streams never began."""
-    pause = MockEngine._wait_s
-    monkeypatch.setattr(
-        MockEngine, "_wait_s", lambda engine: None if pause(engine) is None else 1e-6
-    )
-    interval = sys.getswitchinterval()
-    with running(tps=1000) as engine:
-        asked = Asked(engine, max_tokens=1000)
-
-        def disturb() -> None:
-            for _ in range(20_000):
-                engine.cancel(0)
-
-        sys.setswitchinterval(1e-6)
-        try:
-            threads = [threading.Thread(target=disturb) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
-        assert asked.until_end()[0] == expected_tokens(1000)
-
-
-def test_at_unlimited_rate_every_token_is_one_response() -> None:
-    with running(tps=0) as engine:
-        asked = Asked(engine, max_tokens=500)
-        assert all(len(asked.next().token_ids) == 1 for _ in range(500))
+def test_timed_wake_ups_are_shared() -> None:
+    world = World(tps=100)
+    for number in range(100):
+        world.now = 1000 + number * 1e-5
+        world.ask(max_tokens=50)
+    world.run()
+    assert len(world.steps) < 150
 
 
 def test_cancel_ends_only_its_own_stream() -> None:
-    with running(tps=0, max_batch_size=1) as engine:
-        running_one, waiting = Asked(engine, max_tokens=FOREVER), Asked(engine, max_tokens=2)
-        running_one.next()
-        assert engine.stats() == EngineStats(2, 1, 1)
-        engine.cancel(running_one.handle)
-        ids, last = running_one.until_end()
-        assert last.finish == "cancelled"
-        assert len(ids) < FOREVER
-        assert waiting.until_end()[0] == expected_tokens(2)
-        engine.cancel(running_one.handle)
-        engine.cancel(10**9)
-        assert Asked(engine, max_tokens=1).until_end()[0] == expected_tokens(1)
+    world = World(tps=0, max_batch_size=1)
+    running, waiting = world.ask(max_tokens=FOREVER), world.ask(max_tokens=2)
+    world.run(3)
+    world.engine.cancel(running)
+    world.run()
+    assert world.last(running) == TokenEvent([], [], "cancelled")
+    assert world.ids(waiting) == expected_tokens(2)
+    world.engine.cancel(running)
+    world.engine.cancel(10**9)
+    assert world.engine.wait_s() is None
 
 
-def test_cancel_during_prefill_ends_the_stream() -> None:
-    with running(prefill_ms=60_000) as engine:
-        asked = Asked(engine)
-        engine.cancel(asked.handle)
-        assert asked.until_end() == ([], TokenEvent([], [], "cancelled"))
-        assert engine.stats().active == 0
+def test_cancel_during_prefill_ends_the_stream_at_once() -> None:
+    for options in ({}, {"step_ms": 10}):
+        world = World(prefill_ms=60_000, **options)
+        handle = world.ask()
+        world.engine.cancel(handle)
+        world.run(1, until=world.now)
+        assert world.events[handle] == [TokenEvent([], [], "cancelled")]
 
 
-def test_close_does_not_wait_for_long_streams() -> None:
-    with running(tps=0) as engine:
-        Asked(engine, max_tokens=FOREVER).next()
+def test_a_refused_request_raises_and_others_continue() -> None:
+    world = World(tps=0)
+    other = world.ask(max_tokens=2000)
+    with pytest.raises(InvalidArgument):
+        world.ask(prompt=0)
+    failed = world.ask(inject="error", inject_after=0)
+    world.run()
+    assert isinstance(world.last(failed).error, TritonUnknownError)
+    assert world.ids(other) == expected_tokens(2000)
 
 
-def test_a_refused_request_gets_its_error_and_others_continue() -> None:
-    with running(tps=0) as engine:
-        other = Asked(engine, max_tokens=2000)
-        _, last = Asked(engine, prompt=0).until_end()
-        assert isinstance(last.error, InvalidArgument)
-        _, last = Asked(engine, inject="error", inject_after=0).until_end()
-        assert isinstance(last.error, TritonUnknownError)
-        assert other.until_end()[0] == expected_tokens(2000)
-
-
-def test_a_hanging_engine_sends_nothing_and_can_be_closed() -> None:
-    with running(tps=0) as engine:
-        other = Asked(engine, max_tokens=FOREVER, tps=1.0)
-        hanging = Asked(engine, max_tokens=5, inject="hang", inject_after=2)
-        assert [hanging.next().token_ids, hanging.next().token_ids] == [
-            expected_tokens(1),
-            expected_tokens(2)[1:],
-        ]
-        later = Asked(engine, max_tokens=1)
-        engine.cancel(other.handle)
-        with pytest.raises(queue.Empty):
-            later._events.get(timeout=0.2)
-        assert other.is_silent
-        assert hanging.is_silent
+def test_a_hanging_engine_sends_nothing() -> None:
+    world = World(tps=0)
+    other = world.ask(max_tokens=FOREVER, tps=1.0)
+    hanging = world.ask(max_tokens=5, inject="hang", inject_after=2)
+    world.run()
+    assert world.ids(hanging) == expected_tokens(2)
+    later = world.ask(max_tokens=1)
+    world.engine.cancel(other)
+    assert world.engine.wait_s() is None
+    assert world.engine.step() == []
+    assert not world.events[other]
+    assert not world.events[later]
 
 
 SCRIPT = """
-import sys, threading
+import sys
 from cog_triton.engines.mock.engine import MockEngine
 from mock_requests import request
 
 engine = MockEngine.from_parameters({"engine_dir": sys.argv[1], "tps": "0"})
-engine.submit(1, request(9, **eval(sys.argv[2])), eval(sys.argv[3]))
-threading.Event().wait(10)
+engine.submit(1, request(9, inject="crash", inject_after=3))
+while engine.wait_s() is not None:
+    print(*[event.token_ids[0] for _, event in engine.step()], flush=True)
 """
 
 
-def process(engine_dir: Path, values: str, emit: str) -> tuple[int, str]:
+def test_an_injected_crash_kills_the_process_after_the_tokens(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(engine_dir), values, emit],
+        [sys.executable, "-c", SCRIPT, str(mock_directory.make_engine(tmp_path))],
         cwd=Path(__file__).parent,
         capture_output=True,
         timeout=60,
         text=True,
     )
-    return done.returncode, done.stdout + done.stderr
+    assert done.returncode == -9, done.stderr
+    assert len(done.stdout.split()) == 3
 
 
-def test_an_injected_crash_kills_the_process(tmp_path: Path) -> None:
-    values = "{'inject': 'crash', 'inject_after': 3}"
-    code, output = process(
-        mock_directory.make_engine(tmp_path),
-        values,
-        "lambda event: print(*event.token_ids, flush=True)",
-    )
-    assert code == -9
-    assert len(output.split()) == 3
+def test_a_step_clock_advances_all_streams_together() -> None:
+    world = World(step_ms=10, tps=7)
+    first, second = world.ask(max_tokens=5), world.ask(max_tokens=3)
+    world.run(1)
+    world.now += 0.004
+    third = world.ask(max_tokens=2, tps=1000.0)
+    world.run()
+    together = [first, second]
+    assert world.steps == [together, [*together, third], [*together, third], [first], [first]]
+    assert world.now == pytest.approx(1000.05)
+    assert world.ids(third) == expected_tokens(2)
 
 
-def test_an_exception_in_the_thread_ends_the_process(tmp_path: Path) -> None:
-    code, output = process(mock_directory.make_engine(tmp_path), "{}", "lambda event: 1 / 0")
-    assert code == 1
-    assert "ZeroDivisionError" in output
+def test_a_step_clock_has_prefill_and_slots() -> None:
+    world = World(step_ms=10, prefill_ms=5, max_batch_size=1)
+    long, queued = world.ask(max_tokens=2, prompt=9), world.ask(max_tokens=1, prompt=1)
+    world.run()
+    assert [made for made in world.steps if made] == [[long], [long], [queued]]
+    assert world.now == pytest.approx(1000.07)
+
+
+def test_a_late_step_clock_catches_up_one_token_at_a_time() -> None:
+    world = World(step_ms=10)
+    handle = world.ask(max_tokens=40)
+    world.now += 0.055
+    world.run(until=world.now + 1e-6)
+    assert world.ids(handle) == expected_tokens(5)
+    assert {len(event.token_ids) for event in world.events[handle]} == {1}
+    world.now += 60
+    begin = world.now
+    world.run(until=begin + 1e-6)
+    assert len(world.ids(handle)) < 40
+    world.run()
+    assert world.ids(handle) == expected_tokens(40)
+
+
+def test_a_step_clock_keeps_what_requests_ask_for() -> None:
+    world = World(step_ms=10)
+    grouped = world.ask(max_tokens=5, tokens_per_response=2)
+    probable = world.ask(max_tokens=2, return_log_probs=True)
+    failed = world.ask(max_tokens=9, inject="error", inject_after=3)
+    stopped = world.ask(max_tokens=9, stop_words=((12, 13),))
+    world.run()
+    assert [len(event.token_ids) for event in world.events[grouped]] == [2, 2, 1]
+    assert [event.log_probs for event in world.events[probable]] == [[0.0], [0.0]]
+    assert world.ids(failed) == expected_tokens(3)
+    assert isinstance(world.last(failed).error, TritonUnknownError)
+    assert (world.ids(stopped), world.last(stopped).finish) == (expected_tokens(2), "stop")

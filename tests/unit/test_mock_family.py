@@ -15,6 +15,7 @@ from cog_triton.bench.length_distribution import parse
 from cog_triton.bench.options import Options
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.canned_text import PASSAGE, WORDS
 from cog_triton.engines.mock.family import MockFamily
@@ -200,7 +201,9 @@ def test_rendered_repository_has_the_options_and_extra_inputs(engine: Path, tmp_
     assert family.defaults == MockOptions.parse(ALL)
     config = read_config(repository / "tensorrt_llm" / "config.pbtxt")
     parameters = {name: value.string_value for name, value in config.parameters.items()}
-    assert parameters.pop("engine_dir") == str(engine)
+    assert parameters["engine_dir"] == str(engine)
+    assert parameters["coalesce"] == str(family.defaults.join).lower()
+    parameters = {name: text for name, text in parameters.items() if name not in NOT_OPTIONS}
     assert MockOptions.parse(parameters) == family.defaults
     assert config.model_transaction_policy.decoupled
     own = {item.name: item for item in config.input if item.name in INPUTS}

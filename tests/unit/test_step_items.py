@@ -5,7 +5,7 @@ import pytest
 
 from cog_triton.engines import step_items
 from cog_triton.engines.request import TokenEvent
-from cog_triton.engines.step_items import StepItem, decode, encode, item_of, merge
+from cog_triton.engines.step_items import StepItem, decode, encode, merge
 from cog_triton.errors import InvalidArgument, TritonMalformedEvent
 
 PLAIN = StepItem(7, 0, 3, [5, 6], [])
@@ -105,19 +105,26 @@ def test_merging_takes_nothing_after_an_end() -> None:
 
 
 def test_events_become_items() -> None:
-    assert item_of(1, 4, TokenEvent([5], [-0.5])) == StepItem(1, 0, 4, [5], [])
-    assert item_of(1, 4, TokenEvent([5], [-0.5], "length"), 1) == StepItem(
-        1, 0, 4, [5], [-0.5], step_items.LENGTH, None, 1
-    )
-    error = InvalidArgument("x=1: must be 2")
-    assert item_of(1, 0, TokenEvent([], [], error=error)) == StepItem(
-        1, 0, 0, [], [], step_items.ERROR, "E1005 InvalidArgument: x=1: must be 2"
-    )
-    assert {item_of(1, 0, TokenEvent([], [], end)).end for end in step_items.END_OF_FINISH} == {
-        1,
-        2,
-        3,
-    }
+    step = step_items.StepBuffer()
+    step.add(1, 4, TokenEvent([5], [-0.5]))
+    step.add(2, 7, TokenEvent([6], [-0.5], "length"), 1)
+    step.add(3, 0, TokenEvent([], [], error=InvalidArgument("x=1: must be 2")))
+    step.add(1, 5, TokenEvent([8], [0.0], "cancelled"))
+    coded = "E1005 InvalidArgument: x=1: must be 2"
+    length = StepItem(2, 0, 7, [6], [-0.5], step_items.LENGTH, None, 1)
+    failed = StepItem(3, 0, 0, [], [], step_items.ERROR, coded)
+    assert decode(*step.encoded()) == [
+        StepItem(1, 0, 4, [5], []),
+        length,
+        failed,
+        StepItem(1, 0, 5, [8], [], step_items.CANCELLED),
+    ]
+    step.merge()
+    assert decode(*step.encoded()) == [
+        StepItem(1, 0, 4, [5, 8], [], step_items.CANCELLED),
+        length,
+        failed,
+    ]
 
 
 def test_encoded_values_are_arrays_of_fixed_size() -> None:

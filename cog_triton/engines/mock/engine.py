@@ -1,122 +1,88 @@
-"""Mock engine: one thread that emits every stream's tokens when they are due."""
+"""Mock engine: emits every stream's tokens when they are due; run by the engine process."""
 
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import Self
 
-from cog_triton.engines.base import EngineStats
+from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.mock.mock_directory import MockModel, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.mock.scheduler import Scheduler
+from cog_triton.engines.mock.step_clock import StepClock
 from cog_triton.engines.request import TokenEvent
-from cog_triton.errors import CogTritonError
 
 _MIN_WAIT_S = 0.001
 """Shortest time between two timed wake-ups, so that many streams share one."""
 
 
 class MockEngine:
-    """Mock engine inside Triton's stub; see `cog_triton.engines.base.TokenEngine`.
+    """Mock engine; see `cog_triton.engines.base.StepEngine`.
 
-    In a process of its own every token would cross one more process, which the mock is not there
-    to measure.
+    At an unlimited rate it makes what its readers take, and no more.
     """
 
-    def __init__(self, model: MockModel, options: MockOptions) -> None:
-        self._max_batch_size = options.max_batch_size
-        self._scheduler = Scheduler(model, options, self._inject)
-        self._emitters: dict[int, Callable[[TokenEvent], None]] = {}
-        # Workaround: SimpleQueue waits forever if its timeout has passed before it begins to wait.
-        self._inbox: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._hangs = False
+    def __init__(
+        self,
+        model: MockModel,
+        options: MockOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_batch_size = options.max_batch_size
+        self.waits_for_readers = options.is_flat_out
+        kind = StepClock if options.step_ms else Scheduler
+        self._scheduler = kind(model, options, self._inject, clock)
+        self._clock = clock
+        self._events: list[tuple[int, TokenEvent]] = []
+        self._hangs = self._dies = False
         self._woken = 0.0
-        self._thread = threading.Thread(target=self._main, name="mock-engine", daemon=True)
-        self._thread.start()
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Open the engine that a rendered model's parameters describe."""
-        options = {name: value for name, value in parameters.items() if name != "engine_dir"}
+        options = {name: value for name, value in parameters.items() if name not in NOT_OPTIONS}
         return cls(read_model(Path(parameters["engine_dir"])), MockOptions.parse(options))
 
-    def submit(self, handle: int, request: Any, emit: Callable[[TokenEvent], None]) -> None:
-        """See `TokenEngine.submit`; the request is a `MockRequest`."""
-        self._emitters[handle] = emit
-        self._inbox.put(lambda: self._submit(handle, request))
-
-    def cancel(self, handle: int) -> None:
-        """See `TokenEngine.cancel`."""
-        self._inbox.put(lambda: self._cancel(handle))
-
-    def stats(self) -> EngineStats:
-        """See `TokenEngine.stats`."""
-        return EngineStats(len(self._emitters), self._scheduler.waiting, self._max_batch_size)
-
-    def close(self) -> None:
-        """See `TokenEngine.close`."""
-        self._inbox.put(None)
-        self._thread.join()
-
-    def _main(self) -> None:
-        try:
-            self._run()
-        except BaseException:  # noqa: BLE001 - a stub without its engine would look healthy
-            traceback.print_exc()
-            os._exit(1)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                message = self._inbox.get(timeout=self._wait_s())
-            except queue.Empty:
-                self._woken = time.monotonic()
-                self._send()
-                continue
-            if message is None:
-                return
-            if not self._hangs:
-                message()
-
-    def _wait_s(self) -> float | None:
-        """Seconds until the next event is due, None while only a message can bring one."""
+    def wait_s(self) -> float | None:
+        """See `StepEngine.wait_s`."""
+        if self._events or self._dies:
+            return 0.0
         due = None if self._hangs else self._scheduler.next_due()
         if due is None:
             return None
-        now = time.monotonic()
+        now = self._clock()
         return max(due, self._woken + _MIN_WAIT_S) - now if due > now else 0.0
 
-    def _send(self) -> None:
-        for handle, event in self._scheduler.due():
-            if self._hangs:
-                return
-            self._emit(handle, event)
-
-    def _emit(self, handle: int, event: TokenEvent) -> None:
-        ended = event.finish is not None or event.error is not None
-        (self._emitters.pop if ended else self._emitters.__getitem__)(handle)(event)
-
-    def _submit(self, handle: int, request: MockRequest) -> None:
-        try:
+    def submit(self, handle: int, request: MockRequest) -> None:
+        """See `StepEngine.submit`; a `MockRequest`."""
+        if not self._hangs:
             self._scheduler.submit(handle, request)
-        except CogTritonError as error:
-            self._emit(handle, TokenEvent([], [], error=error))
 
-    def _cancel(self, handle: int) -> None:
-        if self._scheduler.cancel(handle):
-            self._emit(handle, TokenEvent([], [], "cancelled"))
+    def cancel(self, handle: int) -> None:
+        """See `StepEngine.cancel`."""
+        if not self._hangs and self._scheduler.cancel(handle):
+            self._events.append((handle, TokenEvent([], [], "cancelled")))
+
+    def step(self) -> list[tuple[int, TokenEvent]]:
+        """See `StepEngine.step`; the events that are due, none once it hangs."""
+        if self._dies:  # now that the tokens from before it are sent
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._hangs:
+            return []
+        events, self._events = self._events, []
+        self._woken = self._clock()
+        for event in self._scheduler.due():
+            events.append(event)
+            if self._hangs or self._dies:
+                break
+        return events
 
     def _inject(self, how: str) -> None:
-        if how == "crash":
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._hangs = True
+        self._dies = how == "crash"
+        self._hangs = not self._dies

@@ -17,11 +17,13 @@ from cog_triton.engines.mock.mock_request import INPUTS
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.mock_request import decode_request
+from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.backend.token_model import make_token_model
+from cog_triton.engines.mock.mock_request import decode_request
 
-TritonPythonModel = make_token_model(MockEngine.from_parameters, decode_request)
+TritonPythonModel = make_token_model(
+    EngineProcess.opener("cog_triton.engines.mock.engine:MockEngine"), decode_request
+)
 '''
 
 
@@ -59,6 +61,8 @@ class MockFamily(EngineFamily):
         config.parameters["engine_dir"].string_value = str(self.directory.resolve())
         for name, value in asdict(self.defaults).items():
             config.parameters[name].string_value = str(value)
+        joins = self.defaults.join and not self.defaults.is_flat_out
+        config.parameters["coalesce"].string_value = str(joins).lower()
         for name, kind in INPUTS.items():
             own = f'input {{ name: "{name}" data_type: {kind} dims: [1] optional: true }}'
             text_format.Merge(own, config)

@@ -26,15 +26,25 @@ class MockOptions:
     `tokens_per_response`, each when its last one is due. With `join` the groups of a stream that
     are late leave as one response, as with our own engines; else each is a response of its own, as
     with TensorRT-LLM's backend. Requests beyond `max_batch_size` wait.
+
+    With a `step_ms` all running sequences advance together instead, every so many milliseconds, as
+    an engine's batch does; `tps` and `jitter` mean nothing then, `tokens_per_response` is tokens of
+    a sequence in one step.
     """
 
     tps: float = 44.0
+    step_ms: float = 0.0
     jitter: float = 0.0
     prefill_ms: float = 0.0
     tokens_per_response: int = 1
     join: bool = True
     max_batch_size: int = 256
     cancellation_check_period_ms: int = 100
+
+    @property
+    def is_flat_out(self) -> bool:
+        """Whether sequences have no rate of their own."""
+        return not (self.tps or self.step_ms)
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> Self:

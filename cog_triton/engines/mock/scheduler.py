@@ -20,7 +20,7 @@ from cog_triton.errors import InvalidArgument, TritonUnknownError
 _UNSUPPORTED = {"bad_words": "bad_words_list", "guide": "guided_decoding_guide"}
 
 
-class _Stream:
+class Stream:
     """A request in a batch slot: `made` and `sent` count its tokens; the next leave at `due`."""
 
     __slots__ = (
@@ -31,7 +31,9 @@ class _Stream:
         "log_probs",
         "made",
         "output",
+        "plain",
         "schedule",
+        "sendable",
         "sent",
     )
 
@@ -48,6 +50,8 @@ class _Stream:
         self.schedule = schedule
         self.group = group
         self.log_probs = request.return_log_probs
+        self.plain = group == 1 and not self.log_probs
+        self.sendable = min(output.tokens, output.steps)
         self.made = self.sent = 0
         self.live = True
         self.due = schedule.due(min(group, output.steps))
@@ -80,10 +84,10 @@ class Scheduler:
         self._inject = inject
         self._clock = clock
         self._end_ids = frozenset(model.eos_ids)
-        self._slots: dict[int, _Stream] = {}
+        self._slots: dict[int, Stream] = {}
         self._queued: dict[int, tuple[MockRequest, PlannedOutput]] = {}
         self._order = itertools.count()
-        self._heap: list[tuple[float, int, _Stream]] = []
+        self._heap: list[tuple[float, int, Stream]] = []
 
     @property
     def waiting(self) -> int:
@@ -120,7 +124,7 @@ class Scheduler:
         or without `MockOptions.join` one group of them.
         """
         now, heap = self._clock(), self._heap
-        ready: deque[_Stream] = deque()
+        ready: deque[Stream] = deque()
         while heap and heap[0][0] <= now:
             ready.append(heapq.heappop(heap)[2])
         for stream in ready:
@@ -130,7 +134,7 @@ class Scheduler:
                 if stream.live:
                     self._schedule(stream)
 
-    def _events(self, stream: _Stream) -> Iterator[tuple[int, TokenEvent]]:
+    def _events(self, stream: Stream) -> Iterator[tuple[int, TokenEvent]]:
         output = stream.output
         ids = self._ids(stream.sent, min(stream.made, output.tokens))
         stream.sent += len(ids)
@@ -160,7 +164,7 @@ class Scheduler:
             return passage[first : first + end - start]
         return [passage[place % size] for place in range(start, end)]
 
-    def _free_slot(self, stream: _Stream) -> None:
+    def _free_slot(self, stream: Stream) -> None:
         stream.live = False
         del self._slots[stream.handle]
         self._admit()
@@ -178,10 +182,10 @@ class Scheduler:
                 request.sampling.seed,
             )
             group = request.tokens_per_response or options.tokens_per_response
-            stream = self._slots[handle] = _Stream(handle, request, output, schedule, group)
+            stream = self._slots[handle] = Stream(handle, request, output, schedule, group)
             self._schedule(stream)
 
-    def _schedule(self, stream: _Stream) -> None:
+    def _schedule(self, stream: Stream) -> None:
         heapq.heappush(self._heap, (stream.due, next(self._order), stream))
 
     def _check(self, request: MockRequest) -> None:

@@ -15,12 +15,13 @@ class TokenSchedule:
 
     With a `jitter` up to 1 it is due up to half of that part of 1 / `tps` earlier or later, the
     same for the same `seed`; never before the one ahead of it. A `tps` of 0 has all due at once.
+    `begin` is when prefill ends.
     """
 
-    __slots__ = ("_begin", "_interval", "_jitter", "_seed")
+    __slots__ = ("_interval", "_jitter", "_seed", "begin")
 
     def __init__(self, begin: float, tps: float, jitter: float = 0.0, seed: int = 0) -> None:
-        self._begin = begin
+        self.begin = begin
         self._interval = 1 / tps if tps else 0.0
         self._jitter = jitter
         self._seed = seed * _STEP
@@ -29,5 +30,5 @@ class TokenSchedule:
         """Due time of a token, in seconds of the scheduler's clock."""
         if self._jitter:
             offset = _OFFSETS[(self._seed + token) % _SIZE]
-            return self._begin + (token + self._jitter * offset) * self._interval
-        return self._begin + token * self._interval
+            return self.begin + (token + self._jitter * offset) * self._interval
+        return self.begin + token * self._interval

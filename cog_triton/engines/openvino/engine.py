@@ -12,6 +12,7 @@ import openvino as ov
 import openvino_genai as og
 from typing_extensions import Self
 
+from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
 from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
 from cog_triton.engines.request_checks import check_prompt, refuse_length_penalty
@@ -43,6 +44,8 @@ class _RunningRequest:
 class OpenVINOPipeline:
     """OpenVINO pipeline of one engine directory; see `cog_triton.engines.base.StepEngine`."""
 
+    waits_for_readers = False
+
     def __init__(self, directory: Path, options: OpenVINOOptions) -> None:
         self._config = read_config(directory)
         self.max_batch_size = options.max_batch_size or self._config.max_batch_size
@@ -62,13 +65,12 @@ class OpenVINOPipeline:
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Open the engine that a rendered model's parameters describe."""
-        options = {name: value for name, value in parameters.items() if name != "engine_dir"}
+        options = {name: value for name, value in parameters.items() if name not in NOT_OPTIONS}
         return cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
 
-    @property
-    def live(self) -> int:
-        """See `StepEngine.live`."""
-        return len(self._running)
+    def wait_s(self) -> float | None:
+        """See `StepEngine.wait_s`."""
+        return 0.0 if self._running or self._events else None
 
     def submit(self, handle: int, request: EngineRequest) -> None:
         """See `StepEngine.submit`; the prompt and output together must fit max_seq_len."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from cog_triton.engines.request import TokenEvent
 from cog_triton.engines.step_items import StepItem, encode, item_of
+from cog_triton.system import local_socket
 
 _LENGTH = struct.Struct("!i")
-_CREDENTIALS = struct.Struct("3i")
 
 
 class SendOrder:
@@ -131,33 +131,9 @@ async def listen(
     """Listen on the socket `name`; `on_peer` gets every peer of our own user."""
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if _is_same_user(writer.get_extra_info("socket")):
+        if local_socket.is_same_user(writer.get_extra_info("socket")):
             on_peer(Peer(reader, writer, order))
         else:
             writer.close()
 
-    return await asyncio.start_unix_server(accept, _address(name))
-
-
-def connect(name: str) -> Connection:
-    """Connect to `listen`'s socket; raises OSError while nobody listens."""
-    own = socket.socket(socket.AF_UNIX)
-    try:
-        own.connect(_address(name))
-        if not _is_same_user(own):
-            raise PermissionError(f"{name}: another user listens there")
-    except OSError:
-        own.close()
-        raise
-    return Connection(own.detach())
-
-
-def _address(name: str) -> str:
-    """Address in Linux's abstract namespace: leaves no file, and has no path that is too long."""
-    return f"\0{name}"
-
-
-def _is_same_user(own: socket.socket) -> bool:
-    """Whether our own user is at the other end: messages are unpickled."""
-    raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())
+    return await asyncio.start_unix_server(accept, local_socket.address(name))

@@ -133,7 +133,12 @@ class EngineClient:
 
     def _fail_all(self) -> None:
         """End every request with E2105: the engine's process is gone."""
-        error = TritonUnavailable("the engine's process has ended; try again later")
+        error = engine_gone()
         for handle in list(self._emitters):
             if (emit := self._emitters.pop(handle, None)) is not None:
                 emit(TokenEvent([], [], error=error))
+
+
+def engine_gone() -> TritonUnavailable:
+    """The error of requests that a dead engine leaves behind."""
+    return TritonUnavailable("the engine's process has ended; try again later")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,15 +17,15 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
+from cog_triton.backend.request_metrics import RequestMetrics
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.base import EngineStats, TokenEngine
+from cog_triton.engines.base import TokenEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.system import gc_tuning
 
 OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
-_PUBLISH_INTERVAL_S = 0.02
 
 
 class ResponseStream:
@@ -110,13 +109,9 @@ class TokenModel:
         self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
         self._streams: dict[int, ResponseStream] = {}
         self._handles = itertools.count(1)
-        self._metrics = _Metrics(args["model_name"], args["model_version"])
         self._engine = type(self).open_engine(parameters)
-        self._changed = threading.Event()
-        self._closing = False
-        self._publisher = threading.Thread(target=self._publish, name="metrics", daemon=True)
-        self._publisher.start()
-        self.publish()
+        self._metrics = RequestMetrics(args, self._engine.stats)
+        self.publish = self._metrics.publish
         gc_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:
@@ -134,9 +129,7 @@ class TokenModel:
     def finalize(self) -> None:
         """Stop the engine and all threads."""
         self._engine.close()
-        self._closing = True
-        self._changed.set()
-        self._publisher.join()
+        self._metrics.close()
 
     def cancel(self, stream: ResponseStream) -> None:
         """Cancel a request whose client has disconnected."""
@@ -145,17 +138,6 @@ class TokenModel:
     def ended(self, stream: ResponseStream) -> None:
         """Forget a request that has sent its last response."""
         self._streams.pop(stream.handle, None)
-
-    def publish(self) -> None:
-        """Schedule an update of the metrics."""
-        self._changed.set()
-
-    def _publish(self) -> None:
-        """On a thread of its own: each value costs a round trip to the server."""
-        while self._changed.wait() and not self._closing:
-            time.sleep(_PUBLISH_INTERVAL_S)
-            self._changed.clear()
-            self._metrics.publish(self._engine.stats())
 
     def _accept(self, request: Any, sender: Any) -> None:
         tensor_contract.refuse_unknown(python_backend.parameter_names(request), self._input_names)
@@ -194,31 +176,6 @@ def make_token_model(
         "decode_request": staticmethod(decode_request),
     }
     return type("TritonPythonModel", (TokenModel,), members)
-
-
-class _Metrics:
-    """Request count gauges on Triton's /metrics, under TensorRT-LLM's metric name."""
-
-    def __init__(self, model: str, version: str) -> None:
-        labels = {"model": model, "version": version}
-        self._requests = pb_utils.MetricFamily(
-            name="nv_trt_llm_request_metrics",
-            description="TRT LLM request metrics",
-            kind=pb_utils.MetricFamily.GAUGE,
-        )
-        self._gauges = {
-            name: self._requests.Metric(labels={**labels, "request_type": name})
-            for name in ("active", "waiting", "max")
-        }
-        self._published: dict[str, int] = {}
-
-    def publish(self, stats: EngineStats) -> None:
-        """Set the gauges that changed."""
-        values = {"active": stats.active, "waiting": stats.waiting, "max": stats.max_batch_size}
-        for name, value in values.items():
-            if self._published.get(name) != value:
-                self._published[name] = value
-                self._gauges[name].set(value)
 
 
 def _tensor(name: str, values: Any, dtype: Any) -> Any:

@@ -14,15 +14,18 @@ from dataclasses import replace
 from cog_triton import errors
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.json_body import Numbers, inflated
-from cog_triton.door.message import Answer, Forward, Request
+from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.refusals import triton_refusal
 from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
+from cog_triton.triton.private_models import STEP_MODEL
 
 _VERSION = r"(?:/versions/\d{1,9})?"
 _MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"
 _HEALTH = re.compile(r"/v2/health/(?:live|ready)", re.ASCII)
 _READ = re.compile(rf"/v2/?|/v2/models/stats|{_MODEL}(?:/(?:config|stats|ready))?", re.ASCII)
 _JSON = re.compile(rf"/v2/repository/index|{_MODEL}/generate(?:_stream)?", re.ASCII)
+_PRIVATE = re.compile(rf"/v2/models/{STEP_MODEL}(?:/.*)?", re.DOTALL)
+_LISTS = re.compile(r"/v2/models/stats|/v2/repository/index", re.ASCII)
 _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 _HEADER_LENGTH = b"inference-header-content-length"
 _CODE = re.compile(rb"\bE[12]\d{3} ")
@@ -46,6 +49,8 @@ class TritonGate(PrivateGate):
         if reads and _HEALTH.fullmatch(path):
             return self._passed(request, b"")
         self._access.check(request)
+        if _PRIVATE.fullmatch(path):
+            raise errors.NotFound(f"Request for unknown model: '{STEP_MODEL}' is not found")
         if reads and _READ.fullmatch(path):
             return self._passed(request, b"")
         if request.method == "POST" and (_JSON.fullmatch(path) or _INFER.fullmatch(path)):
@@ -71,7 +76,7 @@ class TritonGate(PrivateGate):
             self._forward(request),
             target=request.path.encode(),
             body=body,
-            revise=coded_failure,
+            revise=published_models if _LISTS.fullmatch(request.path) else coded_failure,
             redact=without_shm_keys,
         )
         if header_length is not None:
@@ -92,6 +97,19 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
     if status == 503:
         return triton_refusal(status, errors.TritonUnavailable(text))
     return triton_refusal(status, errors.TritonUnknownError(text))
+
+
+def published_models(status: int, body: bytes) -> Answer | None:
+    """The answer in the place of a list of all models, without private ones."""
+    if status != 200:
+        return coded_failure(status, body)
+    try:
+        found = json.loads(body)
+        models = found["model_stats"] if isinstance(found, dict) else found
+        models[:] = [model for model in models if model["name"] != STEP_MODEL]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return json_answer(200, found)
 
 
 def without_shm_keys(text: bytes) -> bytes:

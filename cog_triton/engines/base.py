@@ -8,6 +8,7 @@ renders the Triton model named ``tensorrt_llm`` that runs it. The wire format be
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class EngineFamily(ABC):
     backend: ClassVar[str] = "python"
     options: ClassVar[Mapping[str, type]] = {}
     extra_models: ClassVar[tuple[str, ...]] = ()
+    request_decoder: ClassVar[str] = "cog_triton.engines.tensor_contract:decode_request"
+    """Function that reads a request's input tensors in Triton's stubs."""
     secrets: ClassVar[frozenset[str]] = frozenset()
     """Environment variables with secrets that the engine's process needs; others are removed."""
 
@@ -112,6 +115,8 @@ class EngineFamily(ABC):
         self.directory = directory
         self.limits = limits
         self.tokenizer_dir = tokenizer_dir or directory
+        self.socket = f"cog-triton-{self.name}-{secrets.token_hex(8)}"
+        """Where the engine process takes guests, in Linux's abstract namespace."""
 
     @classmethod
     @abstractmethod
@@ -149,6 +154,11 @@ class EngineFamily(ABC):
     @property
     def reports_finish_reason(self) -> bool:
         """Whether the last response has the output `tensor_contract.FINISH_REASON`."""
+        return self.backend == "python"
+
+    @property
+    def step_stream(self) -> bool:
+        """Whether the engine's steps come through the Triton model ``engine_steps``."""
         return self.backend == "python"
 
     @property

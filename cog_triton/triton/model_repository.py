@@ -15,9 +15,31 @@ from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import text_model_config
+from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 
 ENGINE_MODEL = "tensorrt_llm"
+_STEP_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.backend.step_model import make_step_model
+from {module} import {function}
+
+TritonPythonModel = make_step_model({function})
+'''
+_STEP_TENSORS = """
+input { name: "step_stream" data_type: TYPE_STRING dims: [1] optional: true }
+input { name: "step_command" data_type: TYPE_STRING dims: [1] optional: true }
+input { name: "step_handle" data_type: TYPE_INT64 dims: [1] optional: true }
+input { name: "step_number" data_type: TYPE_INT64 dims: [1] optional: true }
+input { name: "packed_input_ids" data_type: TYPE_STRING dims: [1] optional: true }
+output { name: "step" data_type: TYPE_INT64 dims: [-1] }
+output { name: "log_probs" data_type: TYPE_FP32 dims: [-1] }
+output { name: "step_errors" data_type: TYPE_STRING dims: [-1] }
+output { name: "finish_reason" data_type: TYPE_STRING dims: [1] }
+output { name: "output_token_count" data_type: TYPE_INT64 dims: [1] }
+output { name: "step_number" data_type: TYPE_INT64 dims: [1] }
+"""
+_ACK_TIMEOUT_MS = 1000
 
 
 def render_repository(
@@ -47,6 +69,9 @@ def render_repository(
             model_py = family.render(config, serve_config.arguments_of(model))
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
+            if family.step_stream:
+                config.parameters["socket"].string_value = family.socket
+                _render_step_model(family, config, target / STEP_MODEL)
             if family.reports_finish_reason:
                 config.output.add(
                     name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
@@ -70,6 +95,23 @@ def render_repository(
             shutil.copy(code, version)
         (target / model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
     return target
+
+
+def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -> None:
+    """Write the private model that carries the engine's steps, a guest of the engine process."""
+    config = model_config_pb2.ModelConfig()
+    config.CopyFrom(engine_config)
+    config.name = STEP_MODEL
+    for tensor in config.input:
+        tensor.optional = True
+    config.ClearField("output")
+    text_format.Merge(_STEP_TENSORS, config)
+    config.parameters["ack_timeout_ms"].string_value = str(_ACK_TIMEOUT_MS)
+    module, _, function = family.request_decoder.partition(":")
+    model_py = _STEP_MODEL_PY.format(module=module, function=function)
+    (target / "1").mkdir(parents=True)
+    (target / "1" / "model.py").write_text(model_py, "utf-8")
+    (target / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
 
 
 def _set_limits(

@@ -11,6 +11,7 @@ from test_openvino_family import engine
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.triton import model_repository
+from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 TEXT_MODELS = ("preprocessing", "postprocessing", "tensorrt_llm_bls")
@@ -28,9 +29,10 @@ def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) 
         family, ServeConfig(arguments or {}), directory / "repo"
     )
     assert target == directory / "repo"
-    assert sorted(path.name for path in target.iterdir()) == sorted(MODELS)
+    models = (*MODELS, STEP_MODEL)
+    assert sorted(path.name for path in target.iterdir()) == sorted(models)
     return {
-        model: model_repository.read_config(target / model / "config.pbtxt") for model in MODELS
+        model: model_repository.read_config(target / model / "config.pbtxt") for model in models
     }
 
 
@@ -64,6 +66,22 @@ def test_text_models_use_the_engines_tokenizer(tmp_path: Path) -> None:
         assert configs[model].parameters["tokenizer_dir"].string_value == str(tmp_path / "engine")
 
 
+def test_the_step_model_is_a_guest_of_the_engine_with_its_inputs(tmp_path: Path) -> None:
+    configs = render(tmp_path)
+    engine_config, steps = configs["tensorrt_llm"], configs["engine_steps"]
+    own = {"step_stream", "step_command", "step_handle", "step_number", "packed_input_ids"}
+    inputs = {item.name: item for item in steps.input}
+    assert inputs.keys() == {item.name for item in engine_config.input} | own
+    assert all(item.optional for item in inputs.values())
+    outputs = ["step", "log_probs", "step_errors", "finish_reason", "output_token_count"]
+    assert [item.name for item in steps.output] == [*outputs, "step_number"]
+    assert steps.model_transaction_policy.decoupled
+    sockets = {config.parameters["socket"].string_value for config in (engine_config, steps)}
+    (socket,) = sockets
+    assert socket.startswith("cog-triton-openvino-")
+    assert steps.parameters["ack_timeout_ms"].string_value == "1000"
+
+
 def test_source_repository_is_unchanged(tmp_path: Path) -> None:
     source = model_repository.triton_model_repo()
     before = {path: path.read_bytes() for path in source.rglob("*.pbtxt")}
@@ -81,7 +99,7 @@ def test_rendering_again_removes_old_files(tmp_path: Path) -> None:
 def test_a_text_model_may_set_its_own_batch_size(model: str, tmp_path: Path) -> None:
     configs = render(tmp_path, {model: {"triton_max_batch_size": 3}})
     assert {name: config.max_batch_size for name, config in configs.items()} == {
-        **dict.fromkeys(MODELS, 16),
+        **dict.fromkeys([*MODELS, STEP_MODEL], 16),
         model: 3,
     }
 

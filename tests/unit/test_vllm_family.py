@@ -24,6 +24,7 @@ from cog_triton.errors import (
     UnexpectedEngineArg,
 )
 from cog_triton.triton import model_repository
+from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 
@@ -252,7 +253,7 @@ def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) 
     target = model_repository.render_repository(
         family, ServeConfig(arguments or {}), directory / "repo"
     )
-    names = sorted([*MODELS, "vllm_model"])
+    names = sorted([*MODELS, STEP_MODEL, "vllm_model"])
     assert sorted(path.name for path in target.iterdir()) == names
     return {name: model_repository.read_config(target / name / "config.pbtxt") for name in names}
 
@@ -263,6 +264,7 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     assert engine.backend == text.backend == "python"
     assert (engine.max_batch_size, text.max_batch_size) == (16, 0)
     assert engine.parameters["socket"] == text.parameters["socket"]
+    assert engine.parameters["socket"] == configs[STEP_MODEL].parameters["socket"]
     assert text.parameters["max_model_len"].string_value == str(MAX_MODEL_LEN)
     for name in ("tensorrt_llm", "vllm_model"):
         code = (tmp_path / "repo" / name / "1" / "model.py").read_text("utf-8")

@@ -31,6 +31,7 @@ class MockFamily(EngineFamily):
     """Mock family, detected by ``mock.json``; `defaults` of requests are final after `render`."""
 
     name = "mock"
+    request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
     defaults = MockOptions()
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ class VLLMFamily(EngineFamily):
             pad_id=None,
         )
         super().__init__(directory, limits, model.tokenizer_dir)
-        self._socket = f"cog-triton-vllm-{secrets.token_hex(8)}"
 
     @property
     def supports_guided_decoding(self) -> bool:
@@ -77,7 +75,7 @@ class VLLMFamily(EngineFamily):
         config.max_batch_size = self.limits.max_batch_size
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself
         config.parameters.clear()
-        options |= {"engine_dir": str(self.directory.resolve()), "socket": self._socket}
+        options["engine_dir"] = str(self.directory.resolve())
         for name, value in options.items():
             config.parameters[name].string_value = value
         return _MODEL_PY
@@ -93,7 +91,7 @@ class VLLMFamily(EngineFamily):
                 )
             config.parameters[name].string_value = str(value)
         _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
-        config.parameters["socket"].string_value = self._socket
+        config.parameters["socket"].string_value = self.socket
         config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
         config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
         config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)

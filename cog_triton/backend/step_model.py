@@ -1,0 +1,239 @@
+"""Triton model ``engine_steps``: one response for each engine step, for all requests of a client.
+
+Private to our front end: it opens a stream, one long request under a secret name, and names it in
+requests that are answered once, at their end. See docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from cog_triton.backend import python_backend, triton_log
+from cog_triton.backend.engine_client import engine_gone
+from cog_triton.backend.request_metrics import RequestMetrics
+from cog_triton.backend.step_client import StepClient
+from cog_triton.backend.step_sender import MAX_HANDLE, split
+from cog_triton.backend.step_stream import StepStream, response
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.base import EngineStats
+from cog_triton.engines.request import EngineRequest
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
+from cog_triton.system import gc_tuning
+
+DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
+Tensors = dict[str, npt.NDArray[Any]]
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_TICK_S = 0.1
+_NAME = re.compile(r"[0-9a-f]{32}")
+_HANDLE_BITS = MAX_HANDLE.bit_length()
+
+
+class StepModel:
+    """Base of the generated ``TritonPythonModel``; `make_step_model` sets `decode_request`.
+
+    One lock guards all streams: steps, commands and the ticker take turns.
+    """
+
+    decode_request: DecodeRequest
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Start to connect to the engine process, which ``tensorrt_llm`` owns."""
+        triton_log.install()
+        parameters = python_backend.Parameters(args)
+        self._max_ticks = parameters.positive_int("ack_timeout_ms") // 100 or 1
+        self._input_names = [item["name"] for item in json.loads(args["model_config"])["input"]]
+        self._epoch = time.time_ns() // 1000
+        self._lock = threading.Lock()
+        self._streams: dict[str, StepStream] = {}
+        self._by_number: dict[int, StepStream] = {}
+        self._stream_count = 0
+        self._commands = {
+            "stop": self._stop,
+            "ack": self._acknowledge,
+            "close": self._close,
+        }
+        self._client = StepClient(
+            parameters.text("socket"), self._on_open, self._on_step, self._on_death
+        )
+        self._metrics = RequestMetrics(args, self._stats)
+        self._closing = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        self._ticker.start()
+        gc_tuning.tune_for_serving()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Carry out commands; all but ``open`` and ``submit`` are answered at once."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                tensor_contract.refuse_unknown(
+                    python_backend.parameter_names(request), self._input_names
+                )
+                tensors = python_backend.input_tensors(request)
+                with self._lock:
+                    self._execute(tensors, sender)
+            except CogTritonError as error:
+                sender.send(python_backend.error_response(error), flags=_FINAL)
+
+    def finalize(self) -> None:
+        """Stop all threads; Triton has ended all requests before."""
+        self._closing.set()
+        self._ticker.join()
+        self._client.close()
+        self._metrics.close()
+
+    def _execute(self, tensors: Tensors, sender: Any) -> None:
+        command, name = _text("step_command", tensors), _text("step_stream", tensors)
+        if command == "open":
+            self._open(name, sender)
+            return
+        known = ("open", "submit", "resend", *self._commands)
+        if command not in known:
+            raise InvalidArgument(
+                f"step_command={command[:40]!r}: must be one of {', '.join(known)}"
+                f"{nearest(command, list(known))}"
+            )
+        stream = self._streams.get(name)
+        if stream is None:
+            raise TritonUnavailable("there is no such step stream; open one and try again")
+        if command == "submit":
+            self._submit(stream, tensors, sender)
+        elif command == "resend":
+            stream.resend(_number("step_number", tensors), sender)
+        else:
+            self._commands[command](stream, tensors)
+            # Triton's generate wants exactly one response.
+            sender.send(response(step_number=stream.last_number), flags=_FINAL)
+
+    def _open(self, name: str, sender: Any) -> None:
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument("step_stream: must be 32 hexadecimal digits")
+        if name in self._streams:
+            raise InvalidArgument("step_stream: a stream of this name is open")
+        number, self._stream_count = self._stream_count, self._stream_count + 1
+        stream = StepStream(name, number, self._epoch, sender)
+        self._streams[name] = self._by_number[number] = stream
+        if self._client.is_open:
+            stream.heartbeat()
+
+    def _submit(self, stream: StepStream, tensors: Tensors, sender: Any) -> None:
+        handle = _number("step_handle", tensors)
+        if not 0 <= handle <= MAX_HANDLE:
+            raise InvalidArgument(f"step_handle={handle}: must be from 0 to {MAX_HANDLE}")
+        if stream.begin(handle, sender):
+            return
+        try:
+            request = type(self).decode_request(_unpacked(tensors))
+            self._client.submit(stream.number << _HANDLE_BITS | handle, request)
+        except CogTritonError as error:
+            stream.fail(handle, error)
+        self._metrics.publish()
+
+    def _stop(self, stream: StepStream, tensors: Tensors) -> None:
+        handle = _number("step_handle", tensors)
+        if stream.stop(handle):
+            self._client.cancel(stream.number << _HANDLE_BITS | handle)
+
+    def _acknowledge(self, stream: StepStream, tensors: Tensors) -> None:
+        stream.acknowledge(_number("step_number", tensors))
+
+    def _close(self, stream: StepStream, tensors: Tensors) -> None:
+        self._leave(stream)
+
+    def _leave(self, stream: StepStream) -> None:
+        """End a stream, and cancel its requests in the engine."""
+        del self._streams[stream.name]
+        stream.close()
+        running = stream.running
+        for handle in running:
+            self._client.cancel(stream.number << _HANDLE_BITS | handle)
+        if not running:
+            del self._by_number[stream.number]
+
+    def _on_open(self) -> None:
+        with self._lock:
+            for stream in self._streams.values():
+                stream.heartbeat()
+        self._metrics.publish()
+
+    def _on_step(self, items: bytes, log_probs: bytes, errors: list[str]) -> None:
+        floats = array("f", log_probs).tolist() if log_probs else []
+        parts = split(array("q", items).tolist(), floats, errors)
+        ended = False
+        with self._lock:
+            for number, part in parts.items():
+                stream = self._by_number.get(number)
+                if stream is None:
+                    continue
+                stream.add(part)
+                if part.ended:
+                    ended = True
+                    if stream.name not in self._streams and not stream.running:
+                        del self._by_number[number]
+        if ended:
+            self._metrics.publish()
+
+    def _on_death(self) -> None:
+        with self._lock:
+            for stream in self._by_number.values():
+                stream.fail_all(engine_gone())
+        self._metrics.publish()
+
+    def _tick(self) -> None:
+        while not self._closing.wait(_TICK_S):
+            with self._lock:
+                for stream in list(self._streams.values()):
+                    if not stream.tick(self._max_ticks):
+                        self._leave(stream)
+
+    def _stats(self) -> EngineStats:
+        slots = self._client.max_batch_size
+        with self._lock:
+            active = sum(len(stream.running) for stream in self._by_number.values())
+        return EngineStats(active, max(0, active - slots), slots)
+
+
+def make_step_model(
+    decode_request: DecodeRequest = tensor_contract.decode_request,
+) -> type[StepModel]:
+    """Make the class that a rendered ``model.py`` exposes; see `make_token_model`."""
+    return type("TritonPythonModel", (StepModel,), {"decode_request": staticmethod(decode_request)})
+
+
+def _text(name: str, tensors: Tensors) -> str:
+    if name not in tensors:
+        raise InvalidArgument(f"{name}: missing; it is required")
+    value = tensor_contract.scalar(name, tensors.pop(name))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _number(name: str, tensors: Tensors) -> int:
+    if name not in tensors:
+        raise InvalidArgument(f"{name}: missing; it is required")
+    return int(tensor_contract.scalar(name, tensors.pop(name)))
+
+
+def _unpacked(tensors: Tensors) -> Tensors:
+    """The contract's inputs, with `input_ids` from `packed_input_ids` where that is given."""
+    if "packed_input_ids" not in tensors:
+        return tensors
+    try:
+        raw = base64.b64decode(_text("packed_input_ids", tensors), validate=True)
+        ids = np.frombuffer(raw, "<i4")
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"packed_input_ids: not base64 of int32: {error}") from error
+    tensors["input_ids"] = ids[np.newaxis]
+    tensors["input_lengths"] = np.array([[ids.size]], np.int32)
+    return tensors

@@ -1,0 +1,38 @@
+"""Private models of Triton: the front door says that there are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_door_gates import status, triton
+
+from cog_triton.door.triton_gate import published_models
+
+
+@pytest.mark.parametrize("rest", ["", "/config", "/stats", "/ready", "/versions/1/stats"])
+def test_private_models_are_unknown_to_readers(rest: str) -> None:
+    assert status(triton(), "GET", f"/v2/models/engine_steps{rest}") == 404
+
+
+@pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/generate"])
+def test_private_models_take_no_requests(rest: str) -> None:
+    assert status(triton(), "POST", f"/v2/models/engine_steps/{rest}", b"{}") == 404
+    assert status(triton(), "POST", f"/v2/models/engine_steps2/{rest}", b"{}") == 200
+
+
+def test_private_models_are_in_no_list() -> None:
+    names = ("engine_steps", "tensorrt_llm")
+    index = [{"name": name, "state": "READY"} for name in names]
+    found = published_models(200, json.dumps(index).encode())
+    assert found is not None
+    assert json.loads(found.body) == index[1:]
+    stats = {"model_stats": [{"name": name, "inference_count": 1} for name in names]}
+    found = published_models(200, json.dumps(stats).encode())
+    assert found is not None
+    assert json.loads(found.body) == {"model_stats": stats["model_stats"][1:]}
+    assert published_models(200, b"") is None
+    assert published_models(404, b'{"error": "no"}') is None
+    unknown = published_models(500, b'{"error": "no"}')
+    assert unknown is not None
+    assert unknown.status == 500

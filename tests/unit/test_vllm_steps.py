@@ -28,8 +28,9 @@ from cog_triton.engines.step_items import (
     decode,
 )
 from cog_triton.engines.vllm.engine_api import StepOutputs
-from cog_triton.engines.vllm.host_connections import SendOrder, connect
+from cog_triton.engines.vllm.host_connections import SendOrder
 from cog_triton.errors import VLLMUnknownError
+from cog_triton.system.local_socket import connect
 
 STREAMS = 16
 

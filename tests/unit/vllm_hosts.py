@@ -15,7 +15,7 @@ from vllm_engines import calls, vllm_engine
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.vllm.host_connections import connect
+from cog_triton.system.local_socket import connect
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"

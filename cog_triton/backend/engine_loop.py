@@ -14,9 +14,10 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from cog_triton.backend.engine_peers import STEPS, TOKENS, Peer, Running, StepPeer
+from cog_triton.backend.engine_peers import Peer, Running, StepPeer
 from cog_triton.engines.base import StepEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.engines.step_items import STEPS, TOKENS
 from cog_triton.errors import CogTritonError
 from cog_triton.system import local_socket
 

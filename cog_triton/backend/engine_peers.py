@@ -16,9 +16,6 @@ from cog_triton.backend.engine_client import coalesce_events
 from cog_triton.engines import step_items
 from cog_triton.engines.request import TokenEvent
 
-STEPS, TOKENS = "steps", "tokens"
-"""Hellos of guests: what they want to receive."""
-
 _LENGTH = struct.Struct("!i")  # framing of multiprocessing.connection
 _MAX_FRAME = 2**31 - 1
 _MAX_WAITING = 4096

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.backend.engine_client import EngineClient
-from cog_triton.backend.engine_peers import TOKENS
+from cog_triton.engines.step_items import TOKENS
 from cog_triton.errors import TritonUnavailable
 from cog_triton.system import local_socket
 

@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.backend.engine_client import engine_gone
-from cog_triton.backend.engine_peers import STEPS
 from cog_triton.backend.guest_client import GuestConnector, loading
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import STEPS
 
 OnStep = Callable[[bytes, bytes, list[str]], None]
 

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
+from cog_triton.engines.step_items import STEPS
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import cancelled, failed
@@ -29,8 +30,6 @@ from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 1.0
-STEPS = "steps"
-"""What a guest says first that wants items of engine steps, not events."""
 
 
 class VLLMHost:
@@ -133,7 +132,7 @@ class VLLMHost:
                         if (starting := tasks.get(run)) is not None:
                             starting.cancel()
                 elif isinstance(request, MetricsRequest):
-                    peer.queue((handle, self._metrics.take()), at_once=True)
+                    peer.sender(handle)(self._metrics.take(), True)
                 else:
                     run = RunningRequest(peer, handle, f"{number}-{handle}", request, running)
                     tasks[run] = task = asyncio.create_task(self._run(run, request))

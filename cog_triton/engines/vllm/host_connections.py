@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.engines.request import TokenEvent
-from cog_triton.engines.step_items import StepItem, encode, item_of
+from cog_triton.engines.step_items import StepBuffer
 from cog_triton.system import local_socket
 
 _LENGTH = struct.Struct("!i")
@@ -62,7 +62,9 @@ class Peer:
         self._reader = reader
         self._writer = writer
         self._order = order
-        self._outbox: list[Any] = []
+        self._events: list[tuple[int, Any]] = []
+        self._step = StepBuffer()
+        self._waiting = False
 
     async def receive(self) -> Any:
         """The next message; raises EOFError when the peer is gone."""
@@ -72,28 +74,33 @@ class Peer:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise EOFError from error
 
-    def packer(self, handle: int, width: int) -> Callable[[Any], Any]:
-        """What makes one request's events entries of this peer's queue.
+    def sender(self, handle: int, width: int = 0) -> Callable[[Any, bool], None]:
+        """What queues the events of one request, for `SendOrder.flush`.
 
-        `width` is the number of log probabilities a token, 0 or 1.
+        Its second argument is whether to flush at the event loop's next turn. `width` is the
+        number of log probabilities a token, 0 or 1.
         """
         if not self.gets_steps:
-            return lambda event: (handle, event)
+
+            def queue_event(event: Any, at_once: bool) -> None:
+                self._events.append((handle, event))
+                self._queued(at_once)
+
+            return queue_event
         offset = 0
 
-        def item(event: TokenEvent) -> StepItem:
+        def queue_item(event: TokenEvent, at_once: bool) -> None:
             nonlocal offset
-            made = item_of(handle, offset, event, width)
-            offset += len(made.ids)
-            return made
+            self._step.add(handle, offset, event, width)
+            offset += len(event.token_ids)
+            self._queued(at_once)
 
-        return item
+        return queue_item
 
-    def queue(self, entry: Any, *, at_once: bool) -> None:
-        """Queue what `packer` made, for `SendOrder.flush` or, `at_once`, the loop's next turn."""
-        if not self._outbox:
+    def _queued(self, at_once: bool) -> None:
+        if not self._waiting:
+            self._waiting = True
             self._order.add(self)
-        self._outbox.append(entry)
         if at_once:
             self._order.flush_soon()
 
@@ -104,14 +111,16 @@ class Peer:
 
     def flush(self) -> None:
         """Send what is queued, as one message."""
-        outbox, self._outbox = self._outbox, []
-        if not outbox or self._writer.is_closing():
+        events, self._events = self._events, []
+        step, self._step = self._step, StepBuffer()
+        waiting, self._waiting = self._waiting, False
+        if not waiting or self._writer.is_closing():
             return
         if self.gets_steps:
-            items, log_probs, errors = encode(outbox)
+            items, log_probs, errors = step.encoded()
             self.write(("step", items.tobytes(), log_probs.tobytes(), errors))
         else:
-            self.write(outbox)
+            self.write(events)
 
     def close(self) -> None:
         """Flush what is queued and hang up."""

@@ -39,9 +39,8 @@ class RunningRequest:
         self._converter: TokenOutputConverter | TextOutputConverter = (
             TokenOutputConverter(request) if of_tokens else TextOutputConverter(request)
         )
-        self._peer = peer
         self._handle = handle
-        self._pack = peer.packer(handle, width=int(of_tokens and request.return_log_probs))
+        self._queue = peer.sender(handle, int(of_tokens and request.return_log_probs))
         self._running = running
         running[handle] = self
 
@@ -73,7 +72,7 @@ class RunningRequest:
         if event.finish is not None or event.error is not None:
             self.ended = True
             self._running.pop(self._handle, None)
-        self._peer.queue(self._pack(event), at_once=at_once)
+        self._queue(event, at_once)
 
 
 def coded_error(error: Exception) -> CogTritonError:

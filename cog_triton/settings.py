@@ -106,6 +106,12 @@ class Settings(BaseSettings):
     mock_tps: OptionalFloat = Field(
         None, ge=0, description="Tokens per second of a stream; 0 is flat out. Unset: 44."
     )
+    mock_step_ms: OptionalFloat = Field(
+        None,
+        ge=0,
+        description="Milliseconds of a step, in which every stream makes a token, as in an"
+        " engine's batch; 0 gives each stream a clock of its own. Unset: 0.",
+    )
     mock_jitter: OptionalFloat = Field(
         None,
         ge=0,

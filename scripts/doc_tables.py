@@ -45,7 +45,7 @@ SECTIONS = {
     ),
     "The builder": ("cog_triton_output_dir", "cog_triton_step_python", "trtllm_dir"),
     "The mock engine": (
-        *("cog_triton_engine", "mock_tps", "mock_jitter", "mock_prefill_ms"),
+        *("cog_triton_engine", "mock_tps", "mock_step_ms", "mock_jitter", "mock_prefill_ms"),
         *("mock_tokens_per_response", "mock_join", "mock_max_batch_size"),
     ),
 }

@@ -97,6 +97,14 @@ def serve(
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Step clock: milliseconds of a step, in which all streams make a token each, in"
+            " place of --tps; 0 for a clock of its own for each (MOCK_STEP_MS, 0).",
+            rich_help_panel=_MOCK_PANEL,
+        ),
+    ] = None,
     jitter: Annotated[
         float | None,
         typer.Option(
@@ -159,6 +167,7 @@ def serve(
         )
     mock = {
         "mock_tps": tps,
+        "mock_step_ms": step_ms,
         "mock_jitter": jitter,
         "mock_prefill_ms": prefill,
         "mock_tokens_per_response": tokens_per_response,

@@ -146,7 +146,7 @@ class MockPredictor(Predictor):
     def _report_expected(self, generation: Generation) -> None:
         """Report the times that the mock was to keep, next to the measured ones; none at 0 tps."""
         defaults = cast(MockFamily, self._runtime.family).defaults
-        tps = generation.engine_inputs.get("tps", defaults.tps)
+        tps = defaults.rate(generation.engine_inputs.get("tps"))
         if not tps:
             return
         count = generation.output_token_count

@@ -181,6 +181,7 @@ def test_an_invalid_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("--engine", "vllm"), "COG_TRITON_ENGINE='vllm': must be mock; another engine is known"),
         (("--engine", "mock", "--tps", "-1"), "MOCK_TPS=-1.0: "),
+        (("--engine", "mock", "--step-ms", "-1"), "MOCK_STEP_MS=-1.0: "),
         (("--engine", "mock", "--jitter", "1.5"), "MOCK_JITTER=1.5: "),
         (("--engine", "mock", "--prefill", "-1"), "MOCK_PREFILL_MS=-1.0: "),
         (("--engine", "mock", "--tokens-per-response", "0"), "MOCK_TOKENS_PER_RESPONSE=0: "),

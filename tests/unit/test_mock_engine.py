@@ -204,3 +204,9 @@ def test_a_step_clock_keeps_what_requests_ask_for() -> None:
     assert world.ids(failed) == expected_tokens(3)
     assert isinstance(world.last(failed).error, TritonUnknownError)
     assert (world.ids(stopped), world.last(stopped).finish) == (expected_tokens(2), "stop")
+
+
+def test_rate_of_a_stream() -> None:
+    assert MockOptions(tps=7).rate() == 7
+    assert MockOptions(tps=7).rate(0) == 0
+    assert MockOptions(tps=7, step_ms=10, tokens_per_response=2).rate(3) == 200

@@ -72,6 +72,7 @@ def test_defaults() -> None:
         ("COG_TRITON_ENGINE", "", None),
         ("MOCK_TPS", "0", 0),
         ("MOCK_TPS", "", None),
+        ("MOCK_STEP_MS", "10", 10),
         ("MOCK_JITTER", "0.5", 0.5),
         ("MOCK_JOIN", "false", False),
         ("MOCK_JOIN", "", None),
@@ -119,6 +120,7 @@ def test_values(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatc
         ("MOCK_TPS", "-1"),
         ("MOCK_TPS", "nan"),
         ("MOCK_TPS", "fast"),
+        ("MOCK_STEP_MS", "-1"),
         ("MOCK_JITTER", "1.5"),
         ("MOCK_PREFILL_MS", "-0.1"),
         ("MOCK_TOKENS_PER_RESPONSE", "0"),
@@ -193,7 +195,7 @@ def test_mock_options_are_the_settings_that_are_set(monkeypatch: pytest.MonkeyPa
     for name in MockOptions.__slots__:
         monkeypatch.setenv(f"MOCK_{name.upper()}", "1")
     options = load_settings().mock_options
-    assert options == dict.fromkeys(MockOptions.__slots__[:6], 1)
+    assert options == dict.fromkeys(MockOptions.__slots__[:7], 1)
     assert MockOptions.parse(options).max_batch_size == 1
 
 

@@ -46,6 +46,12 @@ class MockOptions:
         """Whether sequences have no rate of their own."""
         return not (self.tps or self.step_ms)
 
+    def rate(self, requested: float | None = None) -> float:
+        """Tokens per second of a stream whose request asks for `requested`; 0 is flat out."""
+        if self.step_ms:
+            return 1000 * self.tokens_per_response / self.step_ms
+        return self.tps if requested is None else requested
+
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> Self:
         """Options from a serve config's or a model's parameters; raises E1202."""

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 from stack import Stack, processes_of, text_of, wait_until
+from step_client import StepClient, private_port
 from vllm_engines import calls, double_environment, hugging_face, vllm_engine
 
+from cog_triton.engines.step_items import CANCELLED
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
@@ -272,6 +275,40 @@ def test_a_disconnected_clients_request_is_aborted(vllm: VLLMStack) -> None:
 def test_predictions_are_served_by_the_same_engine(vllm: VLLMStack) -> None:
     done = vllm.predict("What is machine", max_tokens=20, prompt_template="{prompt}")
     assert text_of(done) == "What is machineWhat "
+
+
+def test_engine_steps_carry_sixteen_streams_together(vllm: VLLMStack) -> None:
+    client = StepClient(private_port(vllm)).until_open()
+    aborted = len(calls(vllm.journal, "abort"))
+    prompt = b"every token in order "
+    try:
+        with ThreadPoolExecutor(18) as pool:
+            stopped = pool.submit(client.submit, 17, 4000, prompt)
+            answers = list(pool.map(lambda n: client.submit(n, 200 + n, prompt), range(16)))
+            text = vllm.generate(text_input="text beside it", parameters={"max_tokens": 9})
+            assert client.command("stop", step_handle=17)[0] == 200
+            assert stopped.result()[1]["finish_reason"] == "cancelled"
+        for handle, (status, answer) in enumerate(answers):
+            assert (status, answer["finish_reason"]) == (200, "length"), answer
+            client.until_ended(handle)
+            assert bytes(client.ids(handle)) == (prompt * 11)[: 200 + handle]
+        assert text["text_output"] == "text beside it" + "text besi"
+        assert max(map(len, client.steps.values())) >= 16, "steps do not share responses"
+        assert client.until_ended(17).end == CANCELLED
+        assert bytes(client.ids(17)) == (prompt * 200)[: len(client.ids(17))]
+        wait_until(lambda: len(calls(vllm.journal, "abort")) > aborted)
+        refused = {"temperature": 3.0, "runtime_top_p": 0.5}
+        for values, code in (({"prompt": [1] * 4096}, "E1002"), (refused, "E1005")):
+            status, answer = client.submit(ord(code[-1]), 1, **{"prompt": b"a", **values})
+            assert status != 200
+            assert answer["error"].startswith(code), answer
+        status, answer = client.submit(99, 3, b"abc", return_log_probs=True)
+        assert status == 200, answer
+        client.until_ended(99)
+        found = [value for item in client.items[99] for value in item.log_probs]
+        assert found == [-0.125, -0.25, -0.375]
+    finally:
+        client.close()
 
 
 def test_a_prediction_beyond_max_model_len_is_refused(vllm: VLLMStack) -> None:

@@ -151,6 +151,12 @@ def test_ends_of_requests(host: Running, streaming: bool) -> None:
     assert ask(ABC, 5, bad_words=((98, 99),)) == (list(b"abdab"), LENGTH)
 
 
+def test_steps_are_sent_of_requests_that_do_not_stream(host: Running) -> None:
+    guest = StepGuest(host)
+    guest.submit(1, tokens(ABC, 30, streaming=False))
+    assert len(guest.until_end([1])) > 1
+
+
 def test_log_probabilities_have_their_width(host: Running) -> None:
     guest = StepGuest(host)
     guest.submit(1, tokens(ABC, 3, return_log_probs=True))

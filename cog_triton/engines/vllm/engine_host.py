@@ -163,7 +163,9 @@ class VLLMHost:
         # vLLM would cut output short where the contract promises request_output_len tokens.
         check_prompt(request, max_seq_len=self._model.max_model_len)
         params = engine_api.sampling_params(
-            from_engine_request(request), stream=request.streaming, bad_words=request.bad_words
+            from_engine_request(request),
+            stream=request.streaming or run.gets_steps,
+            bad_words=request.bad_words,
         )
         prompt = {"prompt_token_ids": list(request.input_ids)}
         if self._steps is None:

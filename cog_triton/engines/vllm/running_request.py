@@ -36,6 +36,7 @@ class RunningRequest:
         of_tokens = isinstance(request, EngineRequest)
         self.name = name
         self.ended = False
+        self.gets_steps = peer.gets_steps
         self._converter: TokenOutputConverter | TextOutputConverter = (
             TokenOutputConverter(request) if of_tokens else TextOutputConverter(request)
         )

@@ -164,6 +164,8 @@ class Driver:
                     f"{server.name}: start", {"seconds": server.start_s, **server.start_times()}
                 )
             told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
+            said = "".join(path.read_text("utf-8", "replace") for path in mine.logs())
+            phase.check("vLLM hands over engine steps", "by engine steps" not in said)
             self._same_texts(phase, model, told)
             self._rounds(phase, endpoints, model)
             texts = prompts.make(model, 512, bench.INPUT_TOKENS, seed=5)

@@ -16,8 +16,8 @@ PARTS = ("door", "cog", "worker", "tritonserver", "stubs")
 COSTS = ("door", "cog", "worker", "triton", "stubs")
 """Columns of `LoadCost.costs`, beside a column of the whole."""
 INCLUDED = (
-    "CPU is that of the front door, Cog, its worker, tritonserver and all stubs; the mock engine's"
-    " own loop is in it, the load client is not"
+    "CPU is that of the front door, Cog, its worker, tritonserver and all stubs, and in the whole"
+    " that of the engine process, which runs the mock; the load client's is not in it"
 )
 
 

@@ -57,7 +57,7 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Part of a server that a command line is: door, cog, worker, tritonserver, a stub, others.
+    """Part of a server: door, cog, worker, tritonserver, engine, others, or a stub's name.
 
     Of NVIDIA Dynamo's: "dynamo.frontend" and "dynamo.mocker".
     """
@@ -70,6 +70,8 @@ def part_of(words: list[str]) -> str:
         return "others"
     if "cog_triton.door" in words:
         return "door"
+    if "cog_triton.backend.engine_process" in words:
+        return "engine"
     if _COGS.intersection(words):
         return "cog"
     if found := _DYNAMOS.intersection(words):

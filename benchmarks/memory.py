@@ -30,10 +30,9 @@ _IDLE_TPS, _BUSY_TPS = 0.01, 44
 
 
 def active(server: Server) -> int:
-    """Number of streams in the engine, from Triton's metrics."""
+    """Number of streams in the engine, from Triton's metrics of each model that serves them."""
     with urlopen(f"{server.metrics}/metrics", timeout=10) as answer:
-        found = _ACTIVE.search(answer.read().decode())
-    return int(found[1]) if found else 0
+        return sum(map(int, _ACTIVE.findall(answer.read().decode())))
 
 
 @contextmanager

@@ -188,7 +188,9 @@ class StepModel:
     def _on_death(self) -> None:
         with self._lock:
             for stream in self._by_number.values():
-                stream.fail_all(engine_gone())
+                stream.end(engine_gone())  # Triton, which is to stop now, waits for long requests
+            self._streams.clear()
+            self._by_number.clear()
         self._metrics.publish()
 
     def _tick(self) -> None:

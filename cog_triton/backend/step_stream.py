@@ -65,8 +65,13 @@ class StepStream:
         """End a request with an error: an item, and its answer."""
         self.add(part_of([StepItem(handle, 0, 0, [], [], step_items.ERROR, str(error))]))
 
-    def fail_all(self, error: errors.CogTritonError) -> None:
-        """End all requests with an error."""
+    def end(self, error: errors.CogTritonError) -> None:
+        """End all requests with an error, and then the long request."""
+        self._fail_all(error)
+        self.close()
+        self._fail_all(error)  # those whose items had to wait
+
+    def _fail_all(self, error: errors.CogTritonError) -> None:
         text = str(error)
         ends = [StepItem(handle, 0, 0, [], [], step_items.ERROR, text) for handle in self._senders]
         if ends:

@@ -166,8 +166,11 @@ class Stack:
             yield sse(response.iter_lines())
 
     def engine_requests(self, kind: str = "active") -> int:
-        """The engine's own count of live requests, as Triton's /metrics shows it."""
-        for line in httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text.splitlines():
-            if line.startswith("nv_trt_llm_request_metrics{") and f'"{kind}"' in line:
-                return int(float(line.split()[-1]))
-        raise AssertionError("no such metric")
+        """The engine's own count of live requests, as Triton's /metrics shows it by model."""
+        found = [
+            int(float(line.split()[-1]))
+            for line in httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text.splitlines()
+            if line.startswith("nv_trt_llm_request_metrics{") and f'"{kind}"' in line
+        ]
+        assert found, "no such metric"
+        return sum(found)

@@ -46,12 +46,11 @@ class Triton:
 
     def active(self) -> float:
         """Requests the engine holds, by its own count."""
-        (line,) = (
-            line
+        return sum(
+            float(line.split()[-1])
             for line in httpx.get(self.metrics).text.splitlines()
             if line.startswith("nv_trt_llm_request_metrics{") and 'request_type="active"' in line
         )
-        return float(line.split()[-1])
 
 
 @pytest.fixture(scope="module")

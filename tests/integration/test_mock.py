@@ -307,6 +307,7 @@ def test_a_crash_fails_requests_with_a_code_and_the_engine_restarts(
         for prediction in (crashed, other.result()):
             assert prediction["status"] == "failed"
             assert "E2105 TritonUnavailable" in prediction["error"]
+    wait_until(lambda: fragile.health() == "UNHEALTHY")
     wait_until(lambda: fragile.health() == "READY")
     assert text_of(fragile.predict("Hi", tps=0, max_tokens=20)) == says(20)
 

@@ -288,6 +288,7 @@ def test_a_dead_engine_ends_every_request_with_e2105(tmp_path: Path) -> None:
                 assert item.error == (
                     "E2105 TritonUnavailable: the engine's process has ended; try again later"
                 )
+            assert client.ended.wait(10)
             for answer in answers:
                 if answer.exception() is None:  # Triton is being stopped meanwhile
                     assert "E2105" in answer.result()[1]["error"]

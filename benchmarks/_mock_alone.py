@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-
-from typing_extensions import Self
 
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import MockRequest
-from cog_triton.engines.request import TokenEvent
 from cog_triton.text.sampling import SamplingParams
 
 
 class MockAlone:
-    """Context manager: a mock engine to call directly, at full rate unless `tps` is given."""
+    """A mock engine to call directly, at full rate unless `tps` is given."""
 
     def __init__(self, tps: float = 0) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             model = mock_directory.read_model(mock_directory.make_engine(Path(scratch)))
         self._engine = MockEngine(model, MockOptions(tps=tps))
         self._handles = itertools.count()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._engine.close()
 
     def ttft_ms(self, prompt: int = 25) -> float:
         """Milliseconds from a request of `prompt` tokens to its first token."""
@@ -54,18 +38,14 @@ class MockAlone:
         return (time.process_time() - before) / (streams * tokens) * 1e6
 
     def _run(self, streams: int, tokens: int, prompt: int, arrived: Callable[[], None]) -> None:
-        left = threading.Semaphore(0)
-
-        def emit(event: TokenEvent) -> None:
-            arrived()
-            if event.error is not None:
-                raise event.error
-            if event.finish is not None:
-                left.release()
-
+        engine = self._engine
         sampling = SamplingParams(max_tokens=tokens)
         for _ in range(streams):
             request = MockRequest(input_ids=[500] * prompt, sampling=sampling, end_id=-1)
-            self._engine.submit(next(self._handles), request, emit)
-        for _ in range(streams):
-            left.acquire()
+            engine.submit(next(self._handles), request)
+        while (wait := engine.wait_s()) is not None:
+            time.sleep(wait)
+            for _, event in engine.step():
+                arrived()
+                if event.error is not None:
+                    raise event.error

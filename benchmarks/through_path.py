@@ -164,7 +164,8 @@ def first_tokens(args: argparse.Namespace, report: Report) -> None:
     }
     direct: list[float] = []
     served: dict[str, list[float]] = {name: [] for name in ways}
-    with MockAlone() as mock, mock_server() as running:
+    mock = MockAlone()
+    with mock_server() as running:
         inputs = {"prompt": SHORT, "max_tokens": 1}
         for api, _ in ways.values():
             _load.wave(running.base(api), inputs, 1, api=api)

@@ -65,35 +65,40 @@ class Part:
         self.ended: list[Ended] = []
 
 
-def split(ints: list[int], log_probs: Sequence[float], errors: Sequence[str]) -> dict[int, Part]:
-    """Split a step by stream: the upper bits of its handles, which are taken off."""
-    parts: dict[int, Part] = {}
-    part, stream = Part(), -1
-    at, float_at, error_at, size = 0, 0, 0, len(ints)
+def split(ints: list[int], log_probs: list[float], errors: list[str]) -> dict[int, Part]:
+    """Split a step by stream: the upper bits of its handles, which are taken off in `ints`."""
+    places: list[int] = []
+    ended: list[int] = []
+    at, size = 0, len(ints)
     while at < size:
-        number, _, offset, end, count, width = ints[at : at + 6]
-        after = at + 6 + count
-        if width > 1:
-            after += count * (width - 1)
-        if number >> 40 != stream:
-            stream = number >> 40
-            part = parts.setdefault(stream, Part())
-        part.count += 1
-        found = part.ints
-        found.append(number & MAX_HANDLE)
-        found += ints[at + 1 : after]
-        at = after
-        if width:
-            part.log_probs += log_probs[float_at : float_at + count * width]
-            float_at += count * width
-        if end:
-            error = None
-            if end == step_items.ERROR:
-                error = errors[error_at]
-                error_at += 1
-                part.errors.append(error)
-            part.ended.append(Ended(number & MAX_HANDLE, end, offset + count, error))
-    return parts
+        places.append(at)
+        count, width = ints[at + 4], ints[at + 5]
+        if ints[at + 3]:
+            ended.append(at)
+        at += 6 + (count * width if width > 1 else count)
+    streams = {ints[at] >> 40 for at in places}
+    if len(streams) > 1:
+        return _parted(ints, log_probs, errors)
+    if streams != {0}:
+        for at in places:
+            ints[at] &= MAX_HANDLE
+    part = Part()
+    part.ints, part.count, part.log_probs, part.errors = ints, len(places), log_probs, errors
+    texts = iter(errors)
+    for at in ended:
+        handle, _, offset, end, count, _ = ints[at : at + 6]
+        error = next(texts) if end == step_items.ERROR else None
+        part.ended.append(Ended(handle, end, offset + count, error))
+    return dict.fromkeys(streams, part)
+
+
+def _parted(ints: list[int], log_probs: list[float], errors: list[str]) -> dict[int, Part]:
+    """The parts of a step that several streams share."""
+    items: dict[int, list[StepItem]] = {}
+    for item in step_items.decode(ints, log_probs, errors):
+        mine = item._replace(handle=item.handle & MAX_HANDLE)
+        items.setdefault(item.handle >> 40, []).append(mine)
+    return {stream: part_of(found) for stream, found in items.items()}
 
 
 def part_of(items: Iterable[StepItem]) -> Part:

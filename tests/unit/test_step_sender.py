@@ -238,6 +238,24 @@ def test_a_step_is_split_by_stream() -> None:
         assert part.errors == part_of(mine).errors
 
 
+@pytest.mark.parametrize("stream", [0, 3])
+def test_a_step_of_one_stream_is_its_part(stream: int) -> None:
+    items = [
+        token(1, 0),
+        StepItem(2, 0, 1, [8, 9], [-1.0, -2.0, -3.0, -4.0], 0, None, 2, [6, 7]),
+        StepItem(5, 0, 7, [], [], step_items.ERROR, "E2105 gone"),
+        StepItem(MAX_HANDLE, 0, 2, [5], [-9.0], step_items.STOP, None, 1),
+        StepItem(6, 0, 0, [], [], step_items.ERROR, "E1005 no"),
+    ]
+    step = encode(item._replace(handle=stream << 40 | item.handle) for item in items)
+    parts = split(step.items.tolist(), step.log_probs.tolist(), step.errors)
+    ((number, part),) = parts.items()
+    assert number == stream
+    assert decode(part.ints, part.log_probs, part.errors) == items
+    assert (part.count, part.ended) == (len(items), part_of(items).ended)
+    assert split([], [], []) == {}
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 40)),

@@ -23,9 +23,9 @@ import triton_python_backend_utils as pb_utils
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.engine_client import engine_gone
 from cog_triton.backend.request_metrics import RequestMetrics
+from cog_triton.backend.step_channel import StepChannel, response
 from cog_triton.backend.step_client import StepClient
 from cog_triton.backend.step_sender import MAX_HANDLE, split
-from cog_triton.backend.step_stream import StepStream, response
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest
@@ -56,8 +56,8 @@ class StepModel:
         self._input_names = [item["name"] for item in json.loads(args["model_config"])["input"]]
         self._epoch = time.time_ns() // 1000
         self._lock = threading.Lock()
-        self._streams: dict[str, StepStream] = {}
-        self._by_number: dict[int, StepStream] = {}
+        self._streams: dict[str, StepChannel] = {}
+        self._by_number: dict[int, StepChannel] = {}
         self._stream_count = 0
         self._commands = {
             "stop": self._stop,
@@ -123,12 +123,12 @@ class StepModel:
         if name in self._streams:
             raise InvalidArgument("step_stream: a stream of this name is open")
         number, self._stream_count = self._stream_count, self._stream_count + 1
-        stream = StepStream(name, number, self._epoch, sender)
+        stream = StepChannel(name, number, self._epoch, sender)
         self._streams[name] = self._by_number[number] = stream
         if self._client.is_open:
             stream.heartbeat()
 
-    def _submit(self, stream: StepStream, tensors: Tensors, sender: Any) -> None:
+    def _submit(self, stream: StepChannel, tensors: Tensors, sender: Any) -> None:
         handle = _number("step_handle", tensors)
         if not 0 <= handle <= MAX_HANDLE:
             raise InvalidArgument(f"step_handle={handle}: must be from 0 to {MAX_HANDLE}")
@@ -141,18 +141,18 @@ class StepModel:
             stream.fail(handle, error)
         self._metrics.publish()
 
-    def _stop(self, stream: StepStream, tensors: Tensors) -> None:
+    def _stop(self, stream: StepChannel, tensors: Tensors) -> None:
         handle = _number("step_handle", tensors)
         if stream.stop(handle):
             self._client.cancel(stream.number << _HANDLE_BITS | handle)
 
-    def _acknowledge(self, stream: StepStream, tensors: Tensors) -> None:
+    def _acknowledge(self, stream: StepChannel, tensors: Tensors) -> None:
         stream.acknowledge(_number("step_number", tensors))
 
-    def _close(self, stream: StepStream, tensors: Tensors) -> None:
+    def _close(self, stream: StepChannel, tensors: Tensors) -> None:
         self._leave(stream)
 
-    def _leave(self, stream: StepStream) -> None:
+    def _leave(self, stream: StepChannel) -> None:
         """End a stream, and cancel its requests in the engine."""
         del self._streams[stream.name]
         stream.close()

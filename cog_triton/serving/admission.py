@@ -8,10 +8,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from cog_triton.errors import CogTritonError, Overloaded, TritonUnavailable
+from cog_triton.errors import CogTritonError, Overloaded
 from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -29,7 +28,8 @@ class Ticket:
         """The error that it was failed with, if any."""
         self.queue_time: float | None = None
         """Seconds from arrival to admission; None until it is admitted."""
-        self._admitted = threading.Event()
+        self._arrived = 0.0
+        self._on_turn: Callable[[], None] = lambda: None
         self._stop: Callable[[], None] = lambda: None
 
     @property
@@ -83,18 +83,43 @@ class Admission:
         """Number of queued requests."""
         return len(self._queue)
 
-    @contextmanager
-    def slot(self, ticket: Ticket) -> Iterator[None]:
-        """Wait for a slot, and hold it for the duration of the context.
+    def enter(self, ticket: Ticket, on_turn: Callable[[], None]) -> None:
+        """Ask for a slot, without waiting: the ticket has a `queue_time` once it holds one.
 
-        Raises E2107 when the queue is full, the error of `reject_new` or `close`, and E2105
-        when the ticket was cancelled while it was queued.
+        `on_turn` is called, on any thread, if that comes later. Raises E2107 when the queue is
+        full, or the error of `reject_new` or `close`. `leave` must follow.
         """
-        self._acquire(ticket)
-        try:
-            yield
-        finally:
-            self._release(ticket)
+        with self._changed:
+            if self._rejection is not None:
+                raise copy.copy(self._rejection)
+            if len(self._running) < self.slots:
+                self._running.add(ticket)
+                ticket.queue_time = 0.0
+                return
+            if len(self._queue) >= self.max_queue:
+                raise Overloaded(
+                    f"{self.running} predictions run and {self.waiting} wait, no more than"
+                    f" {self.max_queue} may (MAX_QUEUE); try again later"
+                )
+            ticket._arrived = time.perf_counter()
+            ticket._on_turn = on_turn
+            self._queue.append(ticket)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give the slot, or the place in the queue, back; a ticket without one is no error."""
+        admitted: list[Ticket] = []
+        with self._changed:
+            self._running.discard(ticket)
+            if ticket in self._queue:
+                self._queue.remove(ticket)
+            while self._queue and len(self._running) < self.slots:
+                next_ticket = self._queue.popleft()
+                self._running.add(next_ticket)
+                next_ticket.queue_time = time.perf_counter() - next_ticket._arrived
+                admitted.append(next_ticket)
+            self._changed.notify_all()
+        for next_ticket in admitted:
+            next_ticket._on_turn()
 
     def reject_new(self, error: CogTritonError) -> None:
         """Reject new requests with `error`; running and queued ones continue."""
@@ -118,45 +143,6 @@ class Admission:
         """Wait until nothing runs or is queued; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._running or self._queue), timeout)
-
-    def _acquire(self, ticket: Ticket) -> None:
-        arrived = time.perf_counter()
-        with self._changed:
-            if self._rejection is not None:
-                raise copy.copy(self._rejection)
-            if len(self._running) < self.slots:
-                self._running.add(ticket)
-                ticket.queue_time = 0.0
-                return
-            if len(self._queue) >= self.max_queue:
-                raise Overloaded(
-                    f"{self.running} predictions run and {self.waiting} wait, no more than"
-                    f" {self.max_queue} may (MAX_QUEUE); try again later"
-                )
-            self._queue.append(ticket)
-        ticket.on_end(lambda: self._remove_from_queue(ticket))
-        ticket._admitted.wait()
-        if ticket.ended:
-            self._release(ticket)
-            ticket.raise_error()
-            raise TritonUnavailable("cancelled while it waited for its turn")
-        ticket.queue_time = time.perf_counter() - arrived
-
-    def _release(self, ticket: Ticket) -> None:
-        with self._changed:
-            self._running.discard(ticket)
-            while self._queue and len(self._running) < self.slots:
-                next_ticket = self._queue.popleft()
-                self._running.add(next_ticket)
-                next_ticket._admitted.set()
-            self._changed.notify_all()
-
-    def _remove_from_queue(self, ticket: Ticket) -> None:
-        with self._changed:
-            if ticket in self._queue:
-                self._queue.remove(ticket)
-                self._changed.notify_all()
-        ticket._admitted.set()
 
 
 def admission_for(settings: Settings, max_batch_size: int) -> Admission:

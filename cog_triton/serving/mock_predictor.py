@@ -146,11 +146,11 @@ class MockPredictor(Predictor):
     def _report_expected(self, generation: Generation) -> None:
         """Report the times that the mock was to keep, next to the measured ones; none at 0 tps."""
         defaults = cast(MockFamily, self._runtime.family).defaults
-        tps = defaults.rate(generation.engine_inputs.get("tps"))
+        tps = defaults.rate(generation.request.engine_inputs.get("tps"))
         if not tps:
             return
-        count = generation.output_token_count
-        prefill = defaults.prefill_ms * len(generation.input_ids) / 1000
+        count = generation.result.output_token_count
+        prefill = defaults.prefill_ms * len(generation.request.input_ids) / 1000
         first = prefill + min(defaults.tokens_per_response, count) / tps
         duration = prefill + count / tps
         self.record_metric("expected_tokens_per_second", tps)
@@ -181,7 +181,7 @@ class _TokenCounter:
     """Counts the tokens of a generation that have arrived."""
 
     def __init__(self, generation: Generation) -> None:
-        self._arrivals = generation.arrivals
+        self._arrivals = generation.result.arrivals
         self._seen = self._count = 0
 
     def __call__(self) -> int:

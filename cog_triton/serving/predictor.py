@@ -14,7 +14,8 @@ from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
 from cog_triton.serving.coglet import concurrent_streaming, log_streams
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generate import Generation, Stream
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners
 from cog_triton.serving.prediction_inputs import DEFAULT_MAX_TOKENS, PredictionInputs
 from cog_triton.serving.runtime import Runtime
@@ -198,13 +199,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         def chunks() -> Generator[str, None, None]:
             """Tokenize and generate, on the prediction's own thread."""
             with self._reporting_rejections():
-                generation = self._plan(self._render(inputs), sampling, inputs.stop_sequences)
-            generation.ticket = ticket
-            generation.engine_inputs = dict(engine_inputs)
+                request = self._plan(
+                    self._render(inputs), sampling, inputs.stop_sequences, engine_inputs
+                )
+            stream = self._runtime.generator.stream(request, ticket)
             log_metrics = (
                 inputs.log_performance_metrics or self._runtime.settings.log_performance_metrics
             )
-            yield from transform(self._generate(generation, log_metrics), generation)
+            yield from transform(self._generate(stream, log_metrics), stream.generation)
 
         return concurrent_streaming.cancellable_stream(chunks(), ticket.cancel)
 
@@ -229,8 +231,12 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         return chat.render_messages(messages, system_prompt, tokenizer)
 
     def _plan(
-        self, rendered: RenderedPrompt, sampling: SamplingParams, stop_sequences: str | None
-    ) -> Generation:
+        self,
+        rendered: RenderedPrompt,
+        sampling: SamplingParams,
+        stop_sequences: str | None,
+        engine_inputs: Mapping[str, Any],
+    ) -> GenerationRequest:
         settings, runtime = self._runtime.settings, self._runtime
         stops = parse_stop_sequences(
             settings.stop_sequences if stop_sequences is None else stop_sequences
@@ -238,14 +244,15 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         if stop_sequences is not None:
             limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
             limits.check("stop_sequences", stops)
-        generation = runtime.generator.plan(
+        return runtime.generator.plan(
             runtime.generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
             sampling,
             stops,
+            notes=tuple(rendered.warnings),
+            id=concurrent_streaming.prediction_id(),
+            endpoint=_ENDPOINT,
+            engine_inputs=dict(engine_inputs),
         )
-        generation.notes.extend(rendered.warnings)
-        generation.id, generation.endpoint = concurrent_streaming.prediction_id(), _ENDPOINT
-        return generation
 
     @contextmanager
     def _reporting_rejections(self) -> Iterator[None]:
@@ -255,35 +262,35 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             self._telemetry.refused(_ENDPOINT, error)
             raise
 
-    def _generate(self, generation: Generation, log_metrics: bool) -> Generator[str, None, None]:
+    def _generate(self, stream: Stream, log_metrics: bool) -> Generator[str, None, None]:
         """Generated text; then records metrics, and prints to the prediction's own log."""
-        notes = [f"Note: {note}" for note in generation.notes]
-        notes.append(f"Random seed used: `{generation.sampling.seed}`")
-        if generation.sampling.greedy:
+        request, result = stream.generation.request, stream.generation.result
+        notes = [f"Note: {note}" for note in request.notes]
+        notes.append(f"Random seed used: `{request.sampling.seed}`")
+        if request.sampling.greedy:
             notes.append("Note: Random seed will not impact output if greedy decoding is used.")
         print("\n".join(notes))
-        yield from self._runtime.generator.stream(generation)
-        first = generation.time_to_first_token
+        yield from stream
         metrics = {
-            "queue_time": generation.queue_time or 0.0,
-            "input_token_count": len(generation.input_ids),
-            "output_token_count": generation.output_token_count,
-            "tokens_per_second": generation.tokens_per_second,
-            "time_to_first_token": first,
-            "finish_reason": generation.finish_reason,
+            "queue_time": result.queue_time or 0.0,
+            "input_token_count": len(request.input_ids),
+            "output_token_count": result.output_token_count,
+            "tokens_per_second": result.tokens_per_second,
+            "time_to_first_token": result.time_to_first_token,
+            "finish_reason": result.finish_reason,
         }
         scope = self.scope
         for name, value in metrics.items():
             if value is not None:
                 scope.record_metric(name, value)
-        print("\n".join(_summary_lines(generation, log_metrics)))
+        print("\n".join(_summary_lines(result, log_metrics)))
 
 
-def _summary_lines(generation: Generation, log_metrics: bool) -> Iterator[str]:
-    yield f"Finish reason: {generation.finish_reason}"
+def _summary_lines(result: GenerationResult, log_metrics: bool) -> Iterator[str]:
+    yield f"Finish reason: {result.finish_reason}"
     if log_metrics:
-        yield f"Tokens processed: {generation.output_token_count}"
-        yield f"Serverside tokens per second: {generation.tokens_per_second:.2f}"
-        yield f"Serverside execution time: {generation.duration:.2f} seconds"
-        if (first := generation.time_to_first_token) is not None:
+        yield f"Tokens processed: {result.output_token_count}"
+        yield f"Serverside tokens per second: {result.tokens_per_second:.2f}"
+        yield f"Serverside execution time: {result.duration:.2f} seconds"
+        if (first := result.time_to_first_token) is not None:
             yield f"Serverside time to first token: {first:.2f} seconds"

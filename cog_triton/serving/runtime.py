@@ -10,14 +10,19 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.engine_preparation import prepare_engine
-from cog_triton.serving.generate import Observer, TextGenerator
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.generation import Observer
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text import template_process
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import max_batch_size
+from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.server import TritonServer
+from cog_triton.triton.step_session import StepStatistics
+from cog_triton.triton.step_stream import StepStream
+from cog_triton.triton.token_transport import TokenTransport
 
 _STOPPING = "the server is stopping; try again"
 _ABORT_GRACE_S = 2.0
@@ -26,7 +31,8 @@ _ABORT_GRACE_S = 2.0
 class Runtime:
     """A running engine: tokenizer, supervised Triton and `generator`.
 
-    For metrics: `admission` counts requests, `supervisor` has Triton's state and restarts.
+    For metrics: `admission` counts requests, `supervisor` has Triton's state and restarts,
+    `step_statistics` the step stream's counts if the engine has one.
     """
 
     def __init__(
@@ -44,24 +50,32 @@ class Runtime:
         self.family = family
         self.tokenizer = tokenizer
         self.admission = admission
-        client = TritonClient(
+        client = TritonClient(settings.triton_url, settings.triton_timeout, family.classify_error)
+        self.step_statistics: StepStatistics | None = None
+        transport: TokenTransport
+        arguments = (
             settings.triton_url,
             settings.triton_timeout,
             family.classify_error,
-            family.reports_finish_reason,
+            family.encode_request,
         )
+        if family.step_stream:
+            transport = steps = StepStream(*arguments)
+            self.step_statistics = steps.statistics
+        else:
+            transport = RequestStreams(*arguments)
         self.generator = TextGenerator(
             settings,
             family.limits,
             tokenizer,
-            client,
+            transport,
+            family.classify_error,
             admission,
             on_failure=lambda: self.supervisor.check_engine(),
-            encode_request=family.encode_request,
             observer=observer,
         )
         self.supervisor = Supervisor(
-            settings, server, client, self.generator.probe, admission, on_failed
+            settings, server, client, transport, self.generator.probe, admission, on_failed
         )
         self._draining = False
 

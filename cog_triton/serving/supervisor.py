@@ -19,6 +19,7 @@ from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.liveness import ProcessLiveness
 from cog_triton.triton.server import TritonServer
+from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
 
@@ -55,14 +56,16 @@ class Supervisor:
         settings: Settings,
         server: TritonServer,
         client: TritonClient,
+        transport: TokenTransport,
         probe: Callable[[], None],
         admission: Admission,
         on_failed: Callable[[], None],
     ) -> None:
-        """`probe` generates one token; `on_failed` is called after giving up."""
+        """`probe` generates one token over `transport`; `on_failed` is called after giving up."""
         self._settings = settings
         self._server = server
         self._client = client
+        self._transport = transport
         self._probe = probe
         self._admission = admission
         self._on_failed = on_failed
@@ -124,6 +127,7 @@ class Supervisor:
                 _log.error("supervision failed", exc_info=failure)
                 self._give_up(f"supervision failed: {failure!r}")
         finally:
+            self._transport.close()
             self._run_task(self._server.stop())
             self._run_task(self._client.aclose())
             self._run_task(self._loop.shutdown_default_executor())
@@ -148,7 +152,9 @@ class Supervisor:
 
     async def _start_server(self) -> None:
         began = time.monotonic()
-        await self._server.start(self._client.is_ready, lambda: asyncio.to_thread(self._probe))
+        await self._server.start(
+            self._client.is_ready, lambda: asyncio.to_thread(self._open_and_probe)
+        )
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
         self._check_requested.clear()
@@ -156,6 +162,10 @@ class Supervisor:
             self._admission.open()  # before readiness is told: a newcomer is served from then on
         self.error = None
         self.state = SupervisorState.READY
+
+    def _open_and_probe(self) -> None:
+        self._transport.open()
+        self._probe()
 
     async def _restart(self, reason: str, failures: int) -> int:
         """Kill and restart until it is ready, stopped or given up; returns the failures so far."""
@@ -165,6 +175,7 @@ class Supervisor:
             tail = "" if "\n" in reason else f"\n{self._server.log_tail()}"
             _log.error("Triton: %s%s", reason, tail)
             self._stop_requests(reason, failures, pause)
+            self._transport.disconnect()
             self._server.kill()
             if self.state is not SupervisorState.RESTARTING:
                 return failures
@@ -232,7 +243,7 @@ class Supervisor:
             probe = asyncio.ensure_future(self._client.is_ready())
             limit = self._settings.triton_probe_timeout
             if not await _done_within(probe, limit):
-                if self._client.last_byte_at < began:
+                if self._transport.last_token_at < began:
                     return f"tritonserver did not answer for {limit:g} s (TRITON_PROBE_TIMEOUT)"
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
@@ -245,7 +256,7 @@ class Supervisor:
             began = time.monotonic()
             check = asyncio.ensure_future(asyncio.to_thread(self._probe))
             if not await _done_within(check, _CHECK_TIMEOUT_S):
-                if self._client.last_byte_at < began:
+                if self._transport.last_token_at < began:
                     silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
                     return f"a request failed, and the engine has been {silence}"
             elif isinstance(error := check.exception(), CogTritonError):

@@ -252,7 +252,13 @@ def test_metrics_count_the_requests(stack: Stack, client: openai.OpenAI, model: 
     after = metrics_of(stack)
     moved = [after[name] - before.get(name, 0) for name in names]
     assert moved == [2, 12, 2, 2, 74, 14, 1, 1, 1, 1]
-    for name in ("requests_running", "requests_waiting", "engine_restarts_total"):
+    for name in (
+        "requests_running",
+        "requests_waiting",
+        "engine_restarts_total",
+        "step_lag",
+        "steps_lost_total",
+    ):
         assert after[f"cog_triton_{name}"] == 0
     assert after["cog_triton_ready"] == 1
 

@@ -13,6 +13,7 @@ import pytest
 from mpi import needs_mpirun
 from stack import wait_until
 
+from cog_triton.engines import tensor_contract
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import TritonStartFailed, TritonUnknownError
 from cog_triton.serving.admission import admission_for
@@ -22,8 +23,10 @@ from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import render_repository
+from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.serve_config import ServeConfig
 from cog_triton.triton.server import TritonServer
+from cog_triton.triton.token_transport import as_list
 
 pytestmark = [pytest.mark.integration, needs_mpirun]
 
@@ -75,8 +78,8 @@ class Ranks:
             "streaming": True,
         }
         request = self.client.request(values)
-        ids = await asyncio.to_thread(lambda: [*self.client.tokens(request)])
-        assert sum(map(len, ids)) == 5
+        reads = await asyncio.to_thread(lambda: [*self.client.events(request)])
+        assert sum(len(as_list(event["output_ids"])) for read in reads for event in read) == 5
         url = f"{self.settings.triton_url}/v2/models/tensorrt_llm_bls/generate"
         body = {"text_input": "Hi", "max_tokens": 2}
         text = await asyncio.to_thread(httpx.post, url, json=body, timeout=60)
@@ -154,10 +157,14 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
     given_up: list[str] = []
 
     async def main() -> None:
+        transport = RequestStreams(
+            ranks.settings.triton_url, 60, TritonUnknownError, tensor_contract.encode_request
+        )
         supervisor = Supervisor(
             ranks.settings,
             ranks.server,
             ranks.client,
+            transport,
             lambda: asyncio.run(ranks.predict()),
             admission_for(ranks.settings, 8),
             lambda: given_up.append("given up"),

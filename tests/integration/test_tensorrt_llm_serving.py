@@ -32,6 +32,7 @@ from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton import launch, model_repository
 from cog_triton.triton.client import TritonClient
+from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.serve_config import load_serve_config
 from cog_triton.triton.server import TritonServer
 
@@ -99,12 +100,13 @@ class Served:
         self.grpc = f"127.0.0.1:{settings.triton_grpc_port}"
         self.family = family
         self.client = TritonClient(self.url, 20, family.classify_error)
+        self.transport = RequestStreams(self.url, 20, family.classify_error, family.encode_request)
         self.generator = TextGenerator(
             settings,
             family.limits,
             EngineTokenizer.load(family.directory),
-            self.client,
-            encode_request=family.encode_request,
+            self.transport,
+            family.classify_error,
         )
         self._seen = seen
 
@@ -181,6 +183,7 @@ def served(directory: Path, config: dict[str, Any], serve: str, *options: str) -
             asyncio.run(start())
             yield running
         finally:
+            running.transport.close()
             server.kill()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,10 +22,12 @@ from scripted_server import (
 from small_tokenizers import byte_level
 
 from cog_triton import errors
+from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.generate import Generation, TextGenerator
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.uvicorn_server import HTTPServer
@@ -34,12 +35,15 @@ from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.client import TritonClient
+from cog_triton.triton.request_streams import RequestStreams
 
 TOKENIZER = EngineTokenizer(
     byte_level(), chat_template=QWEN, bos_token="<|im_start|>", eos_token="<|im_end|>"
 )
 USER = [{"role": "user", "content": "Hi"}]
+
+
+Ended = tuple[GenerationRequest, GenerationResult, BaseException | None]
 
 
 def tokens(*texts: str, **values: Any) -> list[bytes]:
@@ -52,7 +56,7 @@ class Served:
     triton: ScriptedServer
     metrics: Metrics
     admission: Admission
-    ended: list[tuple[Generation, BaseException | None]] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
     failure: CogTritonError | None = None
 
     def client(self, **options: Any) -> openai.OpenAI:
@@ -75,11 +79,17 @@ class RecordingMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generations: list[tuple[Generation, BaseException | None]] = []
+        self.generations: list[Ended] = []
 
-    def ended(self, generation: Generation, error: BaseException | None) -> None:
-        super().ended(generation, error)
-        self.generations.append((generation, error))
+    def ended(
+        self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
+    ) -> None:
+        super().ended(request, result, error)
+        self.generations.append((request, result, error))
+
+
+def to_error(text: str) -> CogTritonError:
+    return errors.from_text(text) or TritonUnknownError(text)
 
 
 @contextmanager
@@ -92,12 +102,12 @@ def api(
     )
     metrics, admission = RecordingMetrics(), Admission(slots, queue)
     with serving(answer) as triton:
-        client = TritonClient(
-            triton.url,
-            2 * PATIENCE_S,
-            lambda text: errors.from_text(text) or TritonUnknownError(text),
+        transport = RequestStreams(
+            triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request
         )
-        generator = TextGenerator(settings, limits, TOKENIZER, client, admission, observer=metrics)
+        generator = TextGenerator(
+            settings, limits, TOKENIZER, transport, to_error, admission, observer=metrics
+        )
         listening = bind("OPENAI_PORT", "127.0.0.1", 0, 64)
         served = Served(
             f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, admission
@@ -116,7 +126,7 @@ def api(
             yield served
         finally:
             server.stop()
-            asyncio.run(client.aclose())
+            transport.close()
 
 
 def wait(condition: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import parse_headers
@@ -26,7 +26,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 Part = bytes | Event | object
 """What is sent, or what is done instead; an event is waited for."""
-Answer = Sequence[Part] | Callable[["Request"], Sequence[Part]]
+Answer = Sequence[Part] | Callable[["Request"], Iterable[Part]]
 
 
 @dataclass
@@ -123,6 +123,14 @@ def _read(reader: BufferedReader) -> Request | None:
     length = int(parse_headers(reader).get("Content-Length", 0))
     body = reader.read(length)
     return Request(first.decode().split()[1], body) if len(body) == length else None
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Poll until something holds that should soon."""
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def serving(answer: Answer) -> ScriptedServer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
@@ -19,6 +20,22 @@ from cog_triton.settings import load_settings
 PATIENCE_S = 10
 
 
+@contextmanager
+def slot(admission: Admission, ticket: Ticket) -> Iterator[None]:
+    """Wait for a slot on this thread, and hold it, unless the ticket ends before."""
+    woken = Event()
+    try:
+        admission.enter(ticket, woken.set)
+        ticket.on_end(woken.set)
+        assert ticket.queue_time is not None or woken.wait(PATIENCE_S)
+        ticket.raise_error()
+        if ticket.ended:
+            raise TritonUnavailable("cancelled")
+        yield
+    finally:
+        admission.leave(ticket)
+
+
 class Request:
     """A thread that takes a slot until told to leave, and keeps the error it was rejected with."""
 
@@ -32,7 +49,7 @@ class Request:
 
     def _run(self) -> None:
         try:
-            with self._admission.slot(self.ticket):
+            with slot(self._admission, self.ticket):
                 self.ticket.on_end(self.may_finish.set)
                 self.running.set()
                 assert self.may_finish.wait(PATIENCE_S)
@@ -88,7 +105,7 @@ def test_queue_is_first_in_first_out() -> None:
 
 def test_full_queue_raises_overloaded_with_counts() -> None:
     with full(2, 3, queue=3) as (admission, running, _):
-        with pytest.raises(Overloaded) as caught, admission.slot(Ticket()):
+        with pytest.raises(Overloaded) as caught, slot(admission, Ticket()):
             pass
         for words in ("2 predictions run", "3 wait", "MAX_QUEUE", "try again"):
             assert words in caught.value.detail
@@ -103,7 +120,7 @@ def test_queue_of_zero_rejects_when_slots_are_full() -> None:
     with (
         full(1, 0, queue=0) as (admission, _, _),
         pytest.raises(Overloaded),
-        admission.slot(Ticket()),
+        slot(admission, Ticket()),
     ):
         pass
 
@@ -127,10 +144,10 @@ def test_close_fails_running_queued_and_new_requests() -> None:
         for request in (*running, *queued):
             request.thread.join(PATIENCE_S)
             assert "it has died" in str(request.error)
-        with pytest.raises(TritonUnavailable, match="it has died"), admission.slot(Ticket()):
+        with pytest.raises(TritonUnavailable, match="it has died"), slot(admission, Ticket()):
             pass
         admission.open()
-        with admission.slot(Ticket()):
+        with slot(admission, Ticket()):
             assert admission.running == 1
 
 
@@ -145,7 +162,7 @@ def test_each_request_gets_its_own_copy_of_the_error() -> None:
 def test_reject_new_lets_running_and_queued_requests_finish() -> None:
     with full(1, 1) as (admission, (first,), (second,)):
         admission.reject_new(TritonUnavailable("stopping"))
-        with pytest.raises(TritonUnavailable, match="stopping"), admission.slot(Ticket()):
+        with pytest.raises(TritonUnavailable, match="stopping"), slot(admission, Ticket()):
             pass
         first.finish()
         assert second.running.wait(PATIENCE_S)
@@ -161,7 +178,7 @@ def test_cancelled_before_admission_takes_no_place() -> None:
     with full(1, 0) as (admission, _, _):
         ticket = Ticket()
         ticket.cancel()
-        with pytest.raises(TritonUnavailable), admission.slot(ticket):
+        with pytest.raises(TritonUnavailable), slot(admission, ticket):
             pass
         assert admission.waiting == 0
 
@@ -177,10 +194,45 @@ def test_queue_time_is_measured_until_admission() -> None:
         assert second.ticket.queue_time >= 0.02
 
 
+def test_turn_is_told_once_the_ticket_has_a_queue_time() -> None:
+    admission = Admission(1, 2)
+    turns: list[tuple[int, float | None]] = []
+    tickets = [Ticket() for _ in range(3)]
+    for number, ticket in enumerate(tickets):
+        admission.enter(ticket, lambda n=number, t=ticket: turns.append((n, t.queue_time)))
+    assert tickets[0].queue_time == 0
+    assert turns == []
+    admission.leave(tickets[0])
+    assert [number for number, _ in turns] == [1]
+    assert turns[0][1] is not None
+    admission.leave(tickets[2])
+    admission.leave(tickets[1])
+    assert len(turns) == 1
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+def test_leaving_without_a_place_is_no_error() -> None:
+    with full(1, 1) as (admission, _, _):
+        rejected = Ticket()
+        admission.leave(rejected)
+        assert (admission.running, admission.waiting) == (1, 1)
+
+
+def test_turn_may_leave_at_once() -> None:
+    """What the turn calls may give the slot back: nothing is locked then."""
+    admission = Admission(1, 5)
+    first, *queued = (Ticket() for _ in range(6))
+    admission.enter(first, lambda: None)
+    for ticket in queued:
+        admission.enter(ticket, lambda ticket=ticket: admission.leave(ticket))
+    admission.leave(first)
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
 def test_exception_frees_the_slot() -> None:
     admission = Admission(1, 0)
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), admission.slot(Ticket()):
+        with pytest.raises(ZeroDivisionError), slot(admission, Ticket()):
             raise ZeroDivisionError
     assert admission.running == 0
 
@@ -208,7 +260,7 @@ def test_random_arrivals_and_cancellations_leave_no_slot_taken(
         if number in cancelled:
             threading.Timer(0.0005 * (number % 4), ticket.cancel).start()
         try:
-            with admission.slot(ticket):
+            with slot(admission, ticket):
                 most = max(most, admission.running)
                 time.sleep(0.001)
         except (Overloaded, TritonUnavailable):

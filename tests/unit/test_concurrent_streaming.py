@@ -15,11 +15,10 @@ import pytest
 from cog import CancelationException
 from scripted_server import HANG, PATIENCE_S, Part, Request
 from scripted_server import stream as event_stream
-from test_generate import generating, tokens
+from test_generate import generating, started, tokens
 
 from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.serving.coglet import concurrent_streaming
-from cog_triton.text.sampling import SamplingParams
 
 PREDICTION: ContextVar[str] = ContextVar("PREDICTION", default="none")
 
@@ -323,21 +322,21 @@ def test_installing_twice_patches_once(loop: asyncio.AbstractEventLoop) -> None:
     assert asyncio.run_coroutine_threadsafe is once
 
 
-@pytest.mark.parametrize("texts", [[], ["a"]], ids=["before the first token", "after a token"])
+@pytest.mark.parametrize("made", [[], ["a"]], ids=["before the first token", "after a token"])
 def test_a_cancelled_prediction_stops_the_engine(
-    texts: list[str], loop: asyncio.AbstractEventLoop
+    made: list[str], loop: asyncio.AbstractEventLoop
 ) -> None:
     """All of it: future, live stream, text, sockets."""
 
     def answer(request: Request) -> list[Part]:
         if request.json.get("stop"):
             return event_stream()
-        return [*event_stream(*tokens(*texts), end=False), HANG] if texts else [HANG]
+        return [*event_stream(*tokens(*made), end=False), HANG] if made else [HANG]
 
     with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        future, live = start(loop, generator.stream(generation), generation.cancel)  # type: ignore[arg-type]
-        assert [next(live) for _ in texts] == texts
+        texts = started(generator)
+        future, live = start(loop, texts, texts.generation.ticket.cancel)  # type: ignore[arg-type]
+        assert [next(live) for _ in made] == made
         reader = pool.submit(next, live)
         request = server.request()
         assert not reader.done()

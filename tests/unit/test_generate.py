@@ -22,23 +22,24 @@ from scripted_server import (
     event,
     serving,
     stream,
+    wait_until,
 )
 from small_tokenizers import byte_level
 
 from cog_triton import errors
+from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
-from cog_triton.serving.admission import Admission
-from cog_triton.serving.generate import Generation, TextGenerator
+from cog_triton.serving.admission import Admission, Ticket
+from cog_triton.serving.generate import Stream, TextGenerator
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.settings import Settings, load_settings
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stream import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.client import TritonClient
+from cog_triton.triton.request_streams import RequestStreams
 
 TOKENIZER = EngineTokenizer(byte_level())
-IDLE = TritonClient("http://127.0.0.1:9", 1, TritonUnknownError)
-"""Planning asks nobody."""
 
 
 def limits(max_input_len: int = 90, max_seq_len: int = 100) -> EngineLimits:
@@ -51,23 +52,47 @@ def limits(max_input_len: int = 90, max_seq_len: int = 100) -> EngineLimits:
     )
 
 
+def to_error(text: str) -> errors.CogTritonError:
+    return errors.from_text(text) or TritonUnknownError(text)
+
+
+def request_streams(url: str) -> RequestStreams:
+    return RequestStreams(url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request)
+
+
+IDLE = request_streams("http://127.0.0.1:9")
+"""Planning asks nobody."""
+
+
 @contextmanager
 def generating(
     answer: Answer, settings: Settings | None = None
 ) -> Iterator[tuple[TextGenerator, ScriptedServer]]:
     """A generator whose Triton answers as told."""
-
-    def to_error(text: str) -> errors.CogTritonError:
-        return errors.from_text(text) or TritonUnknownError(text)
-
     with serving(answer) as server:
-        client = TritonClient(server.url, 2 * PATIENCE_S, to_error)
-        yield TextGenerator(settings or load_settings(), limits(), TOKENIZER, client), server
+        transport = request_streams(server.url)
+        transport.open()
+        try:
+            yield (
+                TextGenerator(
+                    settings or load_settings(), limits(), TOKENIZER, transport, to_error
+                ),
+                server,
+            )
+        finally:
+            transport.close()
 
 
-def plan(engine: EngineLimits, prompt: int, sampling: SamplingParams, own: int = 0) -> Generation:
+def started(generator: TextGenerator, stops: Sequence[str] = ()) -> Stream:
+    """A stream of at most 50 tokens; the request is sent on its first read."""
+    return generator.stream(generator.plan([1], SamplingParams(max_tokens=50), stops))
+
+
+def plan(
+    engine: EngineLimits, prompt: int, sampling: SamplingParams, own: int = 0
+) -> GenerationRequest:
     settings = load_settings(max_sequence_length=own or None)
-    return TextGenerator(settings, engine, TOKENIZER, IDLE).plan([1] * prompt, sampling)
+    return TextGenerator(settings, engine, TOKENIZER, IDLE, to_error).plan([1] * prompt, sampling)
 
 
 LENGTHS = st.integers(1, 64)
@@ -126,13 +151,13 @@ def text_of(
     stops: Sequence[str] = (),
     settings: Settings | None = None,
     **sampling: Any,
-) -> tuple[list[str], Generation, Any]:
+) -> tuple[list[str], GenerationResult, Any]:
     """The chunks of a whole generation, what became of it, and the request Triton got."""
-
     with generating(stream(*events), settings) as (generator, server):
-        generation = generator.plan([1, 2], SamplingParams(**{"max_tokens": 50, **sampling}), stops)
-        chunks = list(generator.stream(generation))
-    return chunks, generation, server.requests[0].json
+        sampling = {"max_tokens": 50, **sampling}
+        texts = generator.stream(generator.plan([1, 2], SamplingParams(**sampling), stops))
+        chunks = list(texts)
+    return chunks, texts.generation.result, server.requests[0].json
 
 
 def test_text_is_streamed_as_it_is_generated() -> None:
@@ -140,8 +165,7 @@ def test_text_is_streamed_as_it_is_generated() -> None:
     seen = [Event() for _ in texts]
     answer = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
     with generating(stream(*answer)) as (generator, _):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        chunks = generator.stream(generation)
+        chunks = started(generator)
         for text, it in zip(texts, seen, strict=True):
             assert next(chunks) == text
             it.set()
@@ -149,17 +173,15 @@ def test_text_is_streamed_as_it_is_generated() -> None:
 
 
 def test_generation_has_counts_times_and_finish_reason() -> None:
-    chunks, generation, _ = text_of(tokens("the ", "quick ", "größer"))
+    chunks, result, _ = text_of(tokens("the ", "quick ", "größer"))
     assert "".join(chunks) == "the quick größer"
-    assert generation.finish_reason == "stop"
-    assert generation.output_token_count == sum(
+    assert result.finish_reason == "stop"
+    assert result.output_token_count == sum(
         len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer")
     )
-    assert generation.time_to_first_token is not None
-    assert 0 < generation.time_to_first_token <= generation.duration
-    assert generation.tokens_per_second == pytest.approx(
-        generation.output_token_count / generation.duration
-    )
+    assert result.time_to_first_token is not None
+    assert 0 < result.time_to_first_token <= result.duration
+    assert result.tokens_per_second == pytest.approx(result.output_token_count / result.duration)
 
 
 def test_character_split_over_events_is_joined() -> None:
@@ -183,11 +205,11 @@ def test_engine_request_has_all_parameters() -> None:
 
 
 def test_generation_without_tokens_is_empty() -> None:
-    chunks, generation, _ = text_of([])
+    chunks, result, _ = text_of([])
     assert chunks == []
-    assert (generation.output_token_count, generation.finish_reason) == (0, "stop")
-    assert generation.time_to_first_token is None
-    assert generation.tokens_per_second == 0
+    assert (result.output_token_count, result.finish_reason) == (0, "stop")
+    assert result.time_to_first_token is None
+    assert result.tokens_per_second == 0
 
 
 def test_max_tokens_reached_is_finish_reason_length() -> None:
@@ -197,9 +219,9 @@ def test_max_tokens_reached_is_finish_reason_length() -> None:
 
 
 def test_stop_string_across_events_ends_the_text() -> None:
-    chunks, generation, _ = text_of(tokens("the la", "zy d", "og x"), stops=["lazy dog"])
+    chunks, result, _ = text_of(tokens("the la", "zy d", "og x"), stops=["lazy dog"])
     assert "".join(chunks) == "the "
-    assert generation.finish_reason == "stop"
+    assert result.finish_reason == "stop"
 
 
 def test_partial_stop_string_at_the_end_is_released() -> None:
@@ -209,9 +231,9 @@ def test_partial_stop_string_at_the_end_is_released() -> None:
 
 def test_stop_string_in_the_last_token_is_finish_reason_stop() -> None:
     count = len(TOKENIZER.encode("the")) + len(TOKENIZER.encode("END"))
-    chunks, generation, _ = text_of(tokens("the", "END"), stops=["END"], max_tokens=count)
+    chunks, result, _ = text_of(tokens("the", "END"), stops=["END"], max_tokens=count)
     assert chunks == ["the"]
-    assert generation.finish_reason == "stop"
+    assert result.finish_reason == "stop"
 
 
 def test_stop_strings_are_ignored_before_min_tokens() -> None:
@@ -225,26 +247,26 @@ def test_stop_strings_are_ignored_before_min_tokens() -> None:
 def test_stop_string_stops_the_engine() -> None:
     answer = [*stream(*tokens("a", "END", "b"), end=False), HANG]
     with generating(answer) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50), ["END"])
-        assert list(generator.stream(generation)) == ["a"]
+        texts = started(generator, ["END"])
+        assert list(texts) == ["a"]
         assert server.request().left.wait(PATIENCE_S)
     assert len(server.requests) == 1
-    assert generation.finish_reason == "stop"
+    assert texts.generation.result.finish_reason == "stop"
 
 
 def test_closing_the_stream_stops_the_engine() -> None:
     answer = [*stream(*tokens("a"), end=False), HANG]
     with generating(answer) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        texts = generator.stream(generation)
+        texts = started(generator)
         assert next(texts) == "a"
         assert not server.request().left.is_set()
-        texts.close()  # type: ignore[attr-defined]
+        texts.close()
         assert server.request().left.wait(PATIENCE_S)
     assert len(server.requests) == 1
-    assert generation.duration > 0
-    assert generation.output_token_count == len(TOKENIZER.encode("a"))
-    assert generation.finish_reason is None
+    assert texts.generation.result.duration > 0
+    assert texts.generation.result.output_token_count == len(TOKENIZER.encode("a"))
+    assert texts.generation.result.finish_reason is None
+    assert texts.generation.result.cancelled
 
 
 def stoppable(request: Request) -> Sequence[Part]:
@@ -255,28 +277,29 @@ def stoppable(request: Request) -> Sequence[Part]:
 def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None:
     """Triton notices a closed connection only when it writes to it."""
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        reader = pool.submit(list, generator.stream(generation))
+        texts = started(generator)
+        reader = pool.submit(list, texts)
         first = server.request()
         assert not reader.done()
-        generation.cancel()
+        texts.generation.ticket.cancel()
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
         assert first.left.wait(PATIENCE_S)
-        (_, second) = server.requests
+        second = server.request(1)
     assert second.json["stop"] is True
     assert second.json["id"] == first.json["id"]
-    assert generation.finish_reason is None
-    assert generation.duration > 0
+    assert texts.generation.result.finish_reason is None
+    assert texts.generation.result.duration > 0
 
 
 def test_cancelling_twice_stops_once() -> None:
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        reader = pool.submit(list, generator.stream(generation))
+        texts = started(generator)
+        reader = pool.submit(list, texts)
         server.request()
-        generation.cancel()
-        generation.cancel()
+        texts.generation.ticket.cancel()
+        texts.generation.ticket.cancel()
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
+        server.request(1)
     assert [bool(request.json.get("stop")) for request in server.requests] == [False, True]
 
 
@@ -285,36 +308,35 @@ def test_cancelling_after_the_first_token_only_closes_the_connection() -> None:
         ThreadPoolExecutor() as pool,
         generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
     ):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        texts = generator.stream(generation)
+        texts = started(generator)
         assert next(texts) == "a"
         reader = pool.submit(next, texts)
-        generation.cancel()
+        texts.generation.ticket.cancel()
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
         assert server.request().left.wait(PATIENCE_S)
     assert len(server.requests) == 1
-    assert generation.output_token_count == len(TOKENIZER.encode("a"))
-    assert generation.finish_reason is None
+    assert texts.generation.result.output_token_count == len(TOKENIZER.encode("a"))
+    assert texts.generation.result.finish_reason is None
 
 
 def test_request_cancelled_before_admission_is_not_sent() -> None:
     with generating(stoppable) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        generation.cancel()
-        with pytest.raises(TritonUnavailable):
-            next(generator.stream(generation))
-    assert generation.output_token_count == 0
-    stopped = {request.json["id"] for request in server.requests if request.json.get("stop")}
-    assert {request.json["id"] for request in server.requests} <= stopped
+        ticket = Ticket()
+        ticket.cancel()
+        texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)), ticket)
+        with pytest.raises(TritonUnavailable, match="cancelled while it waited for its turn"):
+            next(texts)
+    assert texts.generation.result.output_token_count == 0
+    assert server.requests == []
 
 
 def test_cancelling_after_the_end_does_nothing() -> None:
     with generating(stream(*tokens("a"))) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        assert list(generator.stream(generation)) == ["a"]
-        generation.cancel()
+        texts = started(generator)
+        assert list(texts) == ["a"]
+        texts.generation.ticket.cancel()
     assert len(server.requests) == 1
-    assert generation.finish_reason == "stop"
+    assert texts.generation.result.finish_reason == "stop"
 
 
 def test_failed_stop_is_logged_and_does_not_hide_the_error(
@@ -324,29 +346,28 @@ def test_failed_stop_is_logged_and_does_not_hide_the_error(
         return stream(event(error="no such request")) if request.json.get("stop") else [HANG]
 
     with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        reader = pool.submit(list, generator.stream(generation))
+        texts = started(generator)
+        reader = pool.submit(list, texts)
         request_id = server.request().json["id"]
-        generation.cancel()
+        texts.generation.ticket.cancel()
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
-    said = caplog.text
-    assert f"request {request_id} could not be stopped" in said
-    assert "no such request" in said
+        wait_until(lambda: "no such request" in caplog.text)
+    assert f"request {request_id} could not be stopped" in caplog.text
 
 
 def test_failed_engine_gets_no_stop_request() -> None:
     with generating([RESET]) as (generator, server):
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
+        texts = started(generator)
         with pytest.raises(TritonUnavailable):
-            next(generator.stream(generation))
-    assert len(server.requests) == 1
+            next(texts)
+    assert [bool(request.json.get("stop")) for request in server.requests] == [False]
 
 
 def test_request_ids_are_unique() -> None:
     with ThreadPoolExecutor(20) as pool, generating(stream(*tokens("a"))) as (generator, server):
 
         def one(_: int) -> list[str]:
-            return list(generator.stream(generator.plan([1], SamplingParams(max_tokens=50))))
+            return list(started(generator))
 
         assert list(pool.map(one, range(20))) == [["a"]] * 20
     assert len({request.json["id"] for request in server.requests}) == 20
@@ -355,7 +376,7 @@ def test_request_ids_are_unique() -> None:
 def test_error_comes_after_text_generated_before_it() -> None:
     events = [*tokens("a"), event(error="E2105 TritonUnavailable: the engine has gone")]
     with generating(stream(*events)) as (generator, _):
-        texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)))
+        texts = started(generator)
         assert next(texts) == "a"
         with pytest.raises(TritonUnavailable, match="the engine has gone"):
             next(texts)
@@ -377,23 +398,43 @@ def test_probe_without_a_token_fails() -> None:
 
 def test_request_is_sent_only_after_admission() -> None:
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
-        generator._admission = Admission(1, 1)
-        first, second, third = (generator.plan([1], SamplingParams(max_tokens=50)) for _ in "123")
-        reading = [pool.submit(list, generator.stream(first))]
+        generator.admission = Admission(1, 1)
+        first, second, third = (started(generator) for _ in "123")
+        reading = [pool.submit(list, first)]
         server.request()
-        reading.append(pool.submit(list, generator.stream(second)))
-        while generator._admission.waiting != 1:
-            assert not reading[1].done()
+        reading.append(pool.submit(list, second))
+        wait_until(lambda: generator.admission.waiting == 1)
         with pytest.raises(errors.Overloaded, match="1 predictions run and 1 wait"):
-            next(generator.stream(third))
+            next(third)
         assert len(server.requests) == 1
-        assert second.queue_time is None
-        second.cancel()
-        assert isinstance(reading[1].exception(PATIENCE_S), TritonUnavailable)
+        assert second.generation.result.queue_time is None
+        second.generation.ticket.cancel()
+        error = reading[1].exception(PATIENCE_S)
+        assert isinstance(error, TritonUnavailable)
+        assert "cancelled while it waited for its turn" in str(error)
         assert len(server.requests) == 1
-        first.cancel()
+        first.generation.ticket.cancel()
         assert isinstance(reading[0].exception(PATIENCE_S), TritonUnavailable)
-        assert first.queue_time == 0
+        assert first.generation.result.queue_time == 0
+
+
+def test_queued_request_is_sent_when_its_turn_comes() -> None:
+    first_may_end = Event()
+
+    def answer(request: Request) -> Sequence[Part]:
+        wait = [] if len(server.requests) > 1 else [first_may_end]
+        return stream(*tokens("a"), *wait, *tokens("b"))
+
+    with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
+        generator.admission = Admission(1, 1)
+        first, second = started(generator), started(generator)
+        assert next(first) == "a"
+        reading = pool.submit(list, second)
+        wait_until(lambda: generator.admission.waiting == 1)
+        first_may_end.set()
+        assert list(first) == ["b"]
+        assert "".join(reading.result(PATIENCE_S)) == "ab"
+    assert (second.generation.result.queue_time or 0) > 0
 
 
 def test_failed_ticket_ends_the_stream_with_its_error() -> None:
@@ -401,8 +442,8 @@ def test_failed_ticket_ends_the_stream_with_its_error() -> None:
         ThreadPoolExecutor() as pool,
         generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
     ):
-        admission = generator._admission = Admission(1, 1)
-        texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)))
+        admission = generator.admission = Admission(1, 1)
+        texts = started(generator)
         assert next(texts) == "a"
         reader = pool.submit(next, texts)
         admission.close(TritonUnavailable("Triton has died"))
@@ -426,20 +467,20 @@ def test_failed_ticket_ends_the_stream_with_its_error() -> None:
 def test_engine_failure_calls_on_failure(answer: Answer, failures: int) -> None:
     failed = []
     with generating(answer) as (generator, _):
-        generator._on_failure = lambda: failed.append(1)
+        generator.on_failure = lambda: failed.append(1)
         with suppress(errors.CogTritonError):
-            list(generator.stream(generator.plan([1], SamplingParams(max_tokens=50))))
+            list(started(generator))
     assert len(failed) == failures
 
 
 def test_cancelled_request_does_not_call_on_failure() -> None:
     failed = []
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
-        generator._on_failure = lambda: failed.append(1)
-        generation = generator.plan([1], SamplingParams(max_tokens=50))
-        reader = pool.submit(list, generator.stream(generation))
+        generator.on_failure = lambda: failed.append(1)
+        texts = started(generator)
+        reader = pool.submit(list, texts)
         server.request()
-        generation.cancel()
+        texts.generation.ticket.cancel()
         assert reader.exception(PATIENCE_S)
     assert failed == []
 

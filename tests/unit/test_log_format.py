@@ -10,7 +10,8 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,16 +22,15 @@ import cog_triton
 from cog_triton.backend import triton_log
 from cog_triton.errors import Overloaded
 from cog_triton.serving.coglet.log_streams import setup_log
+from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.system import log_format
 from cog_triton.system.log_format import request_id
-from cog_triton.triton.asyncio_stream import AsyncStreamReader
 
 log = logging.getLogger("cog_triton.serving.runtime")
 Lines = Callable[[], list[str]]
 WRITES_OUTPUT = {
     "builder/job.py": "a build's progress, on the stdout that its parent reads",
     "builder/predictor.py": "a build's progress, in the prediction's log",
-    "engines/mock/engine.py": "the last words of a process that ends itself at once",
     "examples/openvino/_script.py": "a build step, which runs in another Python",
     "serving/coglet/openapi_schema.py": "the schema, on stdout",
     "serving/mock_predictor.py": "the prediction's log",
@@ -132,32 +132,17 @@ def ids(lines: list[str]) -> list[str | None]:
 def test_the_id_of_the_request_is_in_lines_of_its_threads(
     configured: Callable[..., Lines],
 ) -> None:
-    """As /v1 handles them: a task each, threads, and a stream that the event loop goes on with."""
+    """As /v1 handles them: a task each, threads, and an inbox that another thread fills."""
     lines = configured("json")
-    read_end, write_end = os.pipe()
-
-    class Connection:
-        timeout = 5.0
-
-        def fileno(self) -> int:
-            return read_end
-
-        def expire(self) -> None:
-            raise AssertionError
-
-    def items() -> Generator[str | None, None, None]:
-        log.info("on the reader's thread")
-        yield None
-        log.info("on the event loop")
-        yield "text"
 
     async def handle(name: str) -> None:
         request_id.set(name)
         await asyncio.to_thread(log.info, "on a thread")
         if name == "a":
-            reader = AsyncStreamReader(items(), Connection)
-            os.write(write_end, b"x")
-            assert await reader.read() == ["text"]
+            inbox = LoopInboxes().new()
+            threading.Thread(target=inbox.put, args=[None]).start()
+            assert await inbox.take() == []
+            log.info("after another thread woke it")
         log.info("in the task")
 
     async def main() -> None:
@@ -165,10 +150,8 @@ def test_the_id_of_the_request_is_in_lines_of_its_threads(
         log.info("outside")
 
     asyncio.run(main())
-    os.close(read_end)
-    os.close(write_end)
     found = ids(lines())
-    assert sorted(name or "" for name in found) == ["", "a", "a", "a", "a", "b", "b"]
+    assert sorted(name or "" for name in found) == ["", "a", "a", "a", "b", "b"]
     assert found[-1] is None
 
 

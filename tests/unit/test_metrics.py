@@ -11,25 +11,26 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from cog_triton.errors import Overloaded, PromptTooLong
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.histogram import BatchHistogram
 from cog_triton.serving.telemetry.metrics import Metrics, inter_token_latencies
 from cog_triton.text.sampling import SamplingParams
 
+REQUEST = GenerationRequest(
+    input_ids=[1] * 5, sampling=SamplingParams(max_tokens=9), endpoint="chat"
+)
 
-def generation(**values: Any) -> Generation:
-    made = Generation([1] * 5, SamplingParams(max_tokens=9), (), endpoint="chat")
-    made.ticket.queue_time = 0.03
+
+def result(**values: Any) -> GenerationResult:
     defaults: dict[str, Any] = {
+        "queue_time": 0.03,
         "output_token_count": 4,
         "time_to_first_token": 0.2,
         "duration": 0.8,
         "finish_reason": "stop",
         "arrivals": [(10.2, 1), (10.3, 2), (10.8, 1)],
     }
-    for name, value in {**defaults, **values}.items():
-        setattr(made, name, value)
-    return made
+    return GenerationResult(**{**defaults, **values})
 
 
 def read(metrics: Metrics) -> dict[str, float]:
@@ -40,7 +41,7 @@ def read(metrics: Metrics) -> dict[str, float]:
 
 def test_successful_generation_is_counted() -> None:
     metrics = Metrics()
-    metrics.ended(generation(), None)
+    metrics.ended(REQUEST, result(), None)
     values = read(metrics)
     assert values['requests_total{endpoint="chat",outcome="stop"}'] == 1
     assert values["prompt_tokens_total"] == 5
@@ -57,9 +58,8 @@ def test_successful_generation_is_counted() -> None:
 
 def test_generation_that_was_never_admitted_has_no_queue_time() -> None:
     metrics = Metrics()
-    made = generation(time_to_first_token=None, arrivals=[], output_token_count=0)
-    made.ticket.queue_time = None
-    metrics.ended(made, Overloaded("full"))
+    made = result(time_to_first_token=None, arrivals=[], output_token_count=0, queue_time=None)
+    metrics.ended(REQUEST, made, Overloaded("full"))
     values = read(metrics)
     assert values['requests_total{endpoint="chat",outcome="error"}'] == 1
     assert values['errors_total{code="E2107"}'] == 1
@@ -69,7 +69,7 @@ def test_generation_that_was_never_admitted_has_no_queue_time() -> None:
 
 def test_unexpected_errors_and_rejections_are_counted_by_code() -> None:
     metrics = Metrics()
-    metrics.ended(generation(), KeyError("x"))
+    metrics.ended(REQUEST, result(), KeyError("x"))
     metrics.refused("chat", PromptTooLong("long"))
     values = read(metrics)
     assert values['errors_total{code="E2100"}'] == 1
@@ -79,10 +79,8 @@ def test_unexpected_errors_and_rejections_are_counted_by_code() -> None:
 @pytest.mark.parametrize("how", ["cancelled", "left"])
 def test_disconnect_counts_as_cancelled_not_as_error(how: str) -> None:
     metrics = Metrics()
-    made = generation()
-    if how == "cancelled":
-        made.cancel()
-    metrics.ended(made, Overloaded("x") if how == "cancelled" else GeneratorExit())
+    error = Overloaded("x") if how == "cancelled" else GeneratorExit()
+    metrics.ended(REQUEST, result(cancelled=True), error)
     values = read(metrics)
     assert values["requests_cancelled_total"] == 1
     assert values['requests_total{endpoint="chat",outcome="cancelled"}'] == 1

@@ -14,7 +14,7 @@ import pytest
 
 from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
 from cog_triton.serving.coglet.log_streams import inherited_stderr
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.request_log import RequestLog
 from cog_triton.system import log_format
 from cog_triton.text.sampling import SamplingParams
@@ -22,12 +22,25 @@ from cog_triton.text.sampling import SamplingParams
 SECRET = "xyzzy"
 
 
-def generation() -> Generation:
-    made = Generation([1, 2], SamplingParams(max_tokens=9), (SECRET,), [SECRET], "id-1", "chat")
-    made.output_token_count, made.finish_reason = 3, "stop"
-    made.time_to_first_token, made.duration = 0.012345, 0.5
-    made.ticket.queue_time = 0.0
-    return made
+REQUEST = GenerationRequest(
+    input_ids=[1, 2],
+    sampling=SamplingParams(max_tokens=9),
+    stops=(SECRET,),
+    notes=[SECRET],
+    id="id-1",
+    endpoint="chat",
+)
+
+
+def result(*, cancelled: bool = False) -> GenerationResult:
+    return GenerationResult(
+        output_token_count=3,
+        finish_reason="stop",
+        queue_time=0.0,
+        time_to_first_token=0.012345,
+        duration=0.5,
+        cancelled=cancelled,
+    )
 
 
 class Log:
@@ -61,7 +74,7 @@ def logs(tmp_path: Path, own_logging: None) -> Iterator[Any]:
 
 def test_json_lines_have_all_fields(logs: Any) -> None:
     log = logs("json")
-    log.log.ended(generation(), None)
+    log.log.ended(REQUEST, result(), None)
     values = json.loads(log.line())
     assert values.pop("timestamp").endswith("Z")
     assert values == {
@@ -81,7 +94,7 @@ def test_json_lines_have_all_fields(logs: Any) -> None:
 
 def test_console_lines_are_text(logs: Any) -> None:
     log = logs("console")
-    log.log.ended(generation(), None)
+    log.log.ended(REQUEST, result(), None)
     assert log.line().endswith(
         "Z  INFO cog_triton: request id=id-1 endpoint=chat outcome=stop prompt_tokens=2"
         " output_tokens=3 queue_s=0.0 ttft_s=0.0123 duration_s=0.5"
@@ -98,7 +111,7 @@ def test_console_lines_are_text(logs: Any) -> None:
 )
 def test_errors_are_logged_by_code_only(logs: Any, error: Exception, code: str, level: str) -> None:
     log = logs("json")
-    log.log.ended(generation(), error)
+    log.log.ended(REQUEST, result(), error)
     values = json.loads(log.line())
     assert (values["outcome"], values["code"], values["level"]) == ("error", code, level)
 
@@ -113,9 +126,7 @@ def test_rejected_requests_are_logged(logs: Any, error: CogTritonError) -> None:
 
 def test_cancelled_is_not_logged_as_error(logs: Any) -> None:
     log = logs("json")
-    made = generation()
-    made.cancel()
-    log.log.ended(made, Overloaded(SECRET))
+    log.log.ended(REQUEST, result(cancelled=True), Overloaded(SECRET))
     values = json.loads(log.line())
     assert (values["outcome"], values["level"]) == ("cancelled", "INFO")
     assert "code" not in values
@@ -125,7 +136,7 @@ def test_closed_log_does_not_fail_requests(own_logging: None) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     log_format.configure("json", "info", write_end)
-    RequestLog().ended(generation(), None)
+    RequestLog().ended(REQUEST, result(), None)
     os.close(write_end)
 
 

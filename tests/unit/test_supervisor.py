@@ -16,6 +16,7 @@ from fake_tritonserver import FakeTritonServer
 from small_tokenizers import byte_level
 
 from cog_triton import errors
+from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
 from cog_triton.serving import supervisor
@@ -25,6 +26,7 @@ from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
+from cog_triton.triton.request_streams import RequestStreams
 
 PATIENCE_S = 20
 LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end_id=0, pad_id=0)
@@ -37,19 +39,22 @@ class Supervised:
         self.triton = FakeTritonServer(directory, **settings)
         self.failed = threading.Event()
         self.admission = Admission(2, 10)
-        self.client = TritonClient(self.triton.settings.triton_url, 60, to_error)
+        url = self.triton.settings.triton_url
+        self.transport = RequestStreams(url, 60, to_error, tensor_contract.encode_request)
         self.generator = TextGenerator(
             self.triton.settings,
             LIMITS,
             EngineTokenizer(byte_level()),
-            self.client,
+            self.transport,
+            to_error,
             self.admission,
             on_failure=lambda: self.supervisor.check_engine(),
         )
         self.supervisor = Supervisor(
             self.triton.settings,
             self.triton.server,
-            self.client,
+            TritonClient(url, 60, to_error),
+            self.transport,
             self.generator.probe,
             self.admission,
             self.failed.set,
@@ -227,7 +232,7 @@ def test_slow_probe_is_ignored_while_bytes_arrive(supervised: Supervised) -> Non
 
     def hear() -> None:
         while not heard.wait(0.01):
-            supervised.client.last_byte_at = time.monotonic()
+            supervised.transport.last_token_at = time.monotonic()
 
     hearing = threading.Thread(target=hear)
     hearing.start()

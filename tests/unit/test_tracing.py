@@ -10,7 +10,7 @@ from http_replies import reply, serving
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from cog_triton.errors import InvalidArgument, Overloaded
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry import tracing
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import load_settings
@@ -42,11 +42,13 @@ def test_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "here")
         tracer = tracing.TracingObserver()
-        made = Generation([1, 2], SamplingParams(max_tokens=9), (), id="id-1", endpoint="chat")
-        made.output_token_count, made.finish_reason, made.duration = 3, "stop", 0.5
-        tracer.started(made)
-        tracer.ended(made, None)
-        tracer.ended(made, Overloaded("full"))
+        request = GenerationRequest(
+            input_ids=[1, 2], sampling=SamplingParams(max_tokens=9), id="id-1", endpoint="chat"
+        )
+        result = GenerationResult(output_token_count=3, finish_reason="stop", duration=0.5)
+        tracer.started(request)
+        tracer.ended(request, result, None)
+        tracer.ended(request, result, Overloaded("full"))
         tracer.close()
     found = trace_service_pb2.ExportTraceServiceRequest.FromString(bodies[0]).resource_spans[0]
     assert any(item.value.string_value == "here" for item in found.resource.attributes)

@@ -87,6 +87,15 @@ class HTTPListeners:
         metrics.register_counter(
             "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts
         )
+        if (steps := runtime.step_statistics) is not None:
+            metrics.register_gauge(
+                "step_lag",
+                "Steps of the engine that the last read brought: 1 while the server keeps up",
+                lambda: steps.lag,
+            )
+            metrics.register_counter(
+                "steps_lost", "Steps of the engine lost on their way", lambda: steps.lost_steps
+            )
 
     async def _own_metrics(self, request: Request) -> Response:
         text = await asyncio.to_thread(self._metrics.text)

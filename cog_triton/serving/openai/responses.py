@@ -12,10 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from cog_triton.serving.generate import Generation, TokenLogProb
+from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import TokenLogProb
 from cog_triton.text.detokenize import TokenText
 
 Object = dict[str, Any]
+_json_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_TEXT = "\0text of a chunk\0"
 
 
 class ResponseBuilder(ABC):
@@ -30,6 +33,7 @@ class ResponseBuilder(ABC):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._head: Object = {"id": self.id, "created": int(time.time()), "model": model}
         self._token_text = token_text
+        self._around_text: tuple[bytes, bytes] | None = None
 
     def first_chunk(self) -> Object | None:
         """The chunk before any text, if the endpoint has one."""
@@ -49,9 +53,17 @@ class ResponseBuilder(ABC):
     ) -> Object:
         """The complete response in one object."""
 
+    def text_event(self, text: str) -> bytes:
+        """The event of a chunk without log probabilities: all of it but the text is the same."""
+        if self._around_text is None:
+            before, after = sse_event(self.chunk(_TEXT, None)).split(_encode(_TEXT))
+            self._around_text = before, after
+        before, after = self._around_text
+        return before + _encode(text) + after
+
     def usage_chunk(self, generation: Generation) -> Object:
         """The chunk with token counts, which has no choices."""
-        counts = usage(generation, generation.output_token_count)
+        counts = usage(generation, generation.result.output_token_count)
         return {**self._object(self.chunk_object, []), "usage": counts}
 
     def _object(self, full_object: str, choices: list[Object]) -> Object:
@@ -76,7 +88,7 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def last_chunk(self, generation: Generation) -> Object:
         """See `ResponseBuilder.last_chunk`."""
-        return self._delta({}, None, generation.finish_reason)
+        return self._delta({}, None, generation.result.finish_reason)
 
     def full_response(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
@@ -86,11 +98,11 @@ class ChatResponseBuilder(ResponseBuilder):
             "index": 0,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": self._log_probs(log_probs),
-            "finish_reason": generation.finish_reason,
+            "finish_reason": generation.result.finish_reason,
         }
         return {
             **self._object(self.full_object, [choice]),
-            "usage": usage(generation, generation.output_token_count),
+            "usage": usage(generation, generation.result.output_token_count),
         }
 
     def _delta(
@@ -142,14 +154,14 @@ class CompletionResponseBuilder(ResponseBuilder):
 
     def last_chunk(self, generation: Generation) -> Object:
         """See `ResponseBuilder.last_chunk`."""
-        return self._choice("", None, generation.finish_reason)
+        return self._choice("", None, generation.result.finish_reason)
 
     def full_response(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
         """See `ResponseBuilder.full_response`."""
-        answer = self._choice(text, log_probs, generation.finish_reason)
-        return {**answer, "usage": usage(generation, generation.output_token_count)}
+        answer = self._choice(text, log_probs, generation.result.finish_reason)
+        return {**answer, "usage": usage(generation, generation.result.output_token_count)}
 
     def _choice(
         self, text: str, log_probs: Sequence[TokenLogProb] | None, finish_reason: str | None
@@ -182,7 +194,7 @@ class CompletionResponseBuilder(ResponseBuilder):
 
 def usage(generation: Generation, output: int) -> Object:
     """OpenAI's usage object for the prompt and `output` generated tokens."""
-    prompt = len(generation.input_ids)
+    prompt = len(generation.request.input_ids)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -192,9 +204,11 @@ def usage(generation: Generation, output: int) -> Object:
 
 def sse_event(data: Object) -> bytes:
     """Encode one server-sent event."""
-    return (
-        b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )
+    return b"data: " + _encode(data) + b"\n\n"
+
+
+def _encode(value: Object | str) -> bytes:
+    return _json_encoder(value).encode()
 
 
 DONE = b"data: [DONE]\n\n"

@@ -15,7 +15,9 @@ from starlette.routing import Route
 
 from cog_triton import errors
 from cog_triton.errors import InvalidArgument, NotFound, RequestTooLarge
-from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.generate import Generation, TextGenerator
+from cog_triton.serving.generation import GenerationRequest as PlannedRequest
+from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.requests import (
     ChatRequest,
@@ -61,6 +63,7 @@ class OpenAIRoutes:
         self._guides = guides
         self._token_text = TokenText(tokenizer)
         self._created = int(time.time())
+        self._inboxes: LoopInboxes | None = None
 
     def routes(self) -> list[Route]:
         """The routes for the application."""
@@ -98,15 +101,27 @@ class OpenAIRoutes:
         # In a list, so that it is freed as soon as it is parsed.
         raw = [await _body(request, self._settings.max_request_bytes)]
         # A long prompt takes long to parse and encode, and must not block the event loop.
-        return await asyncio.to_thread(self._prepare, raw, kind, to_ids, builder)
+        planned, parsed = await asyncio.to_thread(self._plan, raw, kind, to_ids, builder)
+        if self._inboxes is None:  # this is the event loop
+            self._inboxes = LoopInboxes()
+        inbox = self._inboxes.new()
+        options = parsed.stream_options
+        return GenerationResponse(
+            Generation(self._generator, planned, inbox),
+            inbox,
+            builder,
+            stream=bool(parsed.stream),
+            include_usage=bool(options and options.include_usage),
+            usage_so_far=bool(options and options.continuous_usage_stats),
+        )
 
-    def _prepare(
+    def _plan(
         self,
         raw: list[bytearray],
         kind: type[R],
         to_ids: Callable[[R], list[int]],
         builder: ResponseBuilder,
-    ) -> GenerationResponse:
+    ) -> tuple[PlannedRequest, R]:
         body = _json(raw.pop())
         self._generator.check_length(_count_ids(body))
         request = parse(kind, body)
@@ -120,20 +135,17 @@ class OpenAIRoutes:
         ids = to_ids(request)
         if not ids:
             raise errors.PromptRequired("the prompt is blank")
-        generation = self._generator.plan(ids, request.sampling(), stops)
-        generation.ignore_eos = bool(request.ignore_eos)
-        generation.return_log_probs = request.log_probs
-        generation.guide = self._guide(request)
-        generation.id, generation.endpoint = builder.id, builder.endpoint
-        options = request.stream_options
-        return GenerationResponse(
-            self._generator,
-            generation,
-            builder,
-            stream=bool(request.stream),
-            include_usage=bool(options and options.include_usage),
-            usage_so_far=bool(options and options.continuous_usage_stats),
+        planned = self._generator.plan(
+            ids,
+            request.sampling(),
+            stops,
+            ignore_eos=bool(request.ignore_eos),
+            return_log_probs=request.log_probs,
+            guide=self._guide(request),
+            id=builder.id,
+            endpoint=builder.endpoint,
         )
+        return planned, request
 
     def _guide(self, request: GenerationRequest) -> str | None:
         guide = request.guide()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cog_triton.errors import CogTritonError
-from cog_triton.serving.generate import Generation, Observer
+from cog_triton.serving.generation import GenerationRequest, GenerationResult, Observer
 from cog_triton.serving.telemetry import tracing
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.serving.telemetry.request_log import RequestLog
@@ -25,15 +25,17 @@ class CompositeObserver:
             observers.append(tracing.TracingObserver())
         self._observers: Sequence[Observer] = observers
 
-    def started(self, generation: Generation) -> None:
+    def started(self, request: GenerationRequest) -> None:
         """See `Observer.started`."""
         for observer in self._observers:
-            observer.started(generation)
+            observer.started(request)
 
-    def ended(self, generation: Generation, error: BaseException | None) -> None:
+    def ended(
+        self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
+    ) -> None:
         """See `Observer.ended`."""
         for observer in self._observers:
-            observer.ended(generation, error)
+            observer.ended(request, result, error)
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
         """See `Observer.refused`."""

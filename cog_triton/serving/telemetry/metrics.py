@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cog_triton.errors import CogTritonError, TritonUnknownError
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.histogram import BatchHistogram
 
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -92,23 +92,25 @@ class Metrics:
         """See `Observer.refused`."""
         self._errors.labels(error.code).inc()
 
-    def started(self, generation: Generation) -> None:
+    def started(self, request: GenerationRequest) -> None:
         """See `Observer.started`."""
 
-    def ended(self, generation: Generation, error: BaseException | None) -> None:
+    def ended(
+        self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
+    ) -> None:
         """See `Observer.ended`."""
-        outcome = outcome_of(generation, error)
-        self._requests.labels(generation.endpoint, outcome).inc()
-        self._duration.observe(generation.duration)
-        self._prompt_tokens.inc(len(generation.input_ids))
-        self._prompt_length.observe(len(generation.input_ids))
-        self._tokens.inc(generation.output_token_count)
-        self._output_length.observe(generation.output_token_count)
-        if generation.queue_time is not None:
-            self._queue.observe(generation.queue_time)
-        if generation.time_to_first_token is not None:
-            self._time_to_first_token.observe(generation.time_to_first_token)
-        self._inter_token_latency.observe_many(inter_token_latencies(generation.arrivals))
+        outcome = outcome_of(result, error)
+        self._requests.labels(request.endpoint, outcome).inc()
+        self._duration.observe(result.duration)
+        self._prompt_tokens.inc(len(request.input_ids))
+        self._prompt_length.observe(len(request.input_ids))
+        self._tokens.inc(result.output_token_count)
+        self._output_length.observe(result.output_token_count)
+        if result.queue_time is not None:
+            self._queue.observe(result.queue_time)
+        if result.time_to_first_token is not None:
+            self._time_to_first_token.observe(result.time_to_first_token)
+        self._inter_token_latency.observe_many(inter_token_latencies(result.arrivals))
         if outcome == "cancelled":
             self._cancelled.inc()
         elif error is not None:
@@ -121,11 +123,11 @@ class Metrics:
         return Counter(f"cog_triton_{name}", help_text, labels, registry=self.registry)
 
 
-def outcome_of(generation: Generation, error: BaseException | None) -> str:
+def outcome_of(result: GenerationResult, error: BaseException | None) -> str:
     """Outcome label: ``stop``, ``length``, ``cancelled`` or ``error``."""
-    if generation.ticket.cancelled or isinstance(error, GeneratorExit):
+    if result.cancelled:
         return "cancelled"
-    return "error" if error is not None else str(generation.finish_reason)
+    return "error" if error is not None else str(result.finish_reason)
 
 
 def code_of(error: BaseException) -> str:

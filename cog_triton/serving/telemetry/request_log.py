@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from cog_triton.errors import CogTritonError, UserError
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.metrics import code_of, outcome_of
 
 _log = logging.getLogger(__name__)
@@ -15,21 +15,23 @@ _log = logging.getLogger(__name__)
 class RequestLog:
     """Observer that logs an event for each request; see `cog_triton.system.log_format`."""
 
-    def started(self, generation: Generation) -> None:
+    def started(self, request: GenerationRequest) -> None:
         """Writes nothing."""
 
-    def ended(self, generation: Generation, error: BaseException | None) -> None:
+    def ended(
+        self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
+    ) -> None:
         """See `Observer.ended`."""
-        outcome = outcome_of(generation, error)
+        outcome = outcome_of(result, error)
         values: dict[str, Any] = {
-            "id": generation.id,
-            "endpoint": generation.endpoint,
+            "id": request.id,
+            "endpoint": request.endpoint,
             "outcome": outcome,
-            "prompt_tokens": len(generation.input_ids),
-            "output_tokens": generation.output_token_count,
-            "queue_s": _rounded(generation.queue_time),
-            "ttft_s": _rounded(generation.time_to_first_token),
-            "duration_s": _rounded(generation.duration),
+            "prompt_tokens": len(request.input_ids),
+            "output_tokens": result.output_token_count,
+            "queue_s": _rounded(result.queue_time),
+            "ttft_s": _rounded(result.time_to_first_token),
+            "duration_s": _rounded(result.duration),
         }
         if outcome == "error" and error is not None:
             values["code"] = code_of(error)

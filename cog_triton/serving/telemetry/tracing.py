@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from cog_triton.errors import CogTritonError, InvalidArgument
-from cog_triton.serving.generate import Generation
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.metrics import code_of, outcome_of
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -50,25 +50,27 @@ class TracingObserver:
         """Export pending spans."""
         self._provider.shutdown()
 
-    def started(self, generation: Generation) -> None:
+    def started(self, request: GenerationRequest) -> None:
         """Does nothing."""
 
-    def ended(self, generation: Generation, error: BaseException | None) -> None:
+    def ended(
+        self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
+    ) -> None:
         """See `Observer.ended`. Attributes follow OpenTelemetry's conventions for generative AI."""
-        outcome = outcome_of(generation, error)
+        outcome = outcome_of(result, error)
         values: dict[str, Any] = {
-            "gen_ai.response.id": generation.id,
-            "gen_ai.operation.name": generation.endpoint,
-            "gen_ai.usage.input_tokens": len(generation.input_ids),
-            "gen_ai.usage.output_tokens": generation.output_token_count,
+            "gen_ai.response.id": request.id,
+            "gen_ai.operation.name": request.endpoint,
+            "gen_ai.usage.input_tokens": len(request.input_ids),
+            "gen_ai.usage.output_tokens": result.output_token_count,
             "gen_ai.response.finish_reasons": [outcome],
-            "cog_triton.time_to_first_token": generation.time_to_first_token,
-            "cog_triton.queue_time": generation.queue_time,
+            "cog_triton.time_to_first_token": result.time_to_first_token,
+            "cog_triton.queue_time": result.queue_time,
         }
         end = time.time_ns()
         span = self._tracer.start_span(
             "generate",
-            start_time=end - int(generation.duration * _NS),
+            start_time=end - int(result.duration * _NS),
             kind=self._trace.SpanKind.SERVER,
             attributes={key: value for key, value in values.items() if value is not None},
         )

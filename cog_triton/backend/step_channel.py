@@ -20,7 +20,7 @@ _HEARTBEAT_S = 0.2  # looked at every 0.1 s, so 0.25 s on average
 _MAX_EARLY_STOPS = 4096
 
 
-class StepStream:
+class StepChannel:
     """One front end's step stream; its methods are called under the model's lock.
 
     `number` is the upper part of its requests' handles in the engine.

@@ -1,0 +1,111 @@
+"""Inboxes of running generations: what the engine made, for a thread or for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from queue import SimpleQueue
+from typing import Protocol
+
+from cog_triton.engines.step_items import StepItem
+
+
+class Inbox(Protocol):
+    """Takes items from any thread; `put(None)` only wakes the reader."""
+
+    def put(self, item: StepItem | None) -> None:
+        """Add an item; never blocks."""
+        ...
+
+
+class ThreadInbox:
+    """Inbox of one thread, which `take` blocks; it wakes once for all that has come meanwhile."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[StepItem | None] = SimpleQueue()
+        self.put = self._queue.put
+
+    def take(self) -> list[StepItem]:
+        """Wait; the items that have come, none after a mere wake-up."""
+        queue = self._queue
+        arrived = [queue.get()]
+        while not queue.empty():
+            arrived.append(queue.get_nowait())
+        return [item for item in arrived if item is not None]
+
+
+class LoopInboxes:
+    """Inboxes of one event loop: all that get items of a step are woken in one turn of it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._to_wake: deque[LoopInbox] = deque()
+        self._scheduled = False
+
+    def new(self) -> LoopInbox:
+        """An inbox for one generation, to be read on this loop."""
+        return LoopInbox(self, self._loop)
+
+    def wake(self, inbox: LoopInbox) -> None:
+        """Wake the reader of an inbox at the loop's next turn, from any thread."""
+        self._to_wake.append(inbox)
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake_all)
+            except RuntimeError:
+                self._to_wake.clear()  # the loop is closed, and there are no readers any more
+
+    def _wake_all(self) -> None:
+        self._scheduled = False
+        while self._to_wake:
+            self._to_wake.popleft().wake()
+
+
+class LoopInbox:
+    """Inbox that a coroutine of the event loop reads."""
+
+    __slots__ = ("_inboxes", "_items", "_loop", "_pending", "_waiter")
+
+    def __init__(self, inboxes: LoopInboxes, loop: asyncio.AbstractEventLoop) -> None:
+        self._inboxes = inboxes
+        self._loop = loop
+        self._items: deque[StepItem | None] = deque()
+        self._pending = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: StepItem | None) -> None:
+        """See `Inbox.put`."""
+        self._items.append(item)
+        if not self._pending:
+            self._pending = True
+            self._inboxes.wake(self)
+
+    def wake(self) -> None:
+        """Wake the reader; on the loop."""
+        self._pending = False
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self, timeout: float | None = None) -> list[StepItem] | None:
+        """The items that have come, none after a mere wake-up; None after `timeout` seconds."""
+        items, loop = self._items, self._loop
+        deadline = None if timeout is None else loop.time() + timeout
+        while not items:
+            if deadline is not None and loop.time() >= deadline:
+                return None
+            self._waiter = loop.create_future()
+            timer = None if deadline is None else loop.call_at(deadline, self.wake)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        arrived: list[StepItem] = []
+        while items:
+            item = items.popleft()
+            if item is not None:
+                arrived.append(item)
+        return arrived

@@ -1,0 +1,218 @@
+"""Token transport with a response stream a request: TensorRT-LLM's backend has no other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
+from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
+from cog_triton.triton.response_events import ToError, excerpt, http_error, parse_response
+from cog_triton.triton.token_transport import Put, as_list, failure, timed_out
+from cog_triton.triton.triton_connections import Exchange, TritonConnections
+
+_log = logging.getLogger(__name__)
+
+_PATH = "/v2/models/tensorrt_llm/generate_stream"
+_numbers = itertools.count(1)
+
+
+class RequestStreams:
+    """Sends each request to `generate_stream` of ``tensorrt_llm``; see `TokenTransport`."""
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        to_error: ToError,
+        encode_request: Callable[[EngineRequest], dict[str, Any]],
+    ) -> None:
+        """`timeout` is in seconds between tokens of a request."""
+        self._url = url
+        self._timeout = timeout
+        self._to_error = to_error
+        self._encode_request = encode_request
+        self._running: set[_Stream] = set()
+        self._connections = TritonConnections(url, self._check_timeouts)
+        self.last_token_at = 0.0
+
+    def open(self) -> None:
+        """See `TokenTransport.open`; there is nothing to do."""
+
+    def disconnect(self) -> None:
+        """See `TokenTransport.disconnect`; there is nothing to do."""
+
+    def close(self) -> None:
+        """See `TokenTransport.close`."""
+        self._connections.close()
+
+    def submit(self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put) -> _Stream:
+        """See `TokenTransport.submit`."""
+        request_id = f"{os.getpid()}-{next(_numbers)}"
+        values = {**self._encode_request(request), **engine_inputs, "id": request_id}
+        stream = _Stream(self, request_id, request.return_log_probs, put)
+        self._running.add(stream)
+        try:
+            stream.exchange = self._connections.send(_PATH, json.dumps(values).encode(), stream)
+        except TritonUnavailable:
+            self._running.discard(stream)
+            raise
+        if stream._ended:  # the reader was faster, and had no connection to close
+            stream.exchange.abort()
+        return stream
+
+    def parse(self, payload: bytes) -> dict[str, Any]:
+        """A response's outputs; raises its coded error."""
+        return parse_response(payload, self._to_error)
+
+    def http_error(self, status: int, body: bytes) -> CogTritonError:
+        """The coded error of an answer that is no stream."""
+        return http_error(status, body, self._to_error)
+
+    def forget(self, stream: _Stream) -> None:
+        """Watch a request no longer, since it has ended."""
+        self._running.discard(stream)
+
+    def stop(self, request_id: str) -> None:
+        """Stop a request by its id, without waiting for the answer."""
+        values = {
+            "input_ids": [0],
+            "input_lengths": 1,
+            "request_output_len": 1,
+            "streaming": True,
+            "stop": True,
+            "id": request_id,
+        }
+        self._connections.send(_PATH, json.dumps(values).encode(), _LoggedAnswer(request_id))
+
+    def _check_timeouts(self, now: float) -> None:
+        for stream in self._running.copy():
+            if now - stream.last_at > self._timeout:
+                stream.fail(timed_out(self._timeout))
+
+
+class _Stream:
+    """One request: `Receiver` of its responses, and `Submission` of its caller."""
+
+    def __init__(self, streams: RequestStreams, request_id: str, log_probs: bool, put: Put) -> None:
+        self._streams = streams
+        self._request_id = request_id
+        self._log_probs = log_probs
+        self._put = put
+        self._count = 0
+        self._ended = False
+        self.exchange: Exchange | None = None
+        self.last_at = time.monotonic()
+
+    def cancel(self) -> None:
+        """See `Submission.cancel`.
+
+        Triton notices a closed connection only when it writes to it, so before the first token the
+        request is stopped by its id.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        self._streams.forget(self)
+        if self.exchange is not None:
+            self.exchange.abort()
+        if not self._count:
+            try:
+                self._streams.stop(self._request_id)
+            except TritonUnavailable as error:
+                _log.warning("request %s could not be stopped: %s", self._request_id, error)
+
+    def fail(self, error: CogTritonError) -> None:
+        """End the request with an error."""
+        if not self._ended:
+            self._end(failure(0, error))
+            if self.exchange is not None:
+                self.exchange.abort()
+
+    def on_payloads(self, payloads: list[bytes]) -> None:
+        """See `Receiver.on_payloads`."""
+        self.last_at = self._streams.last_token_at = time.monotonic()
+        ids: list[int] = []
+        log_probs: list[float] = []
+        error: CogTritonError | None = None
+        try:
+            for payload in payloads:
+                self._parse(payload, ids, log_probs)
+        except CogTritonError as raised:
+            error = raised
+        if ids and not self._ended:
+            offset, width = self._count, int(self._log_probs)
+            self._count += len(ids)  # first: who gets the item may cancel at once
+            self._put(StepItem(0, 0, offset, ids, log_probs, GOES_ON, None, width))
+        if error is not None:
+            self.fail(error)
+
+    def on_end(self, status: int, body: bytes) -> None:
+        """See `Receiver.on_end`."""
+        if self._ended:
+            return
+        if status != 200:
+            self._end(failure(0, self._streams.http_error(status, body)))
+        elif body.strip():
+            self._end(
+                failure(
+                    0, TritonMalformedEvent(f"the stream ended inside an event: {excerpt(body)}")
+                )
+            )
+        else:
+            self._end(StepItem(0, 0, self._count, [], [], STOP))
+
+    def on_failure(self, error: TritonUnavailable) -> None:
+        """See `Receiver.on_failure`."""
+        if not self._ended:
+            self._end(failure(0, error))
+
+    def _end(self, item: StepItem) -> None:
+        self._ended = True
+        self._streams.forget(self)
+        self._put(item)
+
+    def _parse(self, payload: bytes, ids: list[int], log_probs: list[float]) -> None:
+        event = self._streams.parse(payload)
+        if event.get("output_ids") is None:
+            raise TritonMalformedEvent(f"no output_ids or error key: {excerpt(payload)}")
+        new = as_list(event["output_ids"])
+        if any(type(token) is not int for token in new):
+            raise TritonMalformedEvent(f"output_ids are not all integers: {excerpt(payload)}")
+        if self._log_probs:
+            values = as_list(event.get("output_log_probs"))
+            if len(values) < len(new) or any(type(v) not in (float, int) for v in values):
+                raise TritonMalformedEvent(
+                    f"no output_log_probs for its tokens: {excerpt(payload)}"
+                )
+            # The last ones, where an engine repeats earlier ones.
+            log_probs += values[len(values) - len(new) :]
+        ids += new
+
+
+class _LoggedAnswer:
+    """Receiver of an answer that matters only if it is an error."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def on_payloads(self, payloads: list[bytes]) -> None:
+        """Log an error."""
+        for payload in payloads:
+            if b'"error"' in payload:
+                self.on_end(0, payload)
+
+    def on_end(self, status: int, body: bytes) -> None:
+        """Log an error."""
+        if status != 200:
+            _log.warning("request %s could not be stopped: %s", self._request_id, excerpt(body))
+
+    def on_failure(self, error: TritonUnavailable) -> None:
+        """Log the error."""
+        _log.warning("request %s could not be stopped: %s", self._request_id, error)

@@ -1,0 +1,331 @@
+"""Session of a step stream: steps in order, each once, dealt out to the requests that run.
+
+Steps are numbered: one that is missing is asked for again, and all before it wait in the stub. What
+cannot be had again ends only the requests that were in it: items carry their offset, and a
+request's own answer tells which step has its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cog_triton.engines.step_items import decode
+from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
+from cog_triton.triton.response_events import ToError, excerpt, http_error, parse_response
+from cog_triton.triton.token_transport import Put, as_list, failure, timed_out
+from cog_triton.triton.triton_connections import Exchange, Receiver
+
+_log = logging.getLogger(__name__)
+
+_ACK_STEPS = 64
+_ASK_AGAIN_S = 0.5
+_OPENING_S = 60.0
+_SILENCE_S = 10.0
+_HEAD = 4
+_HEARTBEAT = 1
+
+Send = Callable[[Mapping[str, Any], Receiver, bool], Exchange]
+"""Sends inputs to the model: (inputs, receiver, whether the answer is a stream)."""
+
+
+@dataclass(slots=True)
+class StepStatistics:
+    """Counts over all sessions: `lag` is the number of steps that came in the last read."""
+
+    last_token_at: float = 0.0
+    lost_steps: int = 0
+    lag: int = 0
+
+
+class StepSubmission:
+    """A running request; `ends_at` is the step that has its end, once its answer told that."""
+
+    __slots__ = ("_session", "ends_at", "handle", "last_at", "put")
+
+    def __init__(self, session: StepSession, handle: int, put: Put) -> None:
+        self._session = session
+        self.handle = handle
+        self.put = put
+        self.last_at = time.monotonic()
+        self.ends_at: int | None = None
+
+    def cancel(self) -> None:
+        """See `Submission.cancel`."""
+        self._session.cancel(self.handle)
+
+    def on_payloads(self, payloads: list[bytes]) -> None:
+        """See `Receiver.on_payloads`; the answer is no stream."""
+
+    def on_end(self, status: int, body: bytes) -> None:
+        """See `Receiver.on_end`: an end that no step has brought by then was lost."""
+        if self.handle not in self._session.running:
+            return
+        if status != 200:
+            self._session.fail(self, http_error(status, body, self._session.to_error))
+            return
+        try:
+            self.ends_at = int(parse_response(body, self._session.to_error)["step_number"])
+        except (CogTritonError, KeyError, TypeError, ValueError) as error:
+            self._session.fail(
+                self, TritonMalformedEvent(f"the answer to a request: {error!r}: {excerpt(body)}")
+            )
+
+    def on_failure(self, error: TritonUnavailable) -> None:
+        """See `Receiver.on_failure`."""
+        self._session.fail(self, error)
+
+
+class StepSession:
+    """One open step stream: `Receiver` of its steps, with the requests that named it.
+
+    `ready` is set when the first heartbeat has come, or with an `error` when it broke before.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        to_error: ToError,
+        timeout: float,
+        statistics: StepStatistics,
+        on_break: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`send` sends a request to the model; `timeout` is in seconds between a request's items.
+
+        `on_break` is called on the reader's thread when the stream has ended unasked. Raises E2105
+        when Triton cannot be reached.
+        """
+        self._send_request = send
+        self.to_error = to_error
+        self._timeout = timeout
+        self._statistics = statistics
+        self._on_break = on_break
+        self._unsent: deque[tuple[Mapping[str, Any], StepSubmission]] = deque()
+        self._name = secrets.token_hex(16)
+        self._handles = itertools.count(1)
+        self.running: dict[int, StepSubmission] = {}
+        self.ready = threading.Event()
+        self.closed = False
+        self.error: CogTritonError | None = None
+        self._last = self._acknowledged = 0
+        self._ack_at: float | None = None
+        self._resend_at: float | None = None
+        self._heard_at = time.monotonic()
+        self._exchange: Exchange | None = None
+        self._exchange = send(self._command("open"), self, True)
+        if self.closed:  # the reader was faster
+            self._exchange.abort()
+
+    def submit(self, values: Mapping[str, Any], put: Put) -> StepSubmission:
+        """Send a request, at once or when the stream is open; raises E2105 if it has ended."""
+        handle = next(self._handles)
+        submission = self.running[handle] = StepSubmission(self, handle, put)
+        if self.closed:  # it closed since the caller looked
+            self.running.pop(handle, None)
+            raise TritonUnavailable("the connection to the engine has ended; try again")
+        self._unsent.append(({**values, **self._command("submit", step_handle=handle)}, submission))
+        if self.ready.is_set():
+            self._send_requests()
+        return submission
+
+    def cancel(self, handle: int) -> None:
+        """Stop a request, if it runs, on behalf of its caller."""
+        if self.running.pop(handle, None) is not None:
+            self._tell("stop", step_handle=handle)
+
+    def fail(self, submission: StepSubmission, error: CogTritonError) -> None:
+        """End a request with an error, if it runs."""
+        if self.running.pop(submission.handle, None) is not None:
+            submission.put(failure(submission.handle, error))
+
+    def close(self) -> None:
+        """End the stream on both sides; requests that run fail."""
+        if not self.closed:
+            self._tell("close")
+            self._end(TritonUnavailable("the server is stopping; try again"))
+
+    def on_payloads(self, payloads: list[bytes]) -> None:
+        """See `Receiver.on_payloads`."""
+        self._heard_at = time.monotonic()
+        self._statistics.lag = len(payloads)
+        for payload in payloads:
+            try:
+                self._take(parse_response(payload, self.to_error))
+            except CogTritonError as error:
+                self._break(error)
+                return
+        if self._last - self._acknowledged >= _ACK_STEPS:
+            self._acknowledge(self._heard_at)
+
+    def on_end(self, status: int, body: bytes) -> None:
+        """See `Receiver.on_end`: it should not end."""
+        if status != 200:
+            self._break(http_error(status, body, self.to_error))
+        else:
+            self._break(TritonUnavailable("the step stream has ended; try again"))
+
+    def on_failure(self, error: TritonUnavailable) -> None:
+        """See `Receiver.on_failure`."""
+        self._break(error)
+
+    def on_tick(self, now: float) -> None:
+        """Acknowledge steps, and look for requests that wait for what does not come."""
+        if self._last != self._acknowledged:
+            self._acknowledge(now)
+        limit = _SILENCE_S if self.ready.is_set() else _OPENING_S
+        if now - self._heard_at > limit:
+            self._break(TritonUnavailable(f"the step stream was silent for {limit:g} s"))
+            return
+        for submission in list(self.running.values()):
+            if submission.ends_at is not None and self._last >= submission.ends_at:
+                self.fail(submission, _lost())
+            elif now - submission.last_at > self._timeout:
+                self.cancel_after(submission, timed_out(self._timeout))
+
+    def cancel_after(self, submission: StepSubmission, error: CogTritonError) -> None:
+        """Fail a request, and stop the engine's work on it."""
+        if submission.handle in self.running:
+            self._tell("stop", step_handle=submission.handle)
+            self.fail(submission, error)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        step = event.get("step")
+        if not isinstance(step, list) or len(step) < _HEAD:
+            raise TritonMalformedEvent(f"no step: {str(event)[:200]}")
+        _, number, flags, _ = step[:_HEAD]
+        if flags & _HEARTBEAT:
+            if not self.ready.is_set():
+                self.ready.set()
+                self._send_requests()
+            if number > self._last:
+                self._resend()
+            return
+        if number <= self._last:
+            return
+        if number > self._last + 1:
+            self._resend()
+            return
+        self._last = number
+        self._resend_at = None
+        floats, errors = as_list(event.get("log_probs")), as_list(event.get("step_errors"))
+        running, now = self.running, self._heard_at
+        self._statistics.last_token_at = now
+        for item in decode(step[_HEAD:], floats, errors):
+            submission = running.get(item.handle)
+            if submission is not None:
+                submission.last_at = now
+                if item.end:
+                    running.pop(item.handle, None)
+                submission.put(item)
+
+    def _skip_to(self, number: int) -> None:
+        """Go on at a step before which some are gone: the items' offsets tell who has lost any."""
+        lost = number - self._last - 1
+        self._statistics.lost_steps += lost
+        _log.error("%d steps of the engine were lost on the way", lost)
+        self._last = number - 1
+
+    def _resend(self) -> None:
+        now = self._heard_at
+        if self._resend_at is None or now - self._resend_at > _ASK_AGAIN_S:
+            self._resend_at = now
+            self._send(
+                self._command("resend", step_number=self._last + 1), _Answer(self._on_resend)
+            )
+
+    def _on_resend(self, outputs: Mapping[str, Any] | None) -> None:
+        first = outputs and outputs.get("step_number")
+        if isinstance(first, int) and first > self._last + 1:
+            self._skip_to(first)
+            self._resend_at = None
+
+    def _acknowledge(self, now: float) -> None:
+        if self._ack_at is None or now - self._ack_at > _ASK_AGAIN_S:
+            self._ack_at, number = now, self._last
+            self._send(
+                self._command("ack", step_number=number),
+                _Answer(lambda outputs: self._on_ack(number, outputs)),
+            )
+
+    def _on_ack(self, number: int, outputs: Mapping[str, Any] | None) -> None:
+        self._ack_at = None
+        if outputs is not None:
+            self._acknowledged = max(number, self._acknowledged)
+
+    def _send_requests(self) -> None:
+        """Send requests that wait, on any thread; each is taken by one."""
+        while self._unsent:
+            try:
+                values, submission = self._unsent.popleft()
+            except IndexError:
+                return
+            if submission.handle not in self.running:  # cancelled meanwhile
+                continue
+            try:
+                self._send_request(values, submission, False)
+            except TritonUnavailable as error:
+                self.fail(submission, error)
+
+    def _tell(self, command: str, **values: int) -> None:
+        self._send(self._command(command, **values), _Answer(lambda outputs: None))
+
+    def _send(self, values: dict[str, Any], answer: _Answer) -> None:
+        try:
+            self._send_request(values, answer, False)
+        except TritonUnavailable as error:
+            _log.debug("%s: %s", values["step_command"], error)
+            answer.on_failure(error)
+
+    def _command(self, command: str, **values: int) -> dict[str, Any]:
+        return {"step_stream": self._name, "step_command": command, **values}
+
+    def _break(self, error: CogTritonError) -> None:
+        if not self.closed:
+            if self.ready.is_set():
+                _log.warning("the step stream broke: %s", error)
+            unavailable = isinstance(error, TritonUnavailable)
+            self._end(
+                error if unavailable else TritonUnavailable(f"the step stream broke: {error}")
+            )
+            self._on_break()
+
+    def _end(self, error: CogTritonError) -> None:
+        self.closed, self.error = True, error
+        if self._exchange is not None:
+            self._exchange.abort()
+        for submission in list(self.running.values()):
+            self.fail(submission, error)
+        self.ready.set()
+
+
+class _Answer:
+    """Receiver of a command's answer; `on_answer` gets its outputs, None for an error."""
+
+    def __init__(self, on_answer: Callable[[Mapping[str, Any] | None], None]) -> None:
+        self._on_answer = on_answer
+
+    def on_payloads(self, payloads: list[bytes]) -> None:
+        """See `Receiver.on_payloads`; the answer is no stream."""
+
+    def on_end(self, status: int, body: bytes) -> None:
+        """See `Receiver.on_end`."""
+        if status != 200:
+            _log.debug("a command of the step stream: %s", excerpt(body))
+            self._on_answer(None)
+            return
+        self._on_answer(parse_response(body, TritonUnavailable) if body.strip() else {})
+
+    def on_failure(self, error: TritonUnavailable) -> None:
+        """See `Receiver.on_failure`."""
+        self._on_answer(None)
+
+
+def _lost() -> TritonUnavailable:
+    return TritonUnavailable("tokens were lost on their way from the engine; try again")

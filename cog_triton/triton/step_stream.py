@@ -1,0 +1,120 @@
+"""Token transport over the step stream: one response of Triton a step has the tokens of all.
+
+One long request to the private model ``engine_steps`` brings the steps; each request is an ordinary
+one to that model, which names the stream and is answered once, at its end. See `step_session`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.errors import TritonUnavailable
+from cog_triton.triton.response_events import ToError
+from cog_triton.triton.step_session import StepSession, StepStatistics, StepSubmission
+from cog_triton.triton.token_transport import Put
+from cog_triton.triton.triton_connections import Exchange, Receiver, TritonConnections
+
+_GENERATE = "/v2/models/engine_steps/generate"
+_REOPEN_S = 1.0
+
+
+class StepStream:
+    """Front end's side of a step stream, which is opened again when it breaks.
+
+    See `TokenTransport`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        to_error: ToError,
+        encode_request: Callable[[EngineRequest], dict[str, Any]],
+    ) -> None:
+        """`timeout` is in seconds between tokens of a request."""
+        self._timeout = timeout
+        self._to_error = to_error
+        self._encode_request = encode_request
+        self._connections = TritonConnections(url, self._on_tick)
+        self._lock = threading.Lock()
+        self._session: StepSession | None = None
+        self._wanted = False
+        self._reopen_at = 0.0
+        self.statistics = StepStatistics()
+
+    @property
+    def last_token_at(self) -> float:
+        """See `TokenTransport.last_token_at`."""
+        return self.statistics.last_token_at
+
+    def open(self) -> None:
+        """See `TokenTransport.open`; waits until the engine's process is connected, too."""
+        with self._lock:
+            session = self._session
+            if session is None or session.closed:
+                session = self._session = self._new_session()
+        session.ready.wait()
+        if session.error is not None:
+            raise session.error
+        self._wanted = True
+
+    def disconnect(self) -> None:
+        """See `TokenTransport.disconnect`."""
+        with self._lock:
+            self._wanted = False
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """See `TokenTransport.close`."""
+        self.disconnect()
+        self._connections.close()
+
+    def submit(
+        self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
+    ) -> StepSubmission:
+        """See `TokenTransport.submit`."""
+        session = self._session
+        if session is None or session.closed:
+            raise TritonUnavailable("the connection to the engine is being opened; try again")
+        values = {**self._encode_request(request), **engine_inputs}
+        # As text: JSON of 100,000 ids takes Triton milliseconds, in which it sends no step.
+        ids = array("i", values.pop("input_ids"))
+        values["packed_input_ids"] = base64.b64encode(ids.tobytes()).decode()
+        del values["input_lengths"]
+        return session.submit(values, put)
+
+    def _new_session(self) -> StepSession:
+        return StepSession(self._send, self._to_error, self._timeout, self.statistics, self._reopen)
+
+    def _send(self, values: Mapping[str, Any], receiver: Receiver, streams: bool) -> Exchange:
+        path = f"{_GENERATE}_stream" if streams else _GENERATE
+        body = json.dumps(values).encode()
+        return self._connections.send(path, body, receiver, keep=not streams)
+
+    def _on_tick(self, now: float) -> None:
+        session = self._session
+        if session is not None and not session.closed:
+            session.on_tick(now)
+        else:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Open the stream again if it broke, at most once a second."""
+        now = time.monotonic()
+        with self._lock:
+            session = self._session
+            if self._wanted and now >= self._reopen_at and (session is None or session.closed):
+                self._reopen_at = now + _REOPEN_S
+                try:
+                    self._session = self._new_session()
+                except TritonUnavailable:
+                    self._session = None

@@ -1,0 +1,78 @@
+"""Token transport: requests to the engine's model, and the tokens of each as they are made.
+
+`step_stream` brings the tokens of all requests in one response a step, `request_streams` in a
+response stream a request, for backends whose model is not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import ERROR, StepItem
+from cog_triton.errors import CogTritonError, TritonTimeout
+
+Put = Callable[[StepItem], None]
+"""Takes an item of a request, on the transport's thread; must not block."""
+
+
+class Submission(Protocol):
+    """A request that was handed to the engine."""
+
+    def cancel(self) -> None:
+        """Stop the engine's work on it, from any thread; items may still arrive."""
+        ...
+
+
+class TokenTransport(Protocol):
+    """Way to the engine and back; thread-safe."""
+
+    @property
+    def last_token_at(self) -> float:
+        """When any request last got something of the engine, by time.monotonic()."""
+        ...
+
+    def open(self) -> None:
+        """Connect, after Triton has started; blocks, and raises E2105 if that fails."""
+        ...
+
+    def disconnect(self) -> None:
+        """Disconnect before Triton is stopped, which would wait for open streams."""
+        ...
+
+    def close(self) -> None:
+        """Stop for good; requests that run fail."""
+        ...
+
+    def submit(
+        self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
+    ) -> Submission:
+        """Send a request; `engine_inputs` are inputs that only this engine has.
+
+        `put` gets items up to one that has an `end`; a gap in their offsets shows lost tokens. A
+        request that gets nothing for the timeout ends with E2101. Raises E2105 while there is no
+        connection.
+        """
+        ...
+
+
+def failure(handle: int, error: CogTritonError | str) -> StepItem:
+    """The item that ends a request with an error."""
+    return StepItem(handle, 0, 0, [], [], ERROR, str(error))
+
+
+def timed_out(seconds: float) -> TritonTimeout:
+    """E2101 for a request that got nothing for `seconds`."""
+    return TritonTimeout(
+        f"Triton timed out: nothing arrived for {seconds:g} s (TRITON_TIMEOUT). This can happen for"
+        " extremely long prompts or large batches; try a shorter prompt, or send requests more"
+        " slowly."
+    )
+
+
+def as_list(value: Any) -> list[Any]:
+    """A tensor as Triton writes it into JSON: of one element, as a bare value."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,334 @@
+"""Response streams a request, against a real HTTP server: good, malformed and missing responses."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_server import (
+    HANG,
+    PATIENCE_S,
+    RESET,
+    Answer,
+    Part,
+    Request,
+    ScriptedServer,
+    event,
+    serving,
+    stream,
+    wait_until,
+    whole,
+)
+
+from cog_triton import errors
+from cog_triton.engines import tensor_contract
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import ERROR, STOP, StepItem
+from cog_triton.errors import TritonUnavailable, TritonUnknownError
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.triton.request_streams import RequestStreams
+from cog_triton.triton.token_transport import Submission
+
+BROKEN_STREAM = [*stream(event(output_ids=1), end=False), RESET]
+
+
+def to_error(text: str) -> errors.CogTritonError:
+    return errors.from_text(text) or TritonUnknownError(text)
+
+
+@contextmanager
+def connected(
+    answer: Answer, timeout: float = 2 * PATIENCE_S
+) -> Iterator[tuple[RequestStreams, ScriptedServer]]:
+    with serving(answer) as server:
+        streams = RequestStreams(server.url, timeout, to_error, tensor_contract.encode_request)
+        streams.open()
+        try:
+            yield streams, server
+        finally:
+            streams.disconnect()
+            streams.close()
+
+
+class Running:
+    """A submitted request and the items it got; offsets are checked as they come."""
+
+    def __init__(self, streams: RequestStreams, *, log_probs: bool = False, **inputs: Any) -> None:
+        self.items: list[StepItem] = []
+        self.ended = Event()
+        request = EngineRequest(
+            input_ids=[1, 2], sampling=SamplingParams(max_tokens=9), return_log_probs=log_probs
+        )
+        self.submission: Submission = streams.submit(request, inputs, self._put)
+
+    def _put(self, item: StepItem) -> None:
+        assert not self.ended.is_set(), "an item after the end"
+        assert item.error or item.offset == len(self.ids)
+        self.items.append(item)
+        if item.end:
+            self.ended.set()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for item in self.items for token in item.ids]
+
+    def wait(self) -> tuple[list[int], str | None]:
+        """All ids, and the error that ended it."""
+        assert self.ended.wait(4 * PATIENCE_S)
+        assert self.items[-1].end in (STOP, ERROR)
+        return self.ids, self.items[-1].error
+
+
+def read(answer: Answer, timeout: float = 2 * PATIENCE_S) -> tuple[list[int], str | None]:
+    with connected(answer, timeout) as (streams, _):
+        return Running(streams).wait()
+
+
+def test_request_has_path_values_and_an_id_of_its_own() -> None:
+    with connected(stream(event(output_ids=7))) as (streams, server):
+        assert Running(streams, tps=3).wait() == ([7], None)
+        assert Running(streams).wait() == ([7], None)
+    first, second = server.requests
+    assert first.path == "/v2/models/tensorrt_llm/generate_stream"
+    assert (first.json["input_ids"], first.json["tps"]) == ([1, 2], 3)
+    assert "tps" not in second.json
+    assert first.json["id"] != second.json["id"]
+
+
+def test_output_ids_may_be_a_scalar_or_a_list() -> None:
+    answer = stream(event(output_ids=5), event(output_ids=[6, 7]), event(output_ids=[]))
+    assert read(answer) == ([5, 6, 7], None)
+
+
+def test_empty_stream_has_no_tokens() -> None:
+    assert read(stream()) == ([], None)
+
+
+def test_one_read_gives_one_item() -> None:
+    seen = Event()
+    answer = stream(event(output_ids=1) + event(output_ids=[2, 3]), seen, event(output_ids=4))
+    with connected(answer) as (streams, _):
+        one = Running(streams)
+        wait_until(lambda: one.items)
+        assert one.items == [StepItem(0, 0, 0, [1, 2, 3], [])]
+        seen.set()
+        assert one.wait() == ([1, 2, 3, 4], None)
+    assert streams.last_token_at > 0
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.one_of(st.integers(0, 10**6), st.lists(st.integers(0, 10**6)))), st.data())
+def test_ids_survive_any_chunking(outputs: list[Any], data: st.DataObject) -> None:
+    body = b"".join(event(output_ids=ids, model_name="ü", sequence_length=1) for ids in outputs)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(body) - 1)), max_size=6)))
+    pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    flat = [i for ids in outputs for i in (ids if isinstance(ids, list) else [ids])]
+    assert read(stream(*filter(None, pieces))) == (flat, None)
+
+
+def test_log_probs_come_with_their_tokens() -> None:
+    answer = stream(
+        event(output_ids=[1, 2], output_log_probs=[-1.0, -2]),
+        event(output_ids=3, output_log_probs=-3.5),
+        event(output_ids=4, output_log_probs=[-1.0, -2.0, -3.5, -4.0]),  # repeats earlier ones
+    )
+    with connected(answer) as (streams, _):
+        one = Running(streams, log_probs=True)
+        assert one.wait() == ([1, 2, 3, 4], None)
+    assert [value for item in one.items for value in item.log_probs] == [-1.0, -2, -3.5, -4.0]
+    assert {item.width for item in one.items if item.ids} == {1}
+
+
+@pytest.mark.parametrize("values", [{}, {"output_log_probs": [-1.0]}, {"output_log_probs": "x"}])
+def test_missing_log_probs_are_e2104(values: dict[str, Any]) -> None:
+    with connected(stream(event(output_ids=[1, 2], **values))) as (streams, _):
+        ids, error = Running(streams, log_probs=True).wait()
+    assert ids == []
+    assert str(error).startswith("E2104")
+    assert "no output_log_probs for its tokens" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "ids", "said"),
+    [
+        ([event(error="in ensemble 'x', E1005 InvalidArgument: k")], "400 Bad", [], "E1005 .*: k"),
+        ([event(output_ids=[1, 2]), event(error="it fell over")], "200 OK", [1, 2], "E2100 .*fell"),
+        ([event(output_ids=[1, 2]) + event(error="it fell over")], "200 OK", [1, 2], "E2100 "),
+        ([event(error="it fell over") + event(output_ids=[1, 2])], "200 OK", [], "E2100 "),
+        ([], "500 Internal Server Error", [], "E2100 .*500"),
+    ],
+)
+def test_errors_come_after_the_tokens_before_them(
+    events: list[Part], status: str, ids: list[int], said: str
+) -> None:
+    found, error = read(stream(*events, status=status))
+    assert found == ids
+    assert re.match(said, str(error))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        ("400 Bad Request", b'{"error": "missing input_ids"}', "E2100 .*missing inp"),
+        ("400 Bad Request", b'{"error": "E1005 InvalidArgument: x"}', "E1005 .*x"),
+        ("500 Internal Server Error", b"<html>oops</html>", "E2100 .*500.*oops"),
+        ("503 Service Unavailable", b"", "E2100 .*503"),
+        ("400 Bad Request", b"[1]", "E2100 .*400"),
+        ("400 Bad Request", b"\xff\xfe", "E2100 .*400"),
+    ],
+)
+def test_http_errors_are_coded(status: str, body: bytes, said: str) -> None:
+    ids, error = read([whole(body, status)])
+    assert ids == []
+    assert re.match(said, str(error))
+
+
+@pytest.mark.parametrize("payload", [b"{not json", b"nan?", b"{'a': 1}", b"\xff\xfe"])
+def test_event_that_is_not_json_is_e2103(payload: bytes) -> None:
+    ids, error = read(stream(event(output_ids=1), b"data: " + payload + b"\n\n"))
+    assert ids == [1]
+    assert str(error).startswith("E2103")
+
+
+@pytest.mark.parametrize("payload", [b"[]", b"3", b"null", b'"x"', b"{}", b'{"output_id": 3}'])
+def test_event_without_output_ids_is_e2104(payload: bytes) -> None:
+    ids, error = read(stream(event(output_ids=1), b"data: " + payload + b"\n\n"))
+    assert ids == [1]
+    assert str(error).startswith("E2104")
+
+
+@pytest.mark.parametrize(
+    "ids", ["null", '"12"', "1.5", "true", "[1.5]", '["a"]', "[[1]]", "{}", "[null]"]
+)
+def test_output_ids_must_be_integers(ids: str) -> None:
+    got, error = read(stream(b'data: {"output_ids": %b}\n\n' % ids.encode()))
+    assert got == []
+    assert str(error).startswith("E2104")
+
+
+def test_long_malformed_event_is_shortened() -> None:
+    _, error = read(stream(b"data: {" + b"x" * 10**5 + b"\n\n"))
+    assert str(error).startswith("E2103")
+    assert len(str(error)) < 500
+
+
+def test_stream_that_ends_inside_an_event_is_e2104() -> None:
+    ids, error = read(stream(event(output_ids=1), b'data: {"output_ids": 2'))
+    assert ids == [1]
+    assert re.match("E2104 .*ended inside an event", str(error))
+
+
+@pytest.mark.parametrize(
+    ("answer", "ids"), [([RESET], []), (BROKEN_STREAM, [1]), ([b"SSH-2.0-x\r\n\r\n", RESET], [])]
+)
+def test_broken_connection_is_e2105(answer: list[Part], ids: list[int]) -> None:
+    found, error = read(answer)
+    assert found == ids
+    assert re.match("E2105 .*try again", str(error))
+
+
+@pytest.mark.parametrize("before", [[], [event(output_ids=1)]], ids=["at once", "after a token"])
+def test_no_bytes_within_the_timeout_is_e2101(before: list[bytes]) -> None:
+    with connected([*(stream(*before, end=False) if before else []), HANG], 0.3) as (streams, it):
+        ids, error = Running(streams).wait()
+        assert it.request().left.wait(PATIENCE_S)
+    assert ids == [1] * len(before)
+    assert re.match(r"E2101 .*\b0\.3 s \(TRITON_TIMEOUT\)", str(error))
+
+
+def test_refused_connection_is_e2105() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        streams = RequestStreams(url, PATIENCE_S, to_error, tensor_contract.encode_request)
+        with pytest.raises(TritonUnavailable, match="try again"):  # told now or later
+            raise to_error(str(Running(streams).wait()[1]))
+        streams.close()
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert read(stream(event(output_ids=3))) == ([3], None)
+
+
+def test_cancel_before_a_token_stops_by_id_and_closes() -> None:
+    def answer(request: Request) -> list[Part]:
+        return stream() if request.json.get("stop") else [HANG]
+
+    with connected(answer) as (streams, server):
+        one = Running(streams)
+        first = server.request()
+        one.submission.cancel()
+        one.submission.cancel()
+        second = server.request(1)
+        assert first.left.wait(PATIENCE_S)
+    assert (second.json["stop"], second.json["id"]) == (True, first.json["id"])
+    assert len(server.requests) == 2
+    assert one.items == []
+
+
+def test_cancel_after_a_token_only_closes() -> None:
+    with connected([*stream(event(output_ids=1), end=False), HANG]) as (streams, server):
+        one, two = Running(streams), Running(streams)
+        wait_until(lambda: one.ids == two.ids == [1])
+        one.submission.cancel()
+        wait_until(lambda: any(request.left.is_set() for request in server.requests))
+        assert sum(request.left.is_set() for request in server.requests) == 1
+        assert not two.ended.is_set()
+    assert len(server.requests) == 2
+    assert (one.ids, one.ended.is_set()) == ([1], False)
+
+
+def test_cancel_while_the_first_token_is_taken_only_closes() -> None:
+    with connected([*stream(event(output_ids=1), end=False), HANG]) as (streams, server):
+        submitted, taken = Event(), Event()
+
+        def take(item: StepItem) -> None:
+            assert submitted.wait(PATIENCE_S)
+            submission.cancel()
+            taken.set()
+
+        request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=9))
+        submission = streams.submit(request, {}, take)
+        submitted.set()
+        assert taken.wait(PATIENCE_S)
+        Running(streams)  # what was sent before has come, too
+        server.request(1)
+    assert not any(request.json.get("stop") for request in server.requests)
+
+
+def test_cancel_after_the_end_does_nothing() -> None:
+    with connected(stream()) as (streams, server):
+        one = Running(streams)
+        assert one.wait() == ([], None)
+        one.submission.cancel()
+    assert len(server.requests) == 1
+
+
+def test_close_fails_what_runs() -> None:
+    with connected([HANG]) as (streams, server):
+        one = Running(streams)
+        server.request()
+        streams.close()
+        assert re.match("E2105 .*try again", str(one.wait()[1]))
+        with pytest.raises(TritonUnavailable):
+            Running(streams)
+
+
+def test_many_requests_at_once() -> None:
+    count, all_here = 100, Event()
+    answer = stream(event(output_ids=1), all_here, event(output_ids=2))
+    with connected(answer) as (streams, server):
+        running = [Running(streams) for _ in range(count)]
+        server.request(count - 1)
+        all_here.set()
+        assert [one.wait() for one in running] == [([1, 2], None)] * count
+    assert len({request.json["id"] for request in server.requests}) == count

@@ -25,7 +25,7 @@ from cog_triton.backend import triton_log
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.backend.engine_loop import run_engine
 from cog_triton.errors import CogTritonError
-from cog_triton.system import gc_tuning, isolated_python
+from cog_triton.system import gc_tuning, isolated_python, local_socket
 
 _CLOSE_TIMEOUT_S = 10
 
@@ -91,7 +91,12 @@ class EngineProcess(EngineClient):
     @classmethod
     def opener(cls, engine: str) -> Callable[[Mapping[str, str]], EngineProcess]:
         """An `open_engine` for `make_token_model`; tritonserver is the engine's owner."""
-        return lambda parameters: cls(engine, parameters, owner=os.getppid())
+
+        def open_engine(parameters: Mapping[str, str]) -> EngineProcess:
+            socket_name = local_socket.siblings_name(parameters["socket"])
+            return cls(engine, {**parameters, "socket": socket_name}, owner=os.getppid())
+
+        return open_engine
 
     def close(self) -> None:
         """See `TokenEngine.close`; a child that does not exit in time is killed."""

@@ -30,7 +30,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
-from cog_triton.system import gc_tuning
+from cog_triton.system import gc_tuning, local_socket
 
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
 Tensors = dict[str, npt.NDArray[Any]]
@@ -65,7 +65,10 @@ class StepModel:
             "close": self._close,
         }
         self._client = StepClient(
-            parameters.text("socket"), self._on_open, self._on_step, self._on_death
+            local_socket.siblings_name(parameters.text("socket")),
+            self._on_open,
+            self._on_step,
+            self._on_death,
         )
         self._metrics = RequestMetrics(args, self._stats)
         self._closing = threading.Event()

@@ -19,6 +19,7 @@ from cog_triton.backend.guest_client import GuestClient
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.errors import CogTritonError
+from cog_triton.system import local_socket
 from cog_triton.text.prompt_encoder import PromptEncoder
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -34,7 +35,7 @@ class TritonPythonModel:
         parameters = python_backend.Parameters(args)
         self._name = args["model_name"]
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
-        self._client = GuestClient(parameters.text("socket"))
+        self._client = GuestClient(local_socket.siblings_name(parameters.text("socket")))
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._handles = itertools.count(1)

@@ -22,6 +22,7 @@ from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
+from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
 PATIENCE_S = 10
@@ -368,8 +369,11 @@ def test_an_engine_class_that_does_not_exist_is_an_error(
 
 
 def test_opener_passes_the_models_parameters(tmp_path: Path) -> None:
-    engine = EngineProcess.opener(ENGINE)({"max_batch_size": "7"})
+    name = f"cog-triton-test-{tmp_path.name}-{os.getpid()}"
+    engine = EngineProcess.opener(ENGINE)({"max_batch_size": "7", "socket": name})
     try:
         assert engine.stats().max_batch_size == 7
+        # Stubs of one tritonserver share the name, and those of another have their own.
+        local_socket.connect(f"{name}-{os.getppid()}").close()
     finally:
         engine.close()

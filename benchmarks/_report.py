@@ -147,7 +147,7 @@ def main(
     doc: str,
     measure: Callable[[argparse.Namespace], Report],
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
-) -> None:
+) -> Report:
     """Command line of a benchmark: measure, print, and write .work/bench/NAME.json."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -163,6 +163,7 @@ def main(
         report.notes.append("--quick: too short to tell anything")
     report.show(console())
     report.save(args.json)
+    return report
 
 
 def _table(grid: Grid) -> Table:

@@ -21,7 +21,7 @@ def cpu_seconds(*roots: int) -> dict[str, float]:
     Threads that have ended are included, processes that have ended are not.
     """
     used: dict[str, float] = {}
-    for part, pid in _tree(*roots):
+    for part, pid in tree(*roots):
         if ticks := cpu_ticks(_read(pid, "stat")):
             used[part] = used.get(part, 0.0) + ticks / _TICKS
     return used
@@ -34,7 +34,7 @@ def memory_bytes(*roots: int) -> dict[str, int]:
     happen to run beside: one that ends elsewhere on the machine would be seen here.
     """
     held: dict[str, int] = {}
-    for part, pid in _tree(*roots):
+    for part, pid in tree(*roots):
         held[part] = held.get(part, 0) + own_bytes(_read(pid, "smaps_rollup"))
     return held
 
@@ -79,7 +79,8 @@ def part_of(words: list[str]) -> str:
     return "worker" if any("coglet" in word for word in words) else "others"
 
 
-def _tree(*roots: int) -> Iterator[tuple[str, int]]:
+def tree(*roots: int) -> Iterator[tuple[str, int]]:
+    """Part and process id of `roots` and all below; see `part_of`."""
     for pid in {*roots, *(below for root in roots for below in reaper.descendants(root))}:
         if words := _read(pid, "cmdline"):
             yield part_of(words.split("\0")), pid

@@ -123,6 +123,8 @@ class Life:
         async with self.users():
             strikes = random.sample(STRIKES, len(STRIKES))
             for strike in (*strikes, LAST):
+                if self.args.only not in str(strike):
+                    continue
                 await self.calm(self.args.every)
                 if self.done:
                     return
@@ -259,6 +261,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=5.5,
         help="seconds from READY to the next strike; less than 5 is a crash loop; 5.5",
     )
+    parser.add_argument("--only", default="", help="strikes whose name has this, as in the table")
     parser.add_argument("--codes", default="E2105", help="errors that streams may end with")
 
 

@@ -290,11 +290,12 @@ class StepSession:
         if not self.closed:
             if self.ready.is_set():
                 _log.warning("the step stream broke: %s", error)
+            self.closed = True
+            self._on_break()  # first: a request that fails may be sent again at once
             unavailable = isinstance(error, TritonUnavailable)
             self._end(
                 error if unavailable else TritonUnavailable(f"the step stream broke: {error}")
             )
-            self._on_break()
 
     def _end(self, error: CogTritonError) -> None:
         self.closed, self.error = True, error

@@ -336,6 +336,20 @@ def test_requests_wait_for_a_stream_that_is_opened_again(
     assert sent["step_handle"] == 1
 
 
+def test_a_request_that_fails_with_the_stream_may_be_sent_again_at_once(
+    triton: ScriptedSteps, stream: StepStream
+) -> None:
+    again: list[Running] = []
+    stream.submit(REQUEST, {}, lambda item: again.append(Running(stream)))
+    triton.wait_for("submit")
+    triton.end_stream()
+    triton.wait_for("submit", 2)
+    triton.send(step(1, made(1, 0, 10, end=step_items.STOP)))
+    wait_until(lambda: len(again) == 1)
+    again[0].wait()
+    assert again[0].ids == [10]
+
+
 def test_silent_stream_is_opened_again(
     triton: ScriptedSteps, stream: StepStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ class KnownStream:
         self.error: str | None = None
         self.told: int | None = None
         self._text = known(tokens)
-        self._astray = ""
+        self.astray = ""
         self._splitter = EventSplitter()
         self._status = 0
 
@@ -91,10 +91,10 @@ class KnownStream:
 
     def text(self, piece: str) -> None:
         """Compare a piece of output with what is next."""
-        if not self._astray and self._text.startswith(piece, self.position):
+        if not self.astray and self._text.startswith(piece, self.position):
             self.position += len(piece)
-        elif len(self._astray) < _LOOKED_AT:
-            self._astray += piece
+        elif len(self.astray) < _LOOKED_AT:
+            self.astray += piece
 
     @property
     def checked(self) -> int:
@@ -105,11 +105,11 @@ class KnownStream:
     @property
     def wrong(self) -> str | None:
         """Which of WRONG its text was, None if all of it was right so far."""
-        if not self._astray:
+        if not self.astray:
             return None
         passage = self.known.passage
         start = self.position % len(passage)
-        ahead = (passage * 3).find(self._astray[:_LOOKED_AT], start) - start
+        ahead = (passage * 3).find(self.astray[:_LOOKED_AT], start) - start
         if ahead < 0:
             return DISORDERED
         if ahead == 0:

@@ -68,8 +68,8 @@ STRIKES = (
     *(Strike(WORKER, seconds) for seconds in (0.5, 3)),
 )
 LAST = Strike(WORKER)
-PATIENT = {"COG_PROBE_PERIOD": "3600"}
-"""The front door ends the server when it sees that a process of Cog was stopped."""
+PATIENT = {"COG_PROBE_PERIOD": "3600", "TRITON_MAX_RESTARTS": "20"}
+"""The front door ends a server when it sees that a process of Cog was stopped."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Findings:
         self.examples.setdefault(
             outcome,
             f"after {self.strike}: {stream.path}, {stream.checked} of {stream.tokens} tokens,"
-            f" then {stream._astray!r} {stream.error!r} {said}",
+            f" then {stream.astray!r} {stream.error!r} {said}",
         )
 
     def outcomes(self) -> Counter[str]:
@@ -187,7 +187,7 @@ class Life:
             await self.until_ready()
             took = time.monotonic() - began
             found.to_ready[found.strike] = max(took, found.to_ready.get(found.strike, 0))
-        say(f"{found.tokens} tokens; {strike}: READY after {time.monotonic() - began:.1f} s")
+        say(f"{found.tokens} tokens; {strike}: {time.monotonic() - began:.1f} s")
 
     async def calm(self, seconds: float) -> None:
         """Let streams run."""
@@ -212,6 +212,8 @@ def run(args: argparse.Namespace) -> Report:
     """Run servers, one after the other, until so many tokens were compared."""
     if args.quick:
         args.tokens, args.every = 20_000, 1.0
+    if not any(args.only in str(strike) for strike in (*STRIKES, LAST)):
+        raise SystemExit(f"--only={args.only}: known are {', '.join(map(str, (*STRIKES, LAST)))}")
     known, found = KnownText(), Findings()
     began = time.monotonic()
     arguments = (f"--tokens-per-response={args.tokens_per_step}", f"--step-ms={args.step_ms:g}")

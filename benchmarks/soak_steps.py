@@ -65,7 +65,7 @@ ENGINE, STEPS, TRITON, WORKER = "engine", "stub engine_steps", "tritonserver", "
 STRIKES = (
     *(Strike(part) for part in (ENGINE, STEPS, TRITON)),
     *(Strike(part, seconds) for part in (STEPS, TRITON) for seconds in (0.1, 0.3, 1.5)),
-    *(Strike(WORKER, seconds) for seconds in (0.5, 3)),
+    *(Strike(WORKER, seconds) for seconds in (0.5, 0.9, 3)),
 )
 LAST = Strike(WORKER)
 PATIENT = {"COG_PROBE_PERIOD": "3600", "TRITON_MAX_RESTARTS": "20"}

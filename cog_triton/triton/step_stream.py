@@ -84,6 +84,9 @@ class StepStream:
         """See `TokenTransport.submit`."""
         session = self._session
         if session is None or session.closed:
+            self._reopen()  # waits for the reader, if that does it already
+            session = self._session
+        if session is None or session.closed:
             raise TritonUnavailable("the connection to the engine is being opened; try again")
         values = {**self._encode_request(request), **engine_inputs}
         # As text: JSON of 100,000 ids takes Triton milliseconds, in which it sends no step.

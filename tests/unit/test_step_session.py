@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
+from concurrent import futures
 from threading import Event
 from typing import Any
 
@@ -20,6 +21,7 @@ from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import TritonUnavailable, TritonUnknownError
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton import step_session
+from cog_triton.triton.step_session import StepSession
 from cog_triton.triton.step_stream import StepStream
 from cog_triton.triton.token_transport import Submission
 
@@ -348,6 +350,29 @@ def test_a_request_that_fails_with_the_stream_may_be_sent_again_at_once(
     wait_until(lambda: len(again) == 1)
     again[0].wait()
     assert again[0].ids == [10]
+
+
+def test_a_request_waits_while_the_stream_is_being_opened_again(
+    triton: ScriptedSteps, stream: StepStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on, open_it = Event(), Event(), stream._new_session
+
+    def wait_and_open() -> StepSession:
+        opening.set()
+        assert go_on.wait(PATIENCE_S)
+        return open_it()
+
+    monkeypatch.setattr(stream, "_new_session", wait_and_open)
+    triton.end_stream()
+    assert opening.wait(PATIENCE_S)
+    with futures.ThreadPoolExecutor() as threads:
+        asked = threads.submit(Running, stream)
+        with pytest.raises(futures.TimeoutError):
+            asked.result(0.1)
+        go_on.set()
+        triton.wait_for("submit")
+        triton.send(step(1, made(1, 0, 10, end=step_items.STOP)))
+        asked.result(PATIENCE_S).wait()
 
 
 def test_silent_stream_is_opened_again(

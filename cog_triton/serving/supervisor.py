@@ -45,7 +45,7 @@ class Supervisor:
     """Watchdog of one Triton, on its own thread and event loop; methods are thread-safe.
 
     A failure is a process that died or was stopped, a readiness probe without an answer while no
-    stream receives a byte either, or, after a failed request, a one-token request that fails, too.
+    stream receives a byte either, or, after a failed request, two of one token that fail, too.
     Then admission is closed, which fails all requests with E2105, all of Triton's processes are
     killed, and it is restarted on the same ports, with a backoff that doubles from 0.5 s to 30 s.
     It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness.
@@ -249,18 +249,25 @@ class Supervisor:
                 return "tritonserver says that it is not ready"
 
     async def _watch_requested_checks(self) -> str:
-        """Engine check after a failed request: fails if a one-token request fails, too."""
+        """Engine check after a failed request: fails if two one-token requests fail, too.
+
+        The first of them may have gone the way of the failed one, a connection that was breaking.
+        """
         while True:
             await self._check_requested.wait()
             self._check_requested.clear()
-            began = time.monotonic()
-            check = asyncio.ensure_future(asyncio.to_thread(self._probe))
-            if not await _done_within(check, _CHECK_TIMEOUT_S):
-                if self._transport.last_token_at < began:
-                    silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
-                    return f"a request failed, and the engine has been {silence}"
-            elif isinstance(error := check.exception(), CogTritonError):
-                return f"the engine fails every request: {error}"
+            for last in (False, True):
+                began = time.monotonic()
+                check = asyncio.ensure_future(asyncio.to_thread(self._probe))
+                if not await _done_within(check, _CHECK_TIMEOUT_S):
+                    if self._transport.last_token_at < began:
+                        silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
+                        return f"a request failed, and the engine has been {silence}"
+                    break
+                if not isinstance(error := check.exception(), CogTritonError):
+                    break
+                if last:
+                    return f"the engine fails every request: {error}"
             await asyncio.sleep(_CHECK_PAUSE_S)
 
 

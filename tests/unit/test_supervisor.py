@@ -254,6 +254,28 @@ def test_engine_that_fails_every_request_is_restarted(supervised: Supervised) ->
     supervised.until(SupervisorState.READY)
 
 
+def test_one_failed_check_does_not_restart(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervised.start()
+    checks: list[str] = []
+    probe = supervised.generator.probe
+
+    def fail_first() -> None:
+        checks.append("check")
+        if len(checks) == 1:
+            raise TritonUnavailable("the step stream has ended; try again")
+        probe()
+
+    monkeypatch.setattr(supervised.supervisor, "_probe", fail_first)
+    monkeypatch.setattr(supervisor, "_CHECK_PAUSE_S", 0)
+    supervised.supervisor.check_engine()
+    until(lambda: len(checks) == 2 or supervised.supervisor.restarts > 0)
+    supervised.supervisor.check_engine()
+    until(lambda: len(checks) == 3 or supervised.supervisor.restarts > 0)
+    assert supervised.supervisor.restarts == 0
+
+
 def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
     supervised.start()
     supervised.triton.fail("broken")

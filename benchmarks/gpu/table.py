@@ -1,6 +1,6 @@
-"""Markdown tables of a GPU run's results.json, written into docs/gpu.md between marks.
+"""Markdown tables of GPU runs, written into docs/gpu.md between marks that name the run's file.
 
-python benchmarks/gpu/table.py docs/gpu/h200.json [docs/gpu.md]
+python benchmarks/gpu/table.py docs/gpu/h100.json [docs/gpu.md]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MARKS = "<!-- {name}: made by benchmarks/gpu/table.py -->", "<!-- end of {name} -->"
+MARKS = "<!-- {run} {name}: made by benchmarks/gpu/table.py -->", "<!-- end of {run} {name} -->"
 _COLUMNS = (
     "endpoint", "concurrency", "tok/s", "/ first", "TTFT p50 ms", "p99", "- first",
     "ITL p50 ms", "/ first", "p99", "TPOT p50 ms", "cores", "/ first", "client lag p99 ms",
@@ -134,13 +134,23 @@ def document(results: Mapping[str, Any]) -> str:
     return "\n".join(f"# {name.capitalize()}\n\n{content}\n" for name, content in made.items())
 
 
-def replace_sections(text: str, made: Mapping[str, str]) -> str:
-    """`text` with the content between marks replaced; raises ValueError for a mark not there."""
-    for name, content in made.items():
-        begin, end = (mark.format(name=name) for mark in MARKS)
+def replace_sections(text: str, run: str, made: Mapping[str, str]) -> str:
+    """`text` with the content between the marks of `run` replaced.
+
+    A page need not have marks for all that was made. Raises ValueError for a page without marks of
+    the run, a mark without its end, and one for which nothing was made.
+    """
+    names = re.findall(MARKS[0].format(run=re.escape(run), name="([^:\n]+)"), text)
+    if not names:
+        raise ValueError(f"no place for {run}")
+    for name in names:
+        if name not in made:
+            raise ValueError(f"{run} has no {name}")
+        begin, end = (mark.format(run=run, name=name) for mark in MARKS)
         pattern = f"({re.escape(begin)}\n).*?({re.escape(end)})"
+        content = f"\n{made[name]}\n\n"
         text, count = re.subn(
-            pattern, lambda match, c=content: f"{match[1]}\n{c}\n\n{match[2]}", text, flags=re.S
+            pattern, lambda match, c=content: f"{match[1]}{c}{match[2]}", text, flags=re.S
         )
         if count != 1:
             raise ValueError(f"{count} places for {begin}")
@@ -150,13 +160,12 @@ def replace_sections(text: str, made: Mapping[str, str]) -> str:
 def main() -> None:
     """Command line: rewrite the document."""
     parser = argparse.ArgumentParser(description="Write the tables of a run into a document.")
-    parser.add_argument("results", type=Path, help="results.json of scripts/verify-gpu")
+    parser.add_argument("results", type=Path, help="a run's results, named RUN.json")
     parser.add_argument("document", type=Path, nargs="?", default=Path("docs/gpu.md"))
     options = parser.parse_args()
     made = sections(json.loads(options.results.read_text("utf-8")))
-    options.document.write_text(
-        replace_sections(options.document.read_text("utf-8"), made), "utf-8"
-    )
+    text = options.document.read_text("utf-8")
+    options.document.write_text(replace_sections(text, options.results.stem, made), "utf-8")
 
 
 if __name__ == "__main__":

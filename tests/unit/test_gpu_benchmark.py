@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -200,9 +201,9 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
         "bench": {**measured(gpu, seen), "checks": {"all": True}},
     }
     begin, end = gpu.table.MARKS
-    names = gpu.table.sections(results)
-    marks = "\n".join(f"{begin}\nold\n{end}".format(name=name) for name in names)
-    text = gpu.table.replace_sections(f"before\n{marks}\nafter\n", names)
+    made = gpu.table.sections(results)
+    marks = "\n".join(f"{begin}\nold\n{end}".format(run="h1", name=name) for name in made)
+    text = gpu.table.replace_sections(f"before\n{marks}\nafter\n", "h1", made)
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
@@ -212,7 +213,15 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     )
     assert "| cog | engine | 1.00 |" in text
     assert "| checks | 2 | 1 | two |" in text
-    assert gpu.table.replace_sections(text, names) == text
+    assert gpu.table.replace_sections(text, "h1", made) == text
+
+
+def test_a_page_holds_chosen_tables_of_several_runs(gpu: SimpleNamespace) -> None:
+    marks = "\n{}\n".join(gpu.table.MARKS)
+    first, second = (marks.format("old", run=run, name="checks") for run in ("h1", "h2"))
+    made = {"checks": "new", "cores": "not on the page"}
+    text = gpu.table.replace_sections(f"{first}\n{second}", "h1", made)
+    assert text == f"{first}\n{second}".replace("old", "\nnew\n", 1)
 
 
 def test_a_run_of_some_phases_has_only_their_tables(gpu: SimpleNamespace) -> None:
@@ -254,17 +263,26 @@ def test_every_endpoint_gets_the_same_prompts(
     assert len({text for given in texts[::2] for text in given}) == 6 + 16 + 6
 
 
-def test_a_missing_mark_is_an_error(gpu: SimpleNamespace) -> None:
-    with pytest.raises(ValueError, match="0 places for <!-- machine"):
-        gpu.table.replace_sections("nothing", {"machine": ""})
+def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
+    begin, end = (mark.format(run="h1", name="machine") for mark in gpu.table.MARKS)
+    for text, run, made, told in (
+        (f"{begin}\n{end}", "h2", {"machine": ""}, "no place for h2"),
+        (f"{begin}\n{end}", "h1", {}, "h1 has no machine"),
+        (f"{begin}\n", "h1", {"machine": ""}, "0 places for <!-- h1 machine"),
+        (f"{begin}\n{end}\n" * 2, "h1", {"machine": ""}, "2 places for <!-- h1 machine"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            gpu.table.replace_sections(text, run, made)
 
 
 def test_docs_gpu_has_the_tables_of_its_results(gpu: SimpleNamespace) -> None:
     docs = BENCHMARKS.parents[1] / "docs"
     text = (docs / "gpu.md").read_text("utf-8")
-    made = gpu.table.sections(json.loads((docs / "gpu" / "h200.json").read_text("utf-8")))
-    assert len(made) == text.count("made by benchmarks/gpu/table.py -->") == 6
-    assert gpu.table.replace_sections(text, made) == text
+    runs = {path.stem: json.loads(path.read_text("utf-8")) for path in docs.glob("gpu/*.json")}
+    assert set(re.findall(r"<!-- (\w+) .*: made by", text)) == set(runs)
+    assert text.count("made by benchmarks/gpu/table.py -->") == 10
+    for run, results in runs.items():
+        assert gpu.table.replace_sections(text, run, gpu.table.sections(results)) == text
 
 
 def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:

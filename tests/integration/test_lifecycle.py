@@ -355,22 +355,6 @@ def test_random_kills_and_stops_end_every_request_and_leak_nothing() -> None:
     assert done.stdout.splitlines()[-1] == "nothing was wrong"
 
 
-def test_no_token_is_lost_while_processes_are_killed(tmp_path: Path) -> None:
-    """Some seconds here; 10^7 tokens are for the script alone."""
-    script = REPOSITORY / "benchmarks" / "soak_steps.py"
-    result = tmp_path / "found.json"
-    done = subprocess.run(
-        [sys.executable, str(script), "--quick", f"--json={result}"],
-        env={**os.environ, "PATH": PATH},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    figures = {item["name"]: item["value"] for item in json.loads(result.read_text())["figures"]}
-    assert figures["tokens compared"] >= 20_000
-
-
 @pytest.mark.parametrize("in_a_container", [False, True])
 def test_repeated_crashes_of_triton_end_the_server(
     make_stack: Callable[..., Stack], in_a_container: bool

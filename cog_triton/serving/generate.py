@@ -186,7 +186,6 @@ class Generation:
         self._submission: Submission | None = None
         self._engine_ended = False
         self._failed: str | None = None
-        self._started = time.perf_counter()
 
     @property
     def ended(self) -> bool:
@@ -195,7 +194,7 @@ class Generation:
 
     def __enter__(self) -> Self:
         """Ask for admission; raises E2107 when the queue is full, or why there is no service."""
-        self._started = self._decoder.started = time.perf_counter()
+        self._decoder.started = time.perf_counter()
         if observer := self._generator.observer:
             observer.started(self.request)
         try:
@@ -268,7 +267,7 @@ class Generation:
         if self._submission is not None and not self._engine_ended:
             self._submission.cancel()
         self._generator.admission.leave(self.ticket)
-        self.result.duration = time.perf_counter() - self._started
+        self.result.duration = time.perf_counter() - self._decoder.started
         gone = isinstance(error, GeneratorExit | asyncio.CancelledError)
         self.result.cancelled = self.ticket.cancelled or gone
         if observer := self._generator.observer:

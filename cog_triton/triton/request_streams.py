@@ -34,7 +34,6 @@ class RequestStreams:
         encode_request: Callable[[EngineRequest], dict[str, Any]],
     ) -> None:
         """`timeout` is in seconds between tokens of a request."""
-        self._url = url
         self._timeout = timeout
         self._to_error = to_error
         self._encode_request = encode_request

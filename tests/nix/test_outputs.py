@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -258,6 +259,30 @@ def test_image_command_size_lists_layers(images: dict[str, Image]) -> None:
     assert len(lines) == len(image.about["layers"]) + 1
     sizes = [int(re.match(r" *([\d,]+)", line)[1].replace(",", "")) for line in lines]  # type: ignore[index]
     assert sum(sizes[:-1]) == sizes[-1]
+
+
+def test_image_command_files_lists_what_docker_exports(
+    images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
+) -> None:
+    image = images["cog-triton-runner-86"]
+    lines = [json.loads(line) for line in run(str(image.result), "files").splitlines()]
+    assert list(dict.fromkeys(line["layer"] for line in lines)) == list(image.digests)
+    exported = files("cog-triton-runner-86")
+    top = {line["path"].removeprefix("/"): line for line in lines}
+    for path, line in top.items():
+        if path and not path.startswith("etc"):  # docker makes files of its own there
+            item = exported[path]
+            assert (line["mode"], line["link"]) == (f"{item.mode:04o}", item.linkname or None)
+            assert line["size"] == (item.size if item.isfile() else 0)
+    library = top[f"{SITE}/torch/lib/libtorch_cuda.so"]
+    assert (library["type"], library["layer"]) == ("file", "torch")
+    identity = docker("create", image.reference).strip()
+    docker("cp", f"{identity}:/{SITE}/torch/lib/libtorch_cuda.so", str(tmp_path))
+    docker("rm", identity)
+    content = (tmp_path / "libtorch_cuda.so").read_bytes()
+    assert library["sha256"] == hashlib.sha256(content).hexdigest()
+    assert top["bin"]["type"] == "link"
+    assert top["usr"]["type"] == "directory"
 
 
 def test_image_command_streams_into_docker(images: dict[str, Image], docker_host: str) -> None:

@@ -1,0 +1,1 @@
+"""Commands of an image's ./result: load, push, inspect; see cli."""

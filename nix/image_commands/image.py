@@ -1,0 +1,45 @@
+"""Image as nix2container describes it: configuration, layers and the store paths in them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """Image that a ./result was built as; image-commands.nix writes the fields."""
+
+    image: Path
+    """nix2container's image.json."""
+    reference: str
+    """Name and tag."""
+    skopeo: str
+    """The program, with nix2container's transport."""
+
+    @classmethod
+    def read(cls, described: str) -> Image:
+        """Read the fields from a JSON file."""
+        fields = json.loads(Path(described).read_text())
+        return cls(**{**fields, "image": Path(fields["image"])})
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """Parsed image.json."""
+        about: dict[str, Any] = json.loads(self.image.read_text())
+        return about
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """Layers of image.json, the bottom first."""
+        layers: list[dict[str, Any]] = self.about["layers"]
+        return layers
+
+
+def name_of(layer: dict[str, Any]) -> str:
+    """Name that nix/ gave a layer."""
+    name: str = layer["History"].get("created_by", "")
+    return name.removeprefix("cog-triton: ")

@@ -77,8 +77,8 @@ class Settings(BaseSettings):
     )
     cog_triton_sm: str | None = Field(
         None,
-        description="GPU architecture that an image is for, such as `86`; another GPU is refused"
-        " (E1305). Set in images.",
+        description="GPU architectures that an image is for, as `86` or `80,86`; another GPU is"
+        " refused (E1305). Set in images.",
     )
     cog_triton_skip_preflight: bool = Field(
         False, description="Serve an engine that does not fit this machine, with a warning."

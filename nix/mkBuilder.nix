@@ -2,9 +2,12 @@
 { ngcImage }:
 {
   sm ? null,
+  # More architectures, as in archs.nix.
+  archs ? { },
 }:
 ngcImage {
   name = "cog-triton-builder" + (if sm == null then "" else "-${sm}");
   kind = "builder";
-  inherit sm;
+  sms = if sm == null then [ ] else [ sm ];
+  inherit archs;
 }

@@ -1,8 +1,18 @@
-# mkRunner { sm }: the image that serves engines on one GPU architecture of archs.nix.
+# mkRunner { sm }: the image that serves engines on GPUs of one architecture of archs.nix, or of
+# several: sm = "86", or [ "80" "86" ].
 { ngcImage }:
-{ sm }:
+{
+  sm,
+  # More architectures, as in archs.nix; `fp8` and `fp4` are for labels alone.
+  archs ? { },
+  name ? null,
+}:
+let
+  sms = if builtins.isList sm then sm else [ sm ];
+in
 ngcImage {
-  name = "cog-triton-runner-${sm}";
+  name =
+    if name != null then name else "cog-triton-runner-" + builtins.concatStringsSep "-" sms;
   kind = "runner";
-  inherit sm;
+  inherit sms archs;
 }

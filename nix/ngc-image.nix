@@ -11,6 +11,7 @@
 }:
 let
   inherit (pkgs) lib;
+  ours = archs;
   ngcEnv = import ./ngc-env.nix { inherit (ngc) versions; };
   interpreter = {
     version = ngc.versions.python;
@@ -19,14 +20,21 @@ let
   venv = import ./venv.nix { inherit pkgs; } interpreter;
   colons = lib.concatStringsSep ":";
 in
-# kind: "runner" or "builder"; sm: a key of archs.nix, or null for every architecture.
+# kind: "runner" or "builder"; sms: keys of archs.nix or of `archs`, none for every architecture.
 {
   name,
   kind,
-  sm,
+  sms,
+  archs,
 }:
 let
-  known = lib.concatStringsSep ", " (lib.attrNames archs);
+  known = ours // archs;
+  names = lib.concatStringsSep ", " (lib.attrNames known);
+  chosen = map (
+    sm:
+    known.${sm} or (throw "sm = ${builtins.toJSON sm}: not an architecture of nix/archs.nix (${names})")
+  ) sms;
+  all = has: lib.boolToString (lib.all has chosen);
   layer = source.layer {
     python = interpreter;
     cog = kind;
@@ -34,7 +42,7 @@ let
   ngcLayer =
     part:
     let
-      tree = if sm != null && part.pruned or false then pruner sm part.tree else part.tree;
+      tree = if chosen != [ ] && part.pruned or false then pruner sms part.tree else part.tree;
     in
     {
       inherit (part) name reason;
@@ -43,12 +51,9 @@ let
   # A runner's common parts must not know its SM, or they would not be common.
   pieces = parts {
     inherit kind;
-    sm = if kind == "builder" then sm else null;
+    sm = if kind == "builder" && sms != [ ] then lib.head sms else null;
   };
 in
-assert lib.assertMsg (
-  sm == null || archs ? ${sm}
-) "sm = ${builtins.toJSON sm}: not an architecture of nix/archs.nix (${known})";
 image {
   inherit name;
   python = interpreter;
@@ -75,7 +80,7 @@ image {
       PATH = colons ([ "/opt/cog-triton/bin" ] ++ ngcEnv.PATH);
       LD_LIBRARY_PATH = colons ngcEnv.LD_LIBRARY_PATH;
       TRITONSERVER = "/opt/tritonserver/bin/tritonserver";
-      COG_TRITON_SM = if sm == null then "" else sm;
+      COG_TRITON_SM = lib.concatStringsSep "," sms;
     }
     // lib.optionalAttrs (kind == "builder") {
       COG_MAX_CONCURRENCY = "1";
@@ -83,7 +88,7 @@ image {
       TRTLLM_DIR = "/app";
     };
   labels = {
-    "cog-triton.sm" = if sm == null then "any" else sm;
+    "cog-triton.sm" = if sms == [ ] then "any" else lib.concatStringsSep "," sms;
     "cog-triton.python" = ngc.versions.python;
     "cog-triton.triton" = ngc.versions.triton;
     "cog-triton.tensorrt_llm" = ngc.versions.tensorrt_llm;
@@ -93,8 +98,9 @@ image {
     "cog-triton.ngc" = ngc.ref;
     "run.cog.version" = wheels.versions.cog;
   }
-  // lib.optionalAttrs (sm != null) {
-    "cog-triton.gpus" = archs.${sm}.gpus;
-    "cog-triton.fp8" = lib.boolToString archs.${sm}.fp8;
+  // lib.optionalAttrs (sms != [ ]) {
+    "cog-triton.gpus" = lib.concatMapStringsSep ", " (arch: arch.gpus) chosen;
+    "cog-triton.fp8" = all (arch: arch.fp8 or false);
+    "cog-triton.fp4" = all (arch: arch.fp4 or false);
   };
 }

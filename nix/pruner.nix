@@ -17,14 +17,14 @@ let
       builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|printable|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside != null;
   };
 in
-# sm: the architecture to keep; tree: a part of NGC's root file system.
-sm: tree:
-pkgs.runCommand "${lib.getName tree}-sm${sm}" { allowedReferences = [ ]; } ''
+# sms: the architectures to keep; tree: a part of NGC's root file system.
+sms: tree:
+pkgs.runCommand "${lib.getName tree}-sm${lib.concatStringsSep "-" sms}" { allowedReferences = [ ]; } ''
   cp -r ${tree} $out
   chmod -R u+w $out
   mkdir $NIX_BUILD_TOP/package
   ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
   export PYTHONPATH=$NIX_BUILD_TOP/package:${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages
   export PYTHONDONTWRITEBYTECODE=1
-  ${python}/bin/python3 -m cog_triton.cli.prune --sm ${sm} $out
+  ${python}/bin/python3 -m cog_triton.cli.prune --sm ${lib.concatStringsSep "," sms} $out
 ''

@@ -1,6 +1,6 @@
 """Pre-flight check: image and engine against this machine, before anything is loaded.
 
-An image for one GPU architecture has no device code for others, and says so in its
+An image for one GPU architecture, or a few, has no device code for others, and says so in its
 environment: COG_TRITON_SM, as nix/archs.nix names it. Without it, or with ``cpu``, there is
 nothing to check. What an engine needs is in its manifest, or in part in its own config.json, which
 has neither the GPU nor TensorRT's version; TensorRT itself checks only after loading.
@@ -18,31 +18,39 @@ from cog_triton.errors import EngineIncompatible
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine
 
+# The architectures of nix/archs.nix, each with an image cog-triton-runner-SM.
+RUNNER_SMS = (80, 86, 89, 90, 100, 103, 120)
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "tensorrt": "TensorRT"}
 
 
 def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:
-    """Raise E1305 unless every GPU that CUDA shows has the compute capability `image_sm`.
+    """Raise E1305 unless every GPU that CUDA shows has a compute capability of `image_sm`.
 
     Args:
-        image_sm: COG_TRITON_SM: ``86`` for 8.6; empty, None and ``cpu`` ask for nothing.
+        image_sm: COG_TRITON_SM: ``86`` for 8.6, ``80,86`` for 8.0 and 8.6; empty, None and
+            ``cpu`` ask for nothing.
         read: gives the SM of each visible GPU; default the driver's, by `visible_gpus`.
     """
     if image_sm in (None, "", "cpu"):
         return
     found = (read or visible_gpus)()
-    others = sorted({sm for sm in found if str(sm) != image_sm})
+    others = sorted({sm for sm in found if str(sm) not in image_sm.split(",")})
     if not found:
         raise EngineIncompatible(
             f"this image is for sm_{image_sm} and there is no GPU here: start it with"
             " `docker run --gpus=all`, on a machine with NVIDIA's driver and container toolkit"
         )
     if others:
-        here = ", ".join(f"sm_{sm}" for sm in others)
         raise EngineIncompatible(
-            f"this image is for sm_{image_sm}, this GPU is {here}: use the image"
-            f" cog-triton-runner-{others[0]}"
+            f"this image is for sm_{image_sm}, this GPU is {sm_names(others)}: {_image_for(others)}"
         )
+
+
+def _image_for(sms: Sequence[int]) -> str:
+    """Advice: the image for the first of `sms`, if there is one."""
+    if sms[0] in RUNNER_SMS:
+        return f"use the image cog-triton-runner-{sms[0]}"
+    return f"there are images for {sm_names(RUNNER_SMS)}; docs/images.md tells how to make another"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,10 @@ def prune(
         list[Path], typer.Argument(metavar="PATH", help="Shared objects, or directories.")
     ],
     sm: Annotated[
-        str, typer.Option("--sm", help="The GPU's compute capability: 86, sm_86 or 8.6.")
+        str,
+        typer.Option(
+            "--sm", help="Compute capability of the GPU, or of several: 86, sm_86, 8.6 or 80,86."
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -44,7 +47,7 @@ def prune(
         int | None, typer.Option("--jobs", "-j", min=1, help="Files at once.", show_default="CPUs")
     ] = None,
 ) -> None:
-    """Zero the device code of all GPUs but one in shared objects.
+    """Zero the device code of all GPUs but those of --sm in shared objects.
 
     In place or, with --output, in copies. A library is replaced as a whole or
     left as it was; doing it again changes nothing. The zeros shrink compressed
@@ -55,11 +58,11 @@ def prune(
     """
     from cog_triton.prune import report
     from cog_triton.prune.command import run
-    from cog_triton.prune.gpu_arch import parse_sm
+    from cog_triton.prune.gpu_arch import parse_sms
     from cog_triton.prune.prune_file import Options
 
     with coded_errors():
-        options = Options(parse_sm(sm), dry_run, embedded, all_licences, measure)
+        options = Options(parse_sms(sm), dry_run, embedded, all_licences, measure)
         result = run(
             paths, options, output, jobs, lambda done, of: report.progress_line(err, done, of)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cog_triton.errors import FatbinInvalid
@@ -56,9 +57,9 @@ def find(buffer: Bytes, host_sections: list[Section]) -> list[Image]:
     return images
 
 
-def edit(image: Image, sm: int) -> Edit | None:
-    """How to zero an image that provably is for other GPUs than `sm`; None if it stays."""
-    if image.sm is None or Arch(image.sm).runs_on(sm):
+def edit(image: Image, sms: Sequence[int]) -> Edit | None:
+    """How to zero an image that provably is for other GPUs than `sms`; None if it stays."""
+    if image.sm is None or any(map(Arch(image.sm).runs_on, sms)):
         return None
     return Edit(image.start, image.end)
 

@@ -15,6 +15,7 @@ Nothing here does I/O: it reads a buffer and says which bytes may become zeros.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -110,6 +111,16 @@ def parse(buffer: Bytes, start: int, end: int) -> list[Container]:
         Container(begin, body, stop, after - stop, _entries(buffer, body, stop))
         for (begin, body, stop), after in zip(starts, following, strict=False)
     ]
+
+
+def choose_for(container: Container, sms: Sequence[int]) -> Choice:
+    """Choose the entries that GPUs of any of these compute capabilities need."""
+    choices = [choose(container, sm) for sm in sms]
+    kept = {entry for choice in choices for entry in choice.kept}
+    return Choice(
+        tuple(entry for entry in container.entries if entry in kept),
+        all(choice.fits for choice in choices),
+    )
 
 
 def choose(container: Container, sm: int) -> Choice:

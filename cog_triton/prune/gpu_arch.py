@@ -7,6 +7,7 @@ Source: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility" 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cog_triton.errors import InvalidArgument
@@ -40,6 +41,20 @@ class Arch(NamedTuple):
     def compiles_for(self, sm: int) -> bool:
         """Whether a driver can compile this PTX for `sm`: plain PTX for any later GPU."""
         return self.runs_on(sm) if self.variant else self.number <= sm
+
+
+def parse_sms(text: str) -> tuple[int, ...]:
+    """Parse SMs with commas between them, as in "80,86", into SM numbers, the lowest first.
+
+    Raises:
+        InvalidArgument: one of them is not an SM.
+    """
+    return tuple(sorted({parse_sm(part) for part in text.split(",")}))
+
+
+def sm_text(sms: Sequence[int]) -> str:
+    """SMs as they are shown: ``sm_80,86``."""
+    return "sm_" + ",".join(map(str, sms))
 
 
 def parse_sm(text: str) -> int:

@@ -23,9 +23,9 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Options:
-    """Options for every file; `sm` is the GPU's SM number."""
+    """Options for every file; `sms` are the SM numbers of the GPUs."""
 
-    sm: int
+    sms: tuple[int, ...]
     dry_run: bool = False
     embedded: bool = False
     all_licences: bool = False
@@ -107,7 +107,7 @@ def _plan(path: Path, options: Options) -> Plan | None:
         if not elf.is_loadable(file.read(elf.HEADER_SIZE)):
             return None
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
-            return make(view, options.sm, options.embedded)
+            return make(view, options.sms, options.embedded)
 
 
 def _carry_out(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ class Plan:
     """Device code of a file and what would be zeroed; bytes by label (sm_90a, compute_80).
 
     `found` and `kept` are of fat binaries, `embedded` and `zeroed` of cubins in plain data.
-    `containers` counts fat binaries and `unfit` those that have nothing for the GPU and stay whole.
+    `containers` counts fat binaries and `unfit` those that have nothing for a GPU and stay whole.
     """
 
     found: dict[str, int] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Plan:
         return bool(self.found or self.embedded)
 
 
-def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
-    """Plan for the shared object in `buffer` and GPUs of compute capability `sm`.
+def make(buffer: Bytes, sms: Sequence[int], zero_embedded: bool = False) -> Plan:
+    """Plan for the shared object in `buffer` and GPUs of the compute capabilities `sms`.
 
     Raises:
         FatbinInvalid: the file, or device code in it, is not laid out as known.
-        InvalidArgument: it was pruned before, for a GPU that `sm` cannot do with.
+        InvalidArgument: it was pruned before, for GPUs that `sms` cannot do with.
     """
     sections = elf.sections(buffer)
     if not sections and fatbin.MAGIC in buffer:
@@ -55,11 +55,11 @@ def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
         if section.name in fatbin.SECTIONS and section.type != elf.NOBITS
         for container in _containers(buffer, section)
     ]
-    choices = [fatbin.choose(container, sm) for container in containers]
+    choices = [fatbin.choose_for(container, sms) for container in containers]
     for container, choice in zip(containers, choices, strict=True):
         if container.was_pruned and not choice.fits:
             raise InvalidArgument(
-                f"SM='{sm}': it was pruned before and has only"
+                f"SM='{','.join(map(str, sms))}': it was pruned before and has only"
                 f" {', '.join(entry.label for entry in container.entries)} left at byte"
                 f" {container.start}; prune the original"
             )
@@ -68,7 +68,7 @@ def make(buffer: Bytes, sm: int, zero_embedded: bool = False) -> Plan:
     zeroed = {
         image: edit
         for image in images
-        if zero_embedded and (edit := embedded_cubins.edit(image, sm))
+        if zero_embedded and (edit := embedded_cubins.edit(image, sms))
     }
     return Plan(
         found=_by_label(entry for container in containers for entry in container.entries),

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cog_triton.prune.command import Result
+from cog_triton.prune.gpu_arch import sm_text
 from cog_triton.prune.prune_file import Outcome, shown
 
 _KINDS = ("sm_", "compute_", "lto_")
@@ -25,7 +26,7 @@ def as_json(result: Result) -> str:
     """JSON with all results, sizes in bytes."""
     options = result.options
     document = {
-        "sm": options.sm,
+        "sm": options.sms[0] if len(options.sms) == 1 else options.sms,
         "dry_run": options.dry_run,
         "files": [_row(outcome) for outcome in result.outcomes],
         "freed": _freed(result.outcomes),
@@ -81,12 +82,12 @@ def _table(result: Result) -> Table:
 
 
 def _remarks(outcome: Outcome, result: Result) -> Iterable[str]:
-    plan = outcome.plan
+    plan, sms = outcome.plan, sm_text(result.options.sms)
     if outcome.action == "refused":
         yield f"refused: {outcome.error.code if outcome.error else outcome.reason}"
         return
     if plan.unfit and outcome.action != "skipped":
-        yield f"nothing for sm_{result.options.sm} in {plan.unfit} of {plan.containers}: kept whole"
+        yield f"nothing for {sms} in {plan.unfit} of {plan.containers}: kept whole"
     if plan.embedded:
         zeroed = architectures(plan.zeroed) if plan.zeroed else ""
         listed = ", ".join(f"{label} {_mb(size)}" for label, size in sorted(plan.embedded.items()))
@@ -106,7 +107,7 @@ def _notes(result: Result) -> Iterable[str]:
     if options.dry_run and counts["pruned"]:
         said[0] = f"{counts['pruned']} to prune (dry run: nothing was written)"
     said.append(f"{result.others} without device code")
-    yield f"sm_{options.sm}: {', '.join(said)}."
+    yield f"{sm_text(options.sms)}: {', '.join(said)}."
     if result.links_out:
         yield f"{result.links_out} links out of the tree were not followed."
     if counts["skipped"]:

@@ -47,7 +47,7 @@ class Factory:
         installer = _wheels_into_store(directory / "wheels")
         host = {"python": {"version": VERSION, "executable": _interpreter()}} | installer
         (self._standin / "nixpkgs" / "host.json").write_text(json.dumps(host))
-        images = [fatbins.Image(number=sm) for sm in (75, 80, 86, 89, 90)]
+        images = [fatbins.Image(number=sm) for sm in (75, 80, 86, 89, 90, 100, 103, 120)]
         library = fatbins.library(fatbins.container(*images))
         (self._standin / "nixpkgs" / "device_code.so").write_bytes(library)
 

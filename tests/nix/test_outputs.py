@@ -17,7 +17,7 @@ import pytest
 from containers import docker
 from factory import SYSTEM, VERSION, Factory, Image, run
 
-SMS = ("80", "86", "89", "90")
+SMS = ("80", "86", "89", "90", "100", "103", "120")
 RUNNERS = [f"cog-triton-runner-{sm}" for sm in SMS]
 NAMES = ["cog-triton-builder", *RUNNERS, "cog-triton-runner-cpu"]
 SHARED = {"os", "python", "cuda", "tensorrt", "triton", "wheels", "source"}
@@ -91,7 +91,8 @@ def test_labels_of_a_runner(sm: str, images: dict[str, Image]) -> None:
     assert image.labels["cog-triton.tensorrt"] == "10.14.1.48"
     assert image.labels["cog-triton.cuda"] == "13.1"
     assert image.labels["cog-triton.driver"] == ">=590.44"
-    assert image.labels["cog-triton.fp8"] == ("true" if sm in ("89", "90") else "false")
+    assert image.labels["cog-triton.fp8"] == ("false" if sm in ("80", "86") else "true")
+    assert image.labels["cog-triton.fp4"] == ("true" if int(sm) >= 100 else "false")
 
 
 def test_revision_is_only_in_a_label(factory: Factory, images: dict[str, Image]) -> None:
@@ -197,7 +198,7 @@ def test_unneeded_files_are_left_out(files: Callable[[str], Files]) -> None:
     assert HEADERS | RESOURCES | {"app/examples/build.py"} <= builder
 
 
-@pytest.mark.parametrize("sm", ["80", "90"])
+@pytest.mark.parametrize("sm", ["80", "90", "103"])
 def test_a_runner_has_device_code_of_its_own_gpu_only(
     sm: str, images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
 ) -> None:
@@ -212,7 +213,7 @@ def test_a_runner_has_device_code_of_its_own_gpu_only(
         docker("rm", identity)
 
 
-ALL = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90"}
+ALL = {"sm_75", *(f"sm_{sm}" for sm in SMS)}
 
 
 def architectures(library: Path, sm: str) -> set[str]:

@@ -83,18 +83,47 @@ def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) ->
     assert runner.digests.items() <= model.digests.items()
 
 
-def test_an_unknown_architecture_is_refused(factory: Factory, tmp_path: Path) -> None:
-    (tmp_path / "flake.nix").write_text(
-        """{
-  inputs.cog-triton.url = "github:replicate/cog-triton";
-  outputs = { self, cog-triton }: {
-    packages.x86_64-linux.default = cog-triton.lib.x86_64-linux.mkRunner { sm = "75"; };
-  };
-}"""
+def build_runner(factory: Factory, directory: Path, arguments: str) -> Image:
+    """What mkRunner makes of these arguments in a flake of a user's own."""
+    directory.mkdir(exist_ok=True)
+    call = f"cog-triton.lib.x86_64-linux.mkRunner {arguments}"
+    (directory / "flake.nix").write_text(
+        "{\n"
+        '  inputs.cog-triton.url = "github:replicate/cog-triton";\n'
+        "  outputs = { self, cog-triton }: {\n"
+        f"    packages.x86_64-linux.default = {call};\n"
+        "  };\n"
+        "}\n"
     )
     source = ["--override-input", "cog-triton", f"git+file://{factory.source}"]
+    command = "build --no-link --print-out-paths"
+    built = factory.nix(command, f"path:{directory}", *source, inputs="cog-triton/")
+    return Image(Path(built.strip()))
+
+
+def test_an_unknown_architecture_is_refused(factory: Factory, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r'sm = "75": not an architecture .*80, 86, 89, 90'):
-        factory.nix("build --no-link", f"path:{tmp_path}", *source, inputs="cog-triton/")
+        build_runner(factory, tmp_path, '{ sm = "75"; }')
+
+
+def test_mk_runner_makes_an_image_for_several_architectures(
+    factory: Factory, tmp_path: Path
+) -> None:
+    several = build_runner(factory, tmp_path, '{ sm = [ "80" "89" ]; }')
+    assert several.reference.startswith("cog-triton-runner-80-89:")
+    assert several.env["COG_TRITON_SM"] == several.labels["cog-triton.sm"] == "80,89"
+    assert several.labels["cog-triton.gpus"] == "A100, A30, L4, L40S, RTX 40"
+    assert several.labels["cog-triton.fp8"] == "false"
+    one = factory.image("cog-triton-runner-80")
+    moved = {name for name in one.digests if one.digests[name] != several.digests[name]}
+    assert moved == {"torch", "tensorrt_llm"}
+
+
+def test_mk_runner_takes_an_architecture_of_ones_own(factory: Factory, tmp_path: Path) -> None:
+    arguments = '{ sm = "75"; name = "mine"; archs."75" = { gpus = "T4"; }; }'
+    image = build_runner(factory, tmp_path, arguments)
+    assert image.reference.startswith("mine:")
+    assert (image.env["COG_TRITON_SM"], image.labels["cog-triton.gpus"]) == ("75", "T4")
 
 
 def test_a_wheel_with_another_hash_is_refused(factory: Factory) -> None:

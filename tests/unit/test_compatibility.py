@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,28 @@ def test_an_image_without_an_sm_is_not_checked(image_sm: str | None) -> None:
     compatibility.require_gpu(image_sm, read)
 
 
-@pytest.mark.parametrize("found", [[86], [86, 86]])
-def test_a_matching_gpu_is_accepted(found: list[int]) -> None:
-    compatibility.require_gpu("86", lambda: found)
+@pytest.mark.parametrize(
+    ("image_sm", "found"), [("86", [86]), ("86", [86, 86]), ("80,86", [86]), ("80,86", [80, 86])]
+)
+def test_a_matching_gpu_is_accepted(image_sm: str, found: list[int]) -> None:
+    compatibility.require_gpu(image_sm, lambda: found)
+
+
+def test_a_gpu_that_an_image_of_several_is_not_for_is_refused() -> None:
+    with pytest.raises(
+        EngineIncompatible, match=r"is for sm_80,86, this GPU is sm_100: use the im"
+    ):
+        compatibility.require_gpu("80,86", lambda: [86, 100])
+
+
+def test_the_advice_names_only_images_that_exist() -> None:
+    with pytest.raises(EngineIncompatible) as caught:
+        compatibility.require_gpu("86", lambda: [75])
+    assert "cog-triton-runner-" not in caught.value.detail
+    assert "there are images for sm_80, sm_86, sm_89, sm_90, sm_100" in caught.value.detail
+    archs = (Path(compatibility.__file__).parents[2] / "nix" / "archs.nix").read_text()
+    named = re.findall(r'^  "(\d+)" = \{$', archs, re.MULTILINE)
+    assert named == [str(sm) for sm in compatibility.RUNNER_SMS]
 
 
 @pytest.mark.parametrize(("found", "others"), [([90], "sm_90"), ([86, 89], "sm_89")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.prune.gpu_arch import Arch, parse_sm
+from cog_triton.prune.gpu_arch import Arch, parse_sm, parse_sms
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,9 @@ def test_other_names_are_refused(text: str) -> None:
 def test_variants_are_refused_as_sm(text: str) -> None:
     with pytest.raises(InvalidArgument, match="for this GPU say 90: code for sm_90a is kept"):
         parse_sm(text)
+
+
+def test_several_sms_have_commas_between_them() -> None:
+    assert parse_sms("8.6, sm_80,86") == (80, 86)
+    with pytest.raises(InvalidArgument, match="SM=''"):
+        parse_sms("80,")

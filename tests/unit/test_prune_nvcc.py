@@ -33,7 +33,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def pruned(path: Path, sm: int, to: Path) -> tuple[Plan, Path]:
     data = bytearray(path.read_bytes())
-    plan = make(data, sm)
+    plan = make(data, [sm])
     zero_edits.apply(data, plan.edits)
     to.mkdir()
     made = to / path.name
@@ -42,7 +42,7 @@ def pruned(path: Path, sm: int, to: Path) -> tuple[Plan, Path]:
 
 
 def test_all_architectures_of_nvcc_are_found(built: Path) -> None:
-    plan = make(built.read_bytes(), 90)
+    plan = make(built.read_bytes(), [90])
     assert set(plan.found) == set(CODES.split())
     assert plan.containers == 2
 
@@ -66,7 +66,7 @@ def test_kept_architectures_for_each_gpu(
 ) -> None:
     plan, made = pruned(built, sm, tmp_path / "out")
     assert set(plan.kept) == kept
-    after = make(made.read_bytes(), sm)
+    after = make(made.read_bytes(), [sm])
     assert (after.found, after.edits) == (plan.kept, ())
 
 
@@ -104,7 +104,7 @@ def test_embedded_cubins_in_a_c_array_are_zeroed(target: int, tmp_path: Path) ->
     made = tmp_path / "libtensorrt_llm.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, "k.cubin.c"], cwd=tmp_path, check=True)
     data = bytearray(made.read_bytes())
-    plan = make(data, target, zero_embedded=True)
+    plan = make(data, [target], zero_embedded=True)
     assert plan.embedded == {f"sm_{number}": len(images[number]) for number in numbers}
     zero_edits.apply(data, plan.edits)
     stays = {86: {80, 86}, 90: {90}}[target]

@@ -25,35 +25,47 @@ def pruned(data: bytes, plan: Plan) -> bytes:
 
 def test_plan_has_sizes_by_label() -> None:
     data = library(FATBIN)
-    plan = make(data, 90)
+    plan = make(data, [90])
     one, text = len(Image(number=90).pack()), len(Image(PTX).pack())
     assert plan.found == {"sm_80": one, "sm_90": one, "compute_80": text}
     assert plan.kept == {"sm_90": one, "compute_80": text}
     assert plan.freed == one
     assert (plan.containers, plan.unfit) == (2, 0)
     after = pruned(data, plan)
-    assert make(after, 90).found == plan.kept
-    assert make(after, 90).edits == ()
+    assert make(after, [90]).found == plan.kept
+    assert make(after, [90]).edits == ()
     fat = data.index(FATBIN)
     assert (after[:fat], after[fat + len(FATBIN) :]) == (data[:fat], data[fat + len(FATBIN) :])
 
 
 def test_all_sections_with_device_code_are_planned() -> None:
     data = elf([(name, 1, 2, FATBIN) for name in (".nv_fatbin", "__nv_relfatbin", ".other")])
-    assert make(data, 90).containers == 4
+    assert make(data, [90]).containers == 4
 
 
 def test_a_file_pruned_for_another_gpu_is_refused() -> None:
     data = library(container(Image(number=80), Image(number=90)))
-    after = pruned(data, make(data, 90))
+    after = pruned(data, make(data, [90]))
     with pytest.raises(InvalidArgument, match="SM='86': it was pruned before and has only sm_90"):
-        make(after, 86)
-    assert make(after, 90).edits == ()
+        make(after, [86])
+    assert make(after, [90]).edits == ()
 
 
 def test_a_file_without_code_for_the_gpu_is_kept() -> None:
-    plan = make(library(container(Image(number=90, variant="a"))), 86)
+    plan = make(library(container(Image(number=90, variant="a"))), [86])
     assert (plan.unfit, plan.edits) == (1, ())
+
+
+def test_code_for_several_gpus_is_kept() -> None:
+    data = library(container(*(Image(number=sm) for sm in (75, 80, 86, 90))), RODATA)
+    plan = make(data, [80, 86], zero_embedded=True)
+    assert set(plan.kept) == {"sm_80", "sm_86"}
+    assert set(plan.zeroed) == {"sm_90"}
+    after = pruned(data, plan)
+    assert make(after, [80, 86], zero_embedded=True).edits == ()
+    assert set(make(after, [86]).kept) == {"sm_86"}
+    with pytest.raises(InvalidArgument, match="SM='86,90': it was pruned before"):
+        make(after, [86, 90])
 
 
 RODATA = (
@@ -68,7 +80,7 @@ RODATA = (
 
 
 def test_cubins_in_plain_data_are_reported() -> None:
-    plan = make(library(FATBIN, RODATA), 90)
+    plan = make(library(FATBIN, RODATA), [90])
     size = len(cubin(80))
     assert plan.embedded == {"sm_80": size, "sm_90": size, "sm_86": size, "sm_?": size}
     assert (plan.zeroed, plan.freed) == ({}, len(Image().pack()))
@@ -76,18 +88,18 @@ def test_cubins_in_plain_data_are_reported() -> None:
 
 def test_cubins_of_other_gpus_become_zeros() -> None:
     data = library(FATBIN, RODATA)
-    plan = make(data, 90, zero_embedded=True)
+    plan = make(data, [90], zero_embedded=True)
     size = len(cubin(80))
     assert plan.zeroed == {"sm_80": size, "sm_86": size}
     expected = RODATA.replace(cubin(80, abi=7), bytes(size)).replace(cubin(86, abi=7), bytes(size))
     after = pruned(data, plan)
     assert after[data.index(RODATA) :][: len(RODATA)] == expected
-    assert make(after, 90, zero_embedded=True).edits == ()
+    assert make(after, [90], zero_embedded=True).edits == ()
 
 
 def test_an_older_minor_version_stays_for_the_library_may_pick_it() -> None:
     data = library(FATBIN, cubin(80) + cubin(86) + cubin(90))
-    assert list(make(data, 86, zero_embedded=True).zeroed) == ["sm_90"]
+    assert list(make(data, [86], zero_embedded=True).zeroed) == ["sm_90"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,7 @@ def test_an_older_minor_version_stays_for_the_library_may_pick_it() -> None:
 )
 def test_data_that_is_no_provably_whole_cubin_stays(rodata: bytes) -> None:
     data = library(FATBIN, rodata)
-    plan = make(data, 90, zero_embedded=True)
+    plan = make(data, [90], zero_embedded=True)
     assert not plan.zeroed
     assert set(plan.embedded) <= {"sm_?"}
     assert rodata in pruned(data, plan)
@@ -112,12 +124,12 @@ def test_data_that_is_no_provably_whole_cubin_stays(rodata: bytes) -> None:
 def test_code_and_symbols_are_not_searched_for_cubins() -> None:
     image = cubin(80)
     data = elf([(".text", 1, 6, image), (".debug", 1, 0, image), (".note", 7, 2, image)])
-    assert not make(data, 90, zero_embedded=True).has_device_code
+    assert not make(data, [90], zero_embedded=True).has_device_code
 
 
 def test_a_library_without_device_code_has_an_empty_plan() -> None:
-    assert not make(elf([(".text", 1, 6, b"\xc3")]), 90).has_device_code
-    assert not make(elf([(".nv_fatbin", elf_.NOBITS, 2, b"")]), 90).has_device_code
+    assert not make(elf([(".text", 1, 6, b"\xc3")]), [90]).has_device_code
+    assert not make(elf([(".nv_fatbin", elf_.NOBITS, 2, b"")]), [90]).has_device_code
 
 
 SECTION_OFFSET, COUNT, NAMES = 40, 60, 62
@@ -154,7 +166,7 @@ OVERLAPPING = change(TWICE, table_of(TWICE) + 2 * 64 + 24, "<Q", 64)
 )
 def test_damaged_files_are_refused(data: bytes, rule: str) -> None:
     with pytest.raises(FatbinInvalid, match=rule):
-        make(data, 90)
+        make(data, [90])
 
 
 def test_counts_that_need_more_than_16_bits_are_in_the_first_section() -> None:
@@ -162,7 +174,7 @@ def test_counts_that_need_more_than_16_bits_are_in_the_first_section() -> None:
     count = int.from_bytes(WHOLE[COUNT : COUNT + 2], "little")
     data = change(change(WHOLE, COUNT, "<H", 0), NAMES, "<H", 0xFFFF)
     data = change(change(data, table + 32, "<Q", count), table + 40, "<I", count - 1)
-    assert make(data, 90).found == make(WHOLE, 90).found
+    assert make(data, [90]).found == make(WHOLE, [90]).found
 
 
 @settings(deadline=None)
@@ -172,7 +184,7 @@ def test_random_damage_is_refused_or_edits_stay_within_the_file(
 ) -> None:
     data = WHOLE[:at] + noise + (b"" if cut else WHOLE[at + len(noise) :])
     try:
-        plan = make(data, 90, zero_embedded=True)
+        plan = make(data, [90], zero_embedded=True)
     except FatbinInvalid:
         return
     assert len(pruned(data, plan)) == len(data)

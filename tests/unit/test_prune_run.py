@@ -23,7 +23,7 @@ FATBIN = container(*(Image(number=number) for number in (80, 86, 90))) * 3
 LIBRARY = library(FATBIN, cubin(80) + cubin(90))
 FREED = 3 * 2 * len(Image().pack())
 OLD_NS = 1_500_000_000_123_456_789
-SM90 = Options(90)
+SM90 = Options((90,))
 
 
 def write(path: Path, data: bytes = LIBRARY, mode: int = 0o750) -> Path:
@@ -84,7 +84,7 @@ def test_a_second_run_replaces_no_file(tmp_path: Path) -> None:
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "a" / "libtorch_cuda.so")
     before = snapshot(tmp_path)
-    options = Options(90, dry_run=True, measure=True, embedded=True)
+    options = Options((90,), dry_run=True, measure=True, embedded=True)
     outcome = only(run([tmp_path / "a"], options, output=tmp_path / "out"))
     assert (outcome.action, outcome.plan.freed) == ("pruned", FREED + len(cubin(80)))
     assert outcome.gzip is not None
@@ -94,7 +94,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_embedded_cubins_only_when_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "libtensorrt_llm.so")
-    assert only(run([path], Options(90, embedded=True))).plan.zeroed == {"sm_80": len(cubin(80))}
+    assert only(run([path], Options((90,), embedded=True))).plan.zeroed == {"sm_80": len(cubin(80))}
     assert cubin(80) not in path.read_bytes()
 
 
@@ -106,7 +106,7 @@ def test_measure_reports_sizes_under_gzip(tmp_path: Path) -> None:
         return len(subprocess.run(command, check=True, capture_output=True).stdout)
 
     before = gzip()
-    outcome = only(run([path], Options(90, measure=True)))
+    outcome = only(run([path], Options((90,), measure=True)))
     assert outcome.gzip is not None
     for told, real in zip(outcome.gzip, (before, gzip()), strict=True):
         assert told == pytest.approx(real, rel=0.05)
@@ -144,7 +144,7 @@ def test_all_licences_prunes_closed_libraries(tmp_path: Path) -> None:
     path = write(tmp_path / "libcublasLt.so.12")
     assert only(run([path], SM90)).reason == "under NVIDIA's licence"
     assert path.read_bytes() == LIBRARY
-    assert only(run([path], Options(90, all_licences=True))).action == "pruned"
+    assert only(run([path], Options((90,), all_licences=True))).action == "pruned"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_pruning_for_another_gpu_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "libtorch.so")
     run([path], SM90)
     before = path.read_bytes()
-    refused = only(run([path], Options(86)))
+    refused = only(run([path], Options((86,))))
     assert f"{path}: SM='86': it was pruned before and has only sm_90" in refused.reason
     assert path.read_bytes() == before
 
@@ -426,7 +426,7 @@ def slow(view, edits):
     __import__("time").sleep(0.5)
     real(view, edits)
 prune_file.zero_edits.apply = slow
-command.run([Path(sys.argv[1])], prune_file.Options(90), jobs=2)
+command.run([Path(sys.argv[1])], prune_file.Options((90,)), jobs=2)
 """
 
 

@@ -1,6 +1,7 @@
 # Of nixpkgs' lib: the functions that nix/ calls, with the same meaning.
 rec {
   inherit (builtins)
+    all
     attrNames
     attrValues
     concatStringsSep

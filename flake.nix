@@ -3,10 +3,8 @@
 
   inputs = {
     nixpkgs.url = "github:NixOS/nixpkgs/nixos-unstable";
-    nix2container = {
-      url = "github:nlewo/nix2container";
-      inputs.nixpkgs.follows = "nixpkgs";
-    };
+    # With the nixpkgs that it was made for: its patch of skopeo fits few versions of it.
+    nix2container.url = "github:nlewo/nix2container";
   };
 
   outputs = inputs: import ./nix inputs;

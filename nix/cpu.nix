@@ -5,6 +5,7 @@
   image,
   source,
   wheels,
+  licences,
 }:
 let
   inherit (pkgs) lib;
@@ -18,11 +19,7 @@ let
     pkgs.bashInteractive
     pkgs.coreutils
   ];
-  # What a manylinux wheel may expect of its machine, and nixpkgs keeps apart.
-  libraries = [
-    pkgs.stdenv.cc.cc.lib
-    pkgs.zlib
-  ];
+  libraries = import ./libraries.nix { inherit pkgs; };
 
   # The places outside the store that programs have by heart. The wheels' programs are not
   # patched: they find their loader where every distribution has it.
@@ -38,6 +35,7 @@ let
     printf 'root:x:0:\ncog:x:1000:\n' >$out/etc/group
     echo 'hosts: files dns' >$out/etc/nsswitch.conf
   '';
+  components = licences.wheels wheels.versions ++ licences.nixpkgs;
   layer = source.layer {
     python = interpreter;
     cog = "runner";
@@ -49,6 +47,9 @@ let
   };
 in
 image {
+  inherit components;
+  description = "Cog and Triton Inference Server with OpenVINO, without a GPU";
+  gpu = false;
   name = "cog-triton-runner-cpu";
   python = interpreter;
   schema = source.schema "runner";
@@ -82,6 +83,7 @@ image {
       reason = "Cog and our other wheels: move with the lock";
       copyToRoot = [ wheels.cog ];
     }
+    (licences.layer components)
     {
       name = "source";
       reason = "our source: moves with every change";

@@ -12,16 +12,24 @@ let
 
   archs = import ./archs.nix;
   revision = self.rev or self.dirtyRev or "unknown";
+  date = self.lastModifiedDate or "19700101000000";
   python = pkgs.python312;
 
   source = import ./source.nix { inherit pkgs; };
   ngc = import ./ngc.nix { inherit pkgs; };
+  licences = import ./licences.nix { inherit pkgs; };
   imageCommands = import ./image-commands.nix {
     inherit pkgs python;
     skopeo = containers.skopeo-nix2container;
   };
   image = import ./image.nix {
-    inherit lib revision imageCommands;
+    inherit
+      lib
+      revision
+      date
+      licences
+      imageCommands
+      ;
     inherit (containers) nix2container;
     inherit (source) version;
   };
@@ -33,6 +41,7 @@ let
       image
       ngc
       source
+      licences
       ;
     wheels = wheelsFor python;
     pruner = import ./pruner.nix {
@@ -57,6 +66,7 @@ let
       python
       image
       source
+      licences
       ;
     wheels = wheelsFor python;
   };
@@ -78,8 +88,14 @@ in
       mkModel
       ;
   };
-  checks.${system} = import ./checks.nix { inherit self pkgs images; };
+  checks.${system} = import ./checks.nix { inherit images; };
   devShells.${system}.default = import ./shell.nix { inherit pkgs python; };
   formatter.${system} = pkgs.nixfmt-tree;
-  apps.${system}.update-pins = import ./update-pins.nix { inherit pkgs python ngc; };
+  apps.${system} = lib.mapAttrs (_: image: {
+    type = "app";
+    program = "${image}";
+    inherit (image) meta;
+  }) images // {
+    update-pins = import ./update-pins.nix { inherit pkgs python ngc; };
+  };
 }

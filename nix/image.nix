@@ -5,8 +5,18 @@
   imageCommands,
   version,
   revision,
+  # YYYYMMDDHHMMSS of the revision, in UTC: an image of the same source is the same image.
+  date,
+  licences,
 }:
 let
+  created =
+    let
+      part = at: length: builtins.substring at length date;
+    in
+    "${part 0 4}-${part 4 2}-${part 6 2}T${part 8 2}:${part 10 2}:${part 12 2}Z";
+
+  homepage = "https://github.com/replicate/cog-triton";
   variables = lib.mapAttrsToList (name: value: "${name}=${value}");
 
   # The store has no writable files; these directories anyone may write, like /tmp. Said of every
@@ -40,13 +50,42 @@ let
       python,
       # The OpenAPI schema of the Cog project in /src.
       schema,
+      # What it holds beside our source, as nix/licences.nix has it.
+      components,
+      gpu ? true,
       # Of cog_triton.door, before those that a user gives.
       arguments ? [ ],
+      description ? "cog-triton: Cog and Triton Inference Server",
     }@described:
     let
+      environment = {
+        HOME = "/opt/cog-triton/work";
+        COG_TRITON_WORK_DIR = "/opt/cog-triton/work";
+        COG_PREDICT_TYPE_STUB = "predict.py:Predictor";
+        COG_MAX_CONCURRENCY = "256";
+        # coglet answers 409, with slots free, when two of its threads look for one at once.
+        TOKIO_WORKER_THREADS = "1";
+        # Of the front door's ports; what is behind it listens on 127.0.0.1 alone.
+        COG_HOST = "0.0.0.0";
+        PYTHONUNBUFFERED = "1";
+      }
+      // env;
+      # What Cog's own command line reads: cog.yaml as JSON, and `pip freeze`.
+      config = {
+        build = {
+          inherit gpu;
+          python_version = python.version;
+        };
+        predict = environment.COG_PREDICT_TYPE_STUB;
+        concurrency.max = lib.toInt environment.COG_MAX_CONCURRENCY;
+      };
+      freeze = lib.concatMapStrings (part: "${part.name}==${part.version}\n") (
+        lib.filter (part: part.wheel) components
+      );
+      licence = licences.expression components;
       site = "/opt/cog-triton/lib/python${python.version}/site-packages";
       image = nix2container.buildImage {
-        inherit name;
+        inherit name created;
         arch = "amd64";
         layers = map toLayer layers;
         config = {
@@ -70,26 +109,21 @@ let
             "5000/tcp" = { };
             "8000/tcp" = { };
           };
-          Env = variables (
-            {
-              HOME = "/opt/cog-triton/work";
-              COG_TRITON_WORK_DIR = "/opt/cog-triton/work";
-              COG_PREDICT_TYPE_STUB = "predict.py:Predictor";
-              COG_MAX_CONCURRENCY = "256";
-              # coglet answers 409, with slots free, when two of its threads look for one at once.
-              TOKIO_WORKER_THREADS = "1";
-              # Of the front door's ports; what is behind it listens on 127.0.0.1 alone.
-              COG_HOST = "0.0.0.0";
-              PYTHONUNBUFFERED = "1";
-            }
-            // env
-          );
+          Env = variables environment;
           Labels = {
             "org.opencontainers.image.title" = name;
+            "org.opencontainers.image.description" = description;
             "org.opencontainers.image.version" = version;
             "org.opencontainers.image.revision" = revision;
-            "org.opencontainers.image.licenses" = "Apache-2.0";
+            "org.opencontainers.image.created" = created;
+            "org.opencontainers.image.licenses" = licence;
+            "org.opencontainers.image.vendor" = "cog-triton";
+            "org.opencontainers.image.source" = homepage;
+            "org.opencontainers.image.url" = homepage;
+            "org.opencontainers.image.documentation" = "${homepage}/blob/main/docs/images.md";
             "run.cog.has_init" = "true";
+            "run.cog.config" = builtins.toJSON config;
+            "run.cog.pip_freeze" = freeze;
             "run.cog.openapi_schema" = schema;
           }
           // labels;
@@ -99,6 +133,15 @@ let
     imageCommands image
     // {
       inherit image;
+      meta = {
+        inherit description homepage;
+        license = {
+          spdxId = licence;
+          fullName = licence;
+          free = !(lib.hasInfix "LicenseRef-NVIDIA" licence);
+        };
+        platforms = [ "x86_64-linux" ];
+      };
       # The same image, described a little differently: what mkModel needs.
       override = change: build (change described);
     };

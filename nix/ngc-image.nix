@@ -6,6 +6,7 @@
   ngc,
   source,
   wheels,
+  licences,
   pruner,
   parts,
 }:
@@ -30,6 +31,7 @@ in
 let
   known = ours // archs;
   names = lib.concatStringsSep ", " (lib.attrNames known);
+  components = licences.wheels wheels.cogVersions ++ licences.ngc;
   chosen = map (
     sm:
     known.${sm} or (throw "sm = ${builtins.toJSON sm}: not an architecture of nix/archs.nix (${names})")
@@ -55,7 +57,8 @@ let
   };
 in
 image {
-  inherit name;
+  inherit name components;
+  description = "Cog and NVIDIA's Triton with TensorRT-LLM: a ${kind} of engines";
   python = interpreter;
   schema = source.schema kind;
   arguments = lib.optional (kind == "builder") "--cog-only";
@@ -68,6 +71,7 @@ image {
         wheels.cog
       ];
     }
+    (licences.layer components)
     {
       name = "source";
       reason = "our source: moves with every change";
@@ -96,6 +100,7 @@ image {
     "cog-triton.cuda" = ngc.versions.cuda;
     "cog-triton.driver" = ">=${ngc.versions.driver}";
     "cog-triton.ngc" = ngc.ref;
+    "org.opencontainers.image.base.name" = ngc.ref;
     "run.cog.version" = wheels.versions.cog;
   }
   // lib.optionalAttrs (sms != [ ]) {

@@ -21,13 +21,14 @@ in
   python = "/usr/bin/python3.12";
 
   rootfs =
-    pkgs.runCommand "tritonserver-26.06-trtllm-rootfs"
+    pkgs.runCommand "${builtins.replaceStrings [ ":" "@" ] [ "-" "-" ] (baseNameOf ref)}-rootfs"
       {
         nativeBuildInputs = [
           pkgs.crane
           pkgs.gnutar
           pkgs.gzip
         ];
+        impureEnvVars = pkgs.lib.fetchers.proxyImpureEnvVars;
         SSL_CERT_FILE = "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt";
         outputHashMode = "recursive";
         outputHash = "sha256-cAJ5w2+7RWmVhyDCO+LQTha/tBbjwzCXuRrz0uh5xQM=";

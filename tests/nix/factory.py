@@ -68,11 +68,15 @@ class Factory:
         """Run nix with stand-ins for the inputs whose names begin with `inputs`."""
         overridden = [
             word
-            for name in ("nixpkgs", "nix2container")
-            for word in ("--override-input", f"{inputs}{name}", f"path:{self._standin / name}")
+            for name in ("nixpkgs", "nix2container", "nix2container/nixpkgs")
+            for word in (
+                "--override-input",
+                f"{inputs}{name}",
+                f"path:{self._standin / Path(name).name}",
+            )
         ]
         options = ["--offline", "--no-write-lock-file", *overridden]
-        return run("nix", *verb.split(), *arguments, *options)
+        return run("nix", *verb.split(), *options, *arguments)
 
     def build(self, *names: str) -> list[Path]:
         """Build packages; returns their outputs."""

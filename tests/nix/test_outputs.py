@@ -20,7 +20,7 @@ from factory import SYSTEM, VERSION, Factory, Image, run
 SMS = ("80", "86", "89", "90", "100", "103", "120")
 RUNNERS = [f"cog-triton-runner-{sm}" for sm in SMS]
 NAMES = ["cog-triton-builder", *RUNNERS, "cog-triton-runner-cpu"]
-SHARED = {"os", "python", "cuda", "tensorrt", "triton", "wheels", "source"}
+SHARED = {"os", "python", "cuda", "tensorrt", "triton", "wheels", "licences", "source"}
 PRUNED = {"torch", "tensorrt_llm"}
 
 
@@ -33,7 +33,7 @@ def images(factory: Factory) -> dict[str, Image]:
 def test_flake_has_the_documented_packages(factory: Factory) -> None:
     shown = json.loads(factory.nix("flake show", "--json", f"git+file://{factory.source}"))
     assert set(shown["packages"][SYSTEM]) == {*NAMES, "default"}
-    assert set(shown["apps"][SYSTEM]) == {"update-pins"}
+    assert set(shown["apps"][SYSTEM]) == {*NAMES, "update-pins"}
     assert set(shown["devShells"][SYSTEM]) == {"default"}
     assert {"formatter", "checks", "lib"} <= set(shown)
 
@@ -114,7 +114,7 @@ def test_runners_share_all_layers_but_pruned_ones(images: dict[str, Image]) -> N
 def test_source_is_the_last_layer(images: dict[str, Image]) -> None:
     for image in images.values():
         layers = [layer["created_by"] for layer in image.about["layers"]]
-        assert layers[-2:] == ["cog-triton: wheels", "cog-triton: source"]
+        assert layers[-3:] == [f"cog-triton: {name}" for name in ("wheels", "licences", "source")]
         assert all(layer["comment"] for layer in image.about["layers"])
 
 

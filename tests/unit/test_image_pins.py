@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,43 @@ def test_the_wheels_are_those_that_pyproject_asks_for(version: str) -> None:
     assert not sets["cog"] & sets["cpu"]
 
 
-def test_flake_inputs_are_two_and_pinned() -> None:
+def test_flake_inputs_are_pinned_each_with_its_own_nixpkgs() -> None:
     nodes = json.loads((ROOT / "flake.lock").read_text())["nodes"]
-    assert set(nodes) == {"root", "nixpkgs", "nix2container"}
-    assert nodes["nix2container"]["inputs"]["nixpkgs"] == ["nixpkgs"]
-    for name in ("nixpkgs", "nix2container"):
+    ours = nodes["root"]["inputs"]
+    assert set(ours) == {"nixpkgs", "nix2container"}
+    # A name, not a path of names: nix2container follows no other input.
+    theirs = nodes[ours["nix2container"]]["inputs"]["nixpkgs"]
+    assert isinstance(theirs, str)
+    assert theirs != ours["nixpkgs"]
+    assert set(nodes) == {"root", *ours.values(), theirs}
+    for name in (*ours.values(), theirs):
         locked = nodes[name]["locked"]
         assert re.fullmatch(r"[0-9a-f]{40}", locked["rev"])
         assert len(base64.b64decode(locked["narHash"].removeprefix("sha256-"))) == 32
+    assert "nix flake update nixpkgs\n" in (ROOT / "scripts" / "update-pins").read_text()
+
+
+LICENCES: dict[str, dict[str, str]] = json.loads((ROOT / "nix" / "licences.json").read_text())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_wheel_has_a_licence(version: str) -> None:
+    names = {name for members in WHEELS[version].values() for name in members}
+    assert names <= LICENCES["wheels"].keys()
+    for name in names & set(_installed()):
+        said = metadata.metadata(name)["License-Expression"]
+        if said and " OR " not in said:
+            assert set(said.split(" AND ")) <= set(LICENCES["wheels"][name].split(" AND ")), name
+
+
+def _installed() -> list[str]:
+    return [canonicalize_name(found.metadata["Name"]) for found in metadata.distributions()]
+
+
+def test_every_licence_without_an_spdx_name_is_explained() -> None:
+    texts = [text for part in ("wheels", "nixpkgs", "ngc") for text in LICENCES[part].values()]
+    named = {word for text in texts for word in re.findall(r"LicenseRef-[\w-]+", text)}
+    assert named == LICENCES["references"].keys()
 
 
 def test_nix_files_name_no_package_registry() -> None:

@@ -4,6 +4,7 @@ rec {
     all
     attrNames
     attrValues
+    concatMap
     concatStringsSep
     elem
     elemAt
@@ -14,12 +15,16 @@ rec {
     ;
   assertMsg = condition: message: condition || throw message;
   boolToString = value: if value then "true" else "false";
+  concatMapStrings = concatMapStringsSep "";
   concatMapStringsSep =
     separator: f: list:
     concatStringsSep separator (map f list);
+  fetchers.proxyImpureEnvVars = [ "https_proxy" ];
   filterAttrs =
     keep: set: removeAttrs set (filter (name: !(keep name set.${name})) (attrNames set));
   getName = drv: (builtins.parseDrvName drv.name).name;
+  hasInfix = infix: text: builtins.length (splitString infix text) > 1;
+  hasPrefix = prefix: text: builtins.substring 0 (builtins.stringLength prefix) text == prefix;
   hasSuffix =
     suffix: text:
     let
@@ -32,6 +37,7 @@ rec {
   makeLibraryPath = concatMapStringsSep ":" (package: "${package}/lib");
   mapAttrs' = f: set: builtins.listToAttrs (map (name: f name set.${name}) (attrNames set));
   mapAttrsToList = f: set: map (name: f name set.${name}) (attrNames set);
+  naturalSort = builtins.sort builtins.lessThan;
   optional = condition: value: if condition then [ value ] else [ ];
   optionalAttrs = condition: set: if condition then set else { };
   optionalString = condition: text: if condition then text else "";
@@ -46,5 +52,7 @@ rec {
   sublist =
     start: count: list:
     builtins.genList (at: elemAt list (start + at)) count;
+  toInt = builtins.fromJSON;
+  unique = foldl' (found: item: if elem item found then found else found ++ [ item ]) [ ];
   toList = value: if builtins.isList value then value else [ value ];
 }

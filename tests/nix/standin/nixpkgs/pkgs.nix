@@ -153,7 +153,7 @@ in
     } ''cp "$textPath" $out'';
   writeShellScript = name: text: write name "#!/bin/bash\n${text}";
   mkShell =
-    { packages }: runCommand "nix-shell" { inherit packages; } "echo $packages >$out";
+    attributes@{ packages, ... }: runCommand "nix-shell" attributes "echo $packages >$out" // attributes;
 
   coreutils = copied "coreutils" "basename cat chmod cp cut date df dirname du echo env false head id install ln ls mkdir mv pwd readlink rm seq sleep sort stat tail tee test touch tr true uname wc";
   stdenv.cc.cc.lib = copied "gcc-lib" "--libraries libstdc++.so.6 libgcc_s.so.1 --with-libc";
@@ -161,6 +161,16 @@ in
   cacert = runCommand "cacert" { } ''
     mkdir -p $out/etc/ssl/certs
     cp -L /etc/ssl/certs/ca-certificates.crt $out/etc/ssl/certs/ca-bundle.crt
+  '';
+
+  spdx-license-list-data.text = runCommand "spdx-license-list-data-text" { } ''
+    mkdir -p $out/text
+    for name in 0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSD-3-Clause-Attribution BSL-1.0 CC0-1.0 \
+      CNRI-Python GCC-exception-3.1 GPL-3.0-or-later ISC LGPL-2.1-only LGPL-2.1-or-later LLVM-exception \
+      MIT MIT-0 MIT-CMU MIT-open-group MPL-2.0 PSF-2.0 Unlicense \
+      Zlib blessing bzip2-1.0.6; do
+      echo "text of $name" >$out/text/$name.txt
+    done
   '';
 
   gnutar = tool "tar";
@@ -172,6 +182,4 @@ in
   skopeo = tool "skopeo";
   nixfmt = tool "nixfmt";
   nixfmt-tree = tool "treefmt";
-  statix = tool "statix";
-  deadnix = tool "deadnix";
 }

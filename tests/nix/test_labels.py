@@ -1,0 +1,129 @@
+"""Labels of images: what Cog's own command line and registries read."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+import yaml
+from containers import docker
+from factory import REPOSITORY, SYSTEM, VERSION, Factory, Image, run
+
+# Of Cog's Go struct Config (pkg/config/config.go), the fields that its JSON label may have here.
+COG_FIELDS = {
+    "build": {"gpu": bool, "python_version": str},
+    "predict": str,
+    "concurrency": {"max": int},
+}
+PROJECTS = {
+    "cog-triton-runner-cpu": "runner",
+    "cog-triton-runner-90": "runner",
+    "cog-triton-builder": "builder",
+}
+
+
+@pytest.fixture(scope="module")
+def images(factory: Factory) -> dict[str, Image]:
+    """One image of each kind, built."""
+    return {name: factory.image(name) for name in PROJECTS}
+
+
+def has_types(value: object, expected: object) -> bool:
+    """Whether a value of a JSON document has these fields with these types, and no others."""
+    if isinstance(expected, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() <= expected.keys()
+            and all(has_types(item, expected[name]) for name, item in value.items())
+        )
+    return type(value) is expected
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_cogs_command_line_reads_the_config(name: str, images: dict[str, Image]) -> None:
+    image = images[name]
+    config = json.loads(image.labels["run.cog.config"])
+    assert has_types(config, COG_FIELDS)
+    project = yaml.safe_load((REPOSITORY / PROJECTS[name] / "cog.yaml").read_text())
+    assert config["predict"] == project["predict"]
+    assert config["concurrency"]["max"] == int(image.env["COG_MAX_CONCURRENCY"])
+    assert config["concurrency"]["max"] == project.get("concurrency", {"max": 1})["max"]
+    assert config["build"]["gpu"] is not name.endswith("cpu")
+    assert config["build"]["python_version"] == (VERSION if name.endswith("cpu") else "3.12")
+    assert "openapi" in json.loads(image.labels["run.cog.openapi_schema"])
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_the_label_of_pip_freeze_has_the_wheels(name: str, images: dict[str, Image]) -> None:
+    label = images[name].labels["run.cog.pip_freeze"]
+    table = json.loads((REPOSITORY / "nix" / "wheels.json").read_text())
+    wheels = table[VERSION if name.endswith("cpu") else "3.12"]
+    held = wheels["cog"] | (wheels["cpu"] if name.endswith("cpu") else {})
+    pins = [f"{name}=={wheel['file'].split('-')[1]}" for name, wheel in held.items()]
+    assert sorted(label.splitlines()) == sorted(pins)
+
+
+def test_the_licence_label_names_what_is_in_the_image(images: dict[str, Image]) -> None:
+    licences = {
+        name: image.labels["org.opencontainers.image.licenses"] for name, image in images.items()
+    }
+    for text in licences.values():
+        parts = text.split(" AND ")
+        assert "Apache-2.0" in parts
+        assert parts == sorted(set(parts))
+    assert "GPL-3.0-or-later" in licences["cog-triton-runner-cpu"].split(" AND ")  # bash
+    assert "LicenseRef-NVIDIA-TensorRT" in licences["cog-triton-runner-90"].split(" AND ")
+
+
+def test_common_labels_are_there(factory: Factory, images: dict[str, Image]) -> None:
+    date = run("git", "log", "-1", "--format=%cd", "--date=format-local:%FT%TZ", cwd=factory.source)
+    for name, image in images.items():
+        found = {key.rpartition(".")[2]: text for key, text in image.labels.items()}
+        assert found["created"] == date.strip()
+        assert found["title"] == name
+        assert all(found[key] for key in ("description", "vendor"))
+        assert found["source"] == found["url"]
+        base = image.labels.get("org.opencontainers.image.base.name", "")
+        assert base.startswith("" if name.endswith("cpu") else "nvcr.io/nvidia/tritonserver:")
+
+
+def test_licence_texts_are_in_the_image(cpu: Image) -> None:
+    places = "cd /opt/cog-triton/licenses && head -2 LICENSE && cat components.txt && ls texts"
+    said = docker("run", "--rm", "--network=none", cpu.reference, "bash", "-c", places)
+    assert "Apache License" in said
+    for name in ("coglet", "tokenizers"):  # whose wheels have no text
+        assert re.search(rf"^{name} [\d.]+: Apache-2\.0$", said, re.MULTILINE)
+    assert "LicenseRef-Ubuntu: each package under its own terms" in said
+    assert {"Apache-2.0.txt", "GPL-3.0-or-later.txt", "GCC-exception-3.1.txt"} <= set(said.split())
+
+
+def test_nix_run_is_the_image_command(factory: Factory) -> None:
+    refused = factory.nix("run", factory.attribute("cog-triton-runner-cpu"), "--", "help")
+    assert "./result load" in refused
+    attribute = f"packages.{SYSTEM}.cog-triton-runner-cpu.meta"
+    meta = json.loads(factory.nix("eval", "--json", factory.attribute(attribute)))
+    assert meta["description"].startswith("Cog and Triton")
+    assert not meta["license"]["free"]  # CUDA's runtime in nvidia-pytriton
+
+
+def test_the_development_shell_finds_the_libraries_of_wheels(
+    factory: Factory, images: dict[str, Image]
+) -> None:
+    attribute = factory.attribute(f"devShells.{SYSTEM}.default.LD_LIBRARY_PATH")
+    found = factory.nix("eval", "--raw", attribute)
+    assert found == images["cog-triton-runner-cpu"].env["LD_LIBRARY_PATH"]
+    subprocess.run(["nix-store", "--realise", *re.findall(r"/nix/store/[^/:]+", found)], check=True)
+
+
+def test_the_ngc_root_is_named_after_its_reference(factory: Factory) -> None:
+    listed = run(
+        "nix-store",
+        "--query",
+        "--requisites",
+        factory.nix(
+            "eval", "--raw", factory.attribute(f"packages.{SYSTEM}.cog-triton-runner-90.drvPath")
+        ),
+    )
+    assert "-tritonserver-26.06-trtllm-python-py3-rootfs.drv" in listed

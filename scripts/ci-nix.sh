@@ -15,11 +15,11 @@ is_new_enough() {
   [[ -n $version ]] && [[ $(printf '%s\n2.20\n' "$version" | sort -V | head -n 1) == 2.20 ]]
 }
 
-# What the tests of the images use besides Nix: the look-alikes copy programs with patchelf and
-# build libraries with gcc; an image is pushed by skopeo to a registry, and reached from another
+# What the tests of the images use besides Nix: the look-alikes copy programs with patchelf, tcc
+# among them, and build libraries with gcc; an image is pushed by skopeo to a registry, and reached from another
 # network through ip.
 missing=()
-for pair in git:git patchelf:patchelf gcc:gcc curl:curl ip:iproute2 skopeo:skopeo \
+for pair in git:git patchelf:patchelf gcc:gcc tcc:tcc curl:curl ip:iproute2 skopeo:skopeo \
   docker-registry:docker-registry; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
 done

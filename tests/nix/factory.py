@@ -83,6 +83,13 @@ class Factory:
         paths = self.nix("build --no-link --print-out-paths", *map(self.attribute, names))
         return [Path(line) for line in paths.split()]
 
+    def evaluated(self, expression: str) -> Path:
+        """Build what no output names; in the expression, SOURCE is the source and pkgs nixpkgs."""
+        pkgs = f'(builtins.getFlake "path:{self._standin}/nixpkgs").legacyPackages.{SYSTEM}'
+        text = f"let pkgs = {pkgs}; in {expression.replace('SOURCE', str(self.source))}"
+        options = ["--no-link", "--print-out-paths", "--impure", "--offline", "--expr"]
+        return Path(run("nix", "build", *options, text).strip())
+
     def attribute(self, name: str) -> str:
         """Nix installable of a package."""
         return f"git+file://{self.source}#{name}"

@@ -93,6 +93,8 @@ def copy_python(out: Path) -> None:
         ignore=lambda _, names: {n for n in names if n in _UNWANTED or n.startswith("config-")},
     )
     (stdlib / "site-packages").mkdir(exist_ok=True)
+    headers = Path(sysconfig.get_path("include"))
+    shutil.copytree(headers, out / "include" / headers.name)
     library = f"libpython{version}.so.1.0"
     where = Path(sysconfig.get_config_var("LIBDIR")) / library
     shutil.copy(where if where.exists() else _found(library), out / "lib" / library)

@@ -22,6 +22,7 @@ rec {
   fetchers.proxyImpureEnvVars = [ "https_proxy" ];
   filterAttrs =
     keep: set: removeAttrs set (filter (name: !(keep name set.${name})) (attrNames set));
+  getBin = drv: drv.bin or drv.out;
   getName = drv: (builtins.parseDrvName drv.name).name;
   hasInfix = infix: text: builtins.length (splitString infix text) > 1;
   hasPrefix = prefix: text: builtins.substring 0 (builtins.stringLength prefix) text == prefix;

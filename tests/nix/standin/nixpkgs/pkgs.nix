@@ -133,6 +133,21 @@ let
     chmod +x $out/bin/crane
   '';
   bashInteractive = copied "bash-interactive" "bash";
+
+  # Debian's tcc, with what it finds in /usr elsewhere: headers, libraries. What it links are shared
+  # libraries, so that it needs no start-up code.
+  tcc = copied "tcc-unwrapped" "tcc";
+  tinycc = runCommand "tcc" { } ''
+    mkdir -p $out/bin $out/include
+    cp -r /usr/lib/x86_64-linux-gnu/tcc $out/lib
+    cp -rL /usr/include/*.h /usr/include/linux /usr/include/asm-generic $out/include/
+    cp -rL /usr/include/x86_64-linux-gnu/{asm,bits,gnu,sys} $out/include/
+    printf '%s\n' '#!/bin/sh' \
+      "exec ${tcc}/bin/tcc -B$out/lib -nostdinc -I$out/lib/include -nostdlib \"\$@\" \\" \
+      "  -isystem $out/include -L${glibc}/lib ${glibc}/lib/libc.so.6 $out/lib/libtcc1.a" \
+      >$out/bin/tcc
+    chmod +x $out/bin/tcc
+  '';
 in
 {
   inherit
@@ -143,6 +158,7 @@ in
     python312
     crane
     bashInteractive
+    tinycc
     ;
   writeScript = write;
   writeText =

@@ -83,6 +83,11 @@ class Settings(BaseSettings):
     cog_triton_skip_preflight: bool = Field(
         False, description="Serve an engine that does not fit this machine, with a warning."
     )
+    cog_triton_vllm_untested: bool = Field(
+        False,
+        description="Serve with a version of vLLM that this cog-triton was never run with (E1305"
+        " otherwise), with a warning at every start (vllm.md).",
+    )
     cog_triton_work_dir: OptionalPath = Field(
         None,
         description="Where unpacked engines, Triton's log and the builder's steps are kept. Unset:"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated tables of docs/settings.md and docs/errors.md.
+"""Write the generated tables of docs/settings.md, docs/errors.md and docs/vllm.md.
 
 .venv/bin/python scripts/doc_tables.py
 """
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from cog_triton import errors
+from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,7 @@ SECTIONS = {
     "The engine": (
         *("cog_weights", "engine_dir", "cog_triton_config", "served_model_name", "world_size"),
         *("max_sequence_length", "end_id", "pad_id", "cog_triton_sm", "cog_triton_skip_preflight"),
+        "cog_triton_vllm_untested",
     ),
     "Ports and addresses": (
         *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),
@@ -71,7 +73,17 @@ def _shown(default: object) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-TABLES = {"settings": settings_tables, "errors": errors.markdown_table}
+def vllm_versions() -> str:
+    """The minor versions of vLLM that are served: what ran, and on what."""
+    rows = [f"| {row['minor']} | {row['ran']} | {row['on']} |" for row in known_versions()]
+    return "\n".join(["| vLLM | what ran | on |", "|---|---|---|", *rows]) + "\n"
+
+
+TABLES = {
+    "settings": settings_tables,
+    "errors": errors.markdown_table,
+    "vllm": vllm_versions,
+}
 """Marks, which are also the names of the pages, and what is between them."""
 
 
@@ -87,7 +99,7 @@ def insert(document: str, mark: str) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
     for mark in TABLES:
         page = ROOT / "docs" / f"{mark}.md"
         page.write_text(insert(page.read_text("utf-8"), mark), "utf-8")

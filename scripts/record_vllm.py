@@ -1,9 +1,10 @@
 """Record of vLLM's interface as far as we use it, from its source, without importing it.
 
-    python scripts/record_vllm.py SITE > cog_triton/engines/vllm/argument_types.json
+    python scripts/record_vllm.py SITE > cog_triton/engines/vllm/argument_types_0_33.json
 
 SITE is the directory that holds ``vllm``: a checkout with a ``vllm/_version.py``, or an unpacked
-wheel. Review the difference: `tests/unit/test_vllm_double.py` then says what changed for us.
+wheel. One record a minor version. Compare it with the last one:
+`tests/unit/test_vllm_double.py` then says what changed for us.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ CALLS = [
     ("vllm/outputs.py", "RequestOutput", ["__init__", "add"]),
     ("vllm/engine/arg_utils.py", "EngineArgs", ["create_engine_config"]),
 ]  # fmt: skip
+EXCEPTIONS = ["vllm/exceptions.py", "vllm/v1/engine/exceptions.py"]
 SIMPLE = {"int": "int", "float": "float", "bool": "bool", "str": "str", "None": "null"}
 SIMPLE |= {"list": "list", "set": "list", "tuple": "list", "dict": "dict", "Any": "any"}
+SIMPLE |= {"np.ndarray": "list"}
 # Enumerations that are written by name, and those that are numbers.
 SIMPLE |= {"AttentionBackendEnum": "str", "MambaBackendEnum": "str", "OptimizationLevel": "int"}
 
@@ -57,7 +60,9 @@ def aliases(site: Path) -> dict[str, ast.expr]:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
                 continue
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            is_type = re.match(r"(Literal|Union|str|dict|None)\b.*[\[|]", ast.unparse(node.value))
+            is_type = re.match(
+                r"(Literal|Union|str|dict|None)\b.*[\[|]|str$", ast.unparse(node.value)
+            )
             if isinstance(target, ast.Name) and is_type:
                 found[target.id] = node.value
     return found
@@ -146,6 +151,14 @@ def main() -> None:
         for path, cls, names in CALLS
         for node in class_of(parse(site / path), cls).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in names
+    }
+    record["exceptions"] = {
+        f"{path.removesuffix('.py').replace('/', '.')}:{node.name}": list(
+            map(ast.unparse, node.bases)
+        )
+        for path in EXCEPTIONS
+        for node in parse(site / path).body
+        if isinstance(node, ast.ClassDef)
     }
     text = json.dumps(record, indent=1)
     print(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text))

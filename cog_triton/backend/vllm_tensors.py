@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.engines.vllm import sampling_arguments
+from cog_triton.engines.vllm.argument_types import ArgumentTypes, versions_with
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
 
@@ -35,8 +36,13 @@ class ParsedRequest:
     wanted: frozenset[str]
 
 
-def parse_request(model: str, inputs: Tensors, parameters: Mapping[str, Any]) -> ParsedRequest:
-    """Parse a request; raises E1001, E1005."""
+def parse_request(
+    model: str,
+    inputs: Tensors,
+    parameters: Mapping[str, Any],
+    types: ArgumentTypes = sampling_arguments.NEWEST,
+) -> ParsedRequest:
+    """Parse a request for vLLM of the version of `types`; raises E1001, E1005."""
     if _given(inputs, "embedding_request"):
         raise InvalidArgument(f"embedding_request: Model {model} does not support 'embed' request")
     if _given(inputs, "image"):
@@ -54,7 +60,7 @@ def parse_request(model: str, inputs: Tensors, parameters: Mapping[str, Any]) ->
     wanted = frozenset(name for name in _RETURNS if _flag(inputs, name, False))
     request = TextRequest(
         prompt=prompt,
-        sampling=_sampling(inputs, parameters),
+        sampling=_sampling(inputs, parameters, types),
         stream=stream,
         return_logprobs="return_logprobs" in wanted,
         return_cumulative_logprob="return_cumulative_logprob" in wanted,
@@ -78,26 +84,27 @@ def output_tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDA
     return outputs
 
 
-def _sampling(inputs: Tensors, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(
+    inputs: Tensors, parameters: Mapping[str, Any], types: ArgumentTypes
+) -> dict[str, Any]:
     """Sampling parameters from the input and the request's parameters, which may both have them."""
     given: dict[str, Any] = {}
+    names = sampling_arguments.names(types)
     if "sampling_parameters" in inputs:
         given = sampling_arguments.parse_json(_text("sampling_parameters", inputs))
     for name, value in parameters.items():
         if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
             continue
-        if name not in sampling_arguments.NAMES and name not in sampling_arguments.REPLACED:
-            known = [*_INPUTS, *sampling_arguments.NAMES]
-            raise InvalidArgument(
-                f"{name}: unknown input or sampling parameter{nearest(name, known)}"
-            )
+        if name not in names and name not in sampling_arguments.REPLACED:
+            hint = versions_with("sampling_params", name) or nearest(name, [*_INPUTS, *names])
+            raise InvalidArgument(f"{name}: unknown input or sampling parameter{hint}")
         if name in given and given[name] != value:
             raise InvalidArgument(
                 f"{name}: {given[name]!r} in sampling_parameters, {value!r} as a parameter of the"
                 " request; give one"
             )
         given[name] = value
-    return sampling_arguments.from_client(given)
+    return sampling_arguments.from_client(given, types)
 
 
 def _given(inputs: Tensors, name: str) -> bool:

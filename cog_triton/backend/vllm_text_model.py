@@ -18,6 +18,7 @@ from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.guest_client import GuestClient
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
+from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.errors import CogTritonError
 from cog_triton.system import local_socket
 from cog_triton.text.prompt_encoder import PromptEncoder
@@ -34,6 +35,7 @@ class TritonPythonModel:
         triton_log.install()
         parameters = python_backend.Parameters(args)
         self._name = args["model_name"]
+        self._types = types_of(parameters.text("vllm_version"))
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
         self._client = GuestClient(local_socket.siblings_name(parameters.text("socket")))
         # vLLM encodes prompts itself, but all of one before it looks at the length.
@@ -59,6 +61,7 @@ class TritonPythonModel:
                     self._name,
                     python_backend.input_tensors(request),
                     python_backend.request_parameters(request),
+                    self._types,
                 )
                 if not self._encoder.is_long(parsed.request.prompt):
                     self._submit(parsed, sender)

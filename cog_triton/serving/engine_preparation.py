@@ -12,6 +12,8 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
+from cog_triton.engines.vllm.family import VLLMFamily
+from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -54,6 +56,8 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
     if isinstance(family, MockFamily):
         config = config.with_overrides(ENGINE_MODEL, settings.mock_options)
+    if isinstance(family, VLLMFamily) and settings.cog_triton_vllm_untested:
+        config = config.with_overrides(ENGINE_MODEL, {ALLOW_UNTESTED: "true"})
     world_size = launch.world_size(settings, family.world_size or 1)
     with work_dir_errors(settings.work_dir):
         run_dir = fresh_run_dir(settings.work_dir)

@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 from vllm_engines import DOUBLES
 
-from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
+from cog_triton.engines.vllm.argument_types import convert, minor_version, recorded, types_of
 from cog_triton.engines.vllm.model_arguments import REPLACED
 from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
+from cog_triton.engines.vllm.vllm_version import known_versions
+
+RECORDS = {types.version: types.record for types in recorded()}
 
 
-@pytest.fixture(autouse=True)
-def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(params=RECORDS)
+def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The record of each version, whose double can be imported."""
     monkeypatch.syspath_prepend(str(DOUBLES))
-    yield
+    monkeypatch.setenv("VLLM_DOUBLE_VERSION", request.param)
+    yield RECORDS[request.param]
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         del sys.modules[name]
 
@@ -39,14 +44,14 @@ def written(parameters: Any) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", RECORD["signatures"])
-def test_signatures_match_the_record(name: str) -> None:
-    module, _, path = name.partition(":")
-    function: Any = importlib.import_module(module)
-    for part in path.split("."):
-        function = inspect.getattr_static(function, part)
-    function = getattr(function, "__func__", function)
-    assert written(inspect.signature(function).parameters.values()) == RECORD["signatures"][name]
+def test_signatures_match_the_record(record: Any) -> None:
+    for name, parameters in record["signatures"].items():
+        module, _, path = name.partition(":")
+        function: Any = importlib.import_module(module)
+        for part in path.split("."):
+            function = inspect.getattr_static(function, part)
+        function = getattr(function, "__func__", function)
+        assert written(inspect.signature(function).parameters.values()) == parameters, name
 
 
 @pytest.mark.parametrize(
@@ -60,19 +65,55 @@ def test_signatures_match_the_record(name: str) -> None:
         ("completion_output", "vllm.outputs:CompletionOutput"),
     ],
 )
-def test_fields_match_the_record(section: str, name: str) -> None:
+def test_fields_match_the_record(record: Any, section: str, name: str) -> None:
     module, _, cls = name.partition(":")
     fields = dataclasses.fields(getattr(importlib.import_module(module), cls))
-    assert {f.name for f in fields if f.name[0] != "_"} == set(RECORD[section])
+    assert {f.name for f in fields if f.name[0] != "_"} == set(record[section])
 
 
-def test_version_matches_the_record() -> None:
-    assert importlib.import_module("vllm").__version__ == VERSION
+def test_exceptions_match_the_record(record: Any) -> None:
+    found = {}
+    for module in ("vllm.exceptions", "vllm.v1.engine.exceptions"):
+        for name, value in vars(importlib.import_module(module)).items():
+            if isinstance(value, type) and value.__module__ == module:
+                found[f"{module}:{name}"] = [base.__name__ for base in value.__bases__]
+    assert found.items() <= record["exceptions"].items()
+    assert len(found) == (3 if record is RECORDS["0.26.0"] else 11)
 
 
-def test_replaced_arguments_are_not_in_the_record() -> None:
-    assert not REPLACED.keys() & RECORD["engine_args"].keys()
-    assert not REPLACED_SAMPLING.keys() & RECORD["sampling_params"].keys()
+def test_version_matches_the_record(record: Any) -> None:
+    assert importlib.import_module("vllm").__version__ == record["source"]["version"]
+
+
+def test_replaced_arguments_are_in_no_record() -> None:
+    for record in RECORDS.values():
+        assert not REPLACED.keys() & record["engine_args"].keys()
+        assert not REPLACED_SAMPLING.keys() & record["sampling_params"].keys()
+
+
+def test_every_tested_version_is_recorded() -> None:
+    minors = [minor_version(version) for version in RECORDS]
+    assert sorted(row["minor"] for row in known_versions()) == sorted(minors)
+
+
+@pytest.mark.parametrize(
+    ("version", "recorded_", "exact"),
+    [
+        ("0.26.0", "0.26.0", True),
+        ("0.26.3", "0.26.0", True),
+        ("0.33.1+cu130", "0.33.0", True),
+        ("0.34.0rc1", "0.33.0", False),
+        ("0.3.3", "0.33.0", False),
+        (None, "0.33.0", True),
+    ],
+)
+def test_a_version_has_the_record_of_its_minor_version(
+    version: str | None, recorded_: str, exact: bool
+) -> None:
+    types = types_of(version)
+    assert types.record is RECORDS[recorded_]
+    assert types.version == (version or recorded_)
+    assert types.exact is exact
 
 
 @pytest.mark.parametrize(

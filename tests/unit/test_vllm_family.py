@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,20 @@ import pytest
 from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import model_arguments
-from cog_triton.engines.vllm.argument_types import VERSION
+from cog_triton.engines.vllm import family, model_arguments, vllm_version
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_arguments import REPLACED
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.errors import (
     CogTritonError,
     EngineCorrupt,
+    EngineIncompatible,
     InvalidPredictorConfig,
     ModelUnavailable,
     UnexpectedEngineArg,
 )
+from cog_triton.serving import engine_preparation
+from cog_triton.settings import load_settings
 from cog_triton.triton import model_repository
 from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import MODELS, ServeConfig
@@ -30,7 +34,7 @@ from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 @pytest.fixture(autouse=True)
 def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_arguments, "_installed", lambda: None)
+    monkeypatch.setattr(family, "installed_version", lambda _: None)
 
 
 def model_json(directory: Path, **arguments: Any) -> VLLMModel:
@@ -45,12 +49,12 @@ def refusal(directory: Path, error: type[CogTritonError], **arguments: Any) -> s
 
 
 def test_registry_opens_a_vllm_engine(tmp_path: Path) -> None:
-    family = open_engine(vllm_engine(tmp_path))
-    assert isinstance(family, VLLMFamily)
-    assert family.tokenizer_dir == tmp_path
-    assert family.limits.max_seq_len == MAX_MODEL_LEN
-    assert family.limits.max_input_len == MAX_MODEL_LEN - 1
-    assert family.limits.max_batch_size == 256
+    engine = open_engine(vllm_engine(tmp_path))
+    assert isinstance(engine, VLLMFamily)
+    assert engine.tokenizer_dir == tmp_path
+    assert engine.limits.max_seq_len == MAX_MODEL_LEN
+    assert engine.limits.max_input_len == MAX_MODEL_LEN - 1
+    assert engine.limits.max_batch_size == 256
 
 
 def test_model_defaults_to_the_directory_of_model_json(tmp_path: Path) -> None:
@@ -148,7 +152,7 @@ def test_arguments_are_converted_to_their_types(tmp_path: Path) -> None:
 
 def test_an_unknown_argument_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     detail = refusal(tmp_path, UnexpectedEngineArg, gpu_memory_utilisation=0.5)
-    assert f"vLLM {VERSION}" in detail
+    assert "vLLM 0.33.0" in detail
     assert "did you mean 'gpu_memory_utilization'" in detail
 
 
@@ -161,14 +165,63 @@ def test_private_fields_are_refused(tmp_path: Path) -> None:
     refusal(tmp_path, UnexpectedEngineArg, _api_process_count=2)
 
 
-def test_names_are_left_to_vllm_if_another_version_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "arguments", "words"),
+    [
+        ("0.33.0", {"max_num_partial_prefills": 2}, "vLLM 0.33.0 has no such engine argument; only"
+         " vLLM 0.26 has it"),
+        ("0.26.1", {"max_num_queued_reqs": 2}, "vLLM 0.26.1 has no such engine argument; only"
+         " vLLM 0.33 has it"),
+        ("0.33.0", {"max_num_sequences": 2}, "vLLM 0.33.0 has no such engine argument; did you"
+         " mean 'max_num_seqs'?"),
+        (None, {"max_num_sequences": 2}, "vLLM 0.33.0 has no such engine argument; did you"),
+        ("0.34.0", {"swap_space": 4}, "vLLM 0.33.0, whose record 0.34.0 goes by, has no such"),
+    ],
+)  # fmt: skip
+def test_names_of_another_version_are_refused_by_name(
+    version: str | None, arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(model_arguments, "_installed", lambda: "0.33.0")
-    assert model_json(tmp_path, brand_new=1).arguments["brand_new"] == 1
-    refusal(tmp_path, UnexpectedEngineArg, swap_space=4)
-    with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.33\.0 .* did you mean 'brand_newer'"):
-        model_arguments.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.33.0")
+    vllm_engine(tmp_path, **arguments)
+    with pytest.raises(UnexpectedEngineArg) as caught:
+        read_model(tmp_path, version)
+    assert words in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments"),
+    [
+        ("0.26.0", {"max_num_partial_prefills": 2, "mamba_cache_mode": "all"}),
+        ("0.33.0", {"max_num_queued_reqs": 2, "kv_cache_dtype": "a_plugins_own"}),
+        (None, {"max_num_queued_reqs": 2, "max_num_partial_prefills": 2}),
+        ("0.34.0", {"brand_new": 1}),
+    ],
+)
+def test_names_of_the_version_are_taken(
+    version: str | None, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    read = read_model(vllm_engine(tmp_path, **arguments), version)
+    assert arguments.items() <= read.arguments.items()
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "words"),
+    [
+        ("0.33.0", {"mamba_cache_mode": "all"}, "must be align or none or null (vLLM 0.33.0)"),
+        ("0.26.0", {"kv_cache_dtype": "fp9"}, "must be auto or bfloat16 or"),
+    ],
+)
+def test_values_of_another_version_are_refused(
+    version: str, arguments: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    vllm_engine(tmp_path, **arguments)
+    with pytest.raises(InvalidPredictorConfig) as caught:
+        read_model(tmp_path, version)
+    assert words in caught.value.detail
+
+
+def test_names_that_the_loaded_vllm_lacks_are_refused() -> None:
+    with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.34\.0 .* did you mean 'brand_newer'"):
+        model_arguments.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.34.0")
 
 
 @pytest.mark.parametrize(
@@ -249,9 +302,9 @@ def test_a_missing_or_malformed_multi_lora_json_is_refused(
 
 
 def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    family = VLLMFamily.open(vllm_engine(directory / "engine", max_num_seqs=16))
+    engine = VLLMFamily.open(vllm_engine(directory / "engine", max_num_seqs=16))
     target = model_repository.render_repository(
-        family, ServeConfig(arguments or {}), directory / "repo"
+        engine, ServeConfig(arguments or {}), directory / "repo"
     )
     names = sorted([*MODELS, STEP_MODEL, "vllm_model"])
     assert sorted(path.name for path in target.iterdir()) == names
@@ -276,8 +329,8 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
 
 def test_engine_arguments_are_not_in_the_rendered_config(tmp_path: Path) -> None:
     vllm_engine(tmp_path / "engine", hf_token="hf_secret")
-    family = VLLMFamily.open(tmp_path / "engine")
-    model_repository.render_repository(family, ServeConfig(), tmp_path / "repo")
+    engine = VLLMFamily.open(tmp_path / "engine")
+    model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
     for path in (tmp_path / "repo").rglob("*"):
         assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
 
@@ -324,7 +377,81 @@ def test_unknown_serve_config_arguments_are_refused(
     assert hint in caught.value.detail
 
 
-def test_installed_version_is_read_from_package_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+@pytest.mark.parametrize("version", ["0.26.0", "0.33.1"])
+def test_the_version_that_will_run_decides(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(family, "installed_version", lambda python: asked.append(python) or version)
+    arguments = {"tensorrt_llm": {"engine_python": "/opt/vllm/bin/python"}}
+    configs = render(tmp_path, arguments)
+    assert asked == ["/opt/vllm/bin/python"]
+    assert configs["vllm_model"].parameters["vllm_version"].string_value == version
+    vllm_engine(tmp_path / "other", max_num_queued_reqs=3)
+    engine = VLLMFamily.open(tmp_path / "other")
+    if version == "0.33.1":
+        model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
+        return
+    with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.26\.0 .* only vLLM 0\.33 has it"):
+        model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
+
+
+def test_an_unknown_version_gets_the_newest_record(tmp_path: Path) -> None:
+    configs = render(tmp_path)
+    assert configs["vllm_model"].parameters["vllm_version"].string_value == "0.33.0"
+
+
+@pytest.mark.parametrize("version", ["0.34.0", "0.3.3", "1.26.0"])
+def test_a_version_that_was_never_run_is_refused_unless_allowed(
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(family, "installed_version", lambda _: version)
+    with pytest.raises(EngineIncompatible) as caught:
+        render(tmp_path)
+    assert caught.value.detail == (
+        f"vLLM {version}: this cog-triton was run with vLLM 0.26 and 0.33 only (docs/vllm.md);"
+        " install one of these, or set COG_TRITON_VLLM_UNTESTED=1 to try this one"
+    )
+    assert not caplog.text
+    configs = render(tmp_path, {"tensorrt_llm": {"allow_untested": "true"}})
+    assert configs["tensorrt_llm"].parameters["allow_untested"].string_value == "true"
+    assert f"COG_TRITON_VLLM_UNTESTED is set, so vLLM {version} is served" in caplog.text
+
+
+def test_the_version_of_our_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
-    assert model_arguments._installed() == "version of vllm"
+    assert vllm_version.installed_version() == "version of vllm"
+
+
+def test_the_version_of_the_engines_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm-0.26.7.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.7\n"
+    (tmp_path / "vllm-0.26.7.dist-info" / "METADATA").write_text(metadata)
+    assert vllm_version.installed_version(sys.executable) is None
+    assert vllm_version.installed_version("/no/such/python") is None
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert vllm_version.installed_version(sys.executable) == "0.26.7"
+
+
+@pytest.mark.parametrize("untested", [False, True])
+def test_the_setting_allows_a_version_that_was_never_run(
+    untested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "installed_version", lambda _: "0.40.0")
+    monkeypatch.setattr(engine_preparation, "_require_compatible", lambda *_: None)
+    settings = load_settings(
+        cog_triton_work_dir=tmp_path / "work",
+        engine_dir=vllm_engine(tmp_path / "engine"),
+        cog_triton_vllm_untested=untested,
+    )
+    prepared = engine_preparation.prepare_engine(settings)
+    if not untested:
+        with pytest.raises(EngineIncompatible, match="COG_TRITON_VLLM_UNTESTED=1"):
+            asyncio.run(prepared)
+        return
+    config = asyncio.run(prepared).repository / "tensorrt_llm" / "config.pbtxt"
+    parameters = model_repository.read_config(config).parameters
+    assert parameters["allow_untested"].string_value == "true"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import EOS, MAX_MODEL_LEN, calls, double_environment, vllm_engine
+from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, double_environment, vllm_engine
 from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.backend.engine_client import EngineClient
@@ -28,8 +28,10 @@ from cog_triton.engines.vllm.host_messages import (
 from cog_triton.engines.vllm.sampling_arguments import from_client
 from cog_triton.errors import (
     CogTritonError,
+    EngineIncompatible,
     InvalidArgument,
     InvalidPredictorConfig,
+    Overloaded,
     PromptTooLong,
     TritonUnavailable,
     UnexpectedEngineArg,
@@ -55,6 +57,20 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         for name, value in double_environment(directory / "journal").items():
             patch.setenv(name, value)
         with running(directory, max_num_seqs=9) as started:
+            yield started
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def each_version(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A host of each version, for what they do differently."""
+    directory = tmp_path_factory.mktemp("versions")
+    with pytest.MonkeyPatch.context() as patch:
+        values = {"VLLM_DOUBLE_VERSION": request.param}
+        for name, value in double_environment(directory / "journal", **values).items():
+            patch.setenv(name, value)
+        with running(directory) as started:
             yield started
 
 
@@ -171,20 +187,102 @@ def test_sampling_values_reach_vllm(
         (tokens(ABC, temperature=3.0, top_p=0.5), InvalidArgument, "temperature must be in"),
         (tokens(ABC, presence_penalty=3.0), InvalidArgument, "presence_penalty must be in"),
         (tokens(ABC, length_penalty=2.0), InvalidArgument, "length_penalty=2.0: must be 1"),
-        (text("x" * 200), PromptTooLong, "longer than the maximum model length"),
+        (text("x" * 200), PromptTooLong, "maximum"),
+        (text("x" * MAX_MODEL_LEN), PromptTooLong, "longer than the maximum model length"),
+        (text("a", {"temperature": -1}), InvalidArgument, "temperature must be in"),
+        (text("a", {"n": 0}), InvalidArgument, "n must be at least 1"),
         (text("a", {"n": 2, "temperature": 0}), InvalidArgument, "n must be 1"),
         (text("a", {"structured_outputs": {}}), InvalidArgument, "one kind of structured"),
         (text("a", {"lora_name": "x"}), InvalidArgument, "LoRA feature is not enabled."),
         (text("break the request"), VLLMUnknownError, "RuntimeError: CUDA error: it broke"),
+        (tokens(ABC, bad_words=((1,),) * 129), InvalidArgument, "bad_words: 129 words; must be at"),
+        (
+            tokens(ABC, bad_words=((1,) * 1025,)),
+            InvalidArgument,
+            "bad_words: 1025 tokens in all; must be at most 1024 on this engine",
+        ),
+        (tokens(ABC, bad_words=((1, 257),)), InvalidArgument, "bad_words: holds token 257; must"),
+        (text("a", {"bad_words": ["b" * 1025]}), InvalidArgument, "bad_words: 1025 tokens"),
+        (text("a", {"bad_words": ["b"] * 129}), InvalidArgument, "bad_words: 129 words"),
+        (
+            text("a", {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}),
+            InvalidArgument,
+            "logit_bias: 1025 tokens; must be at most 1024",
+        ),
+        (
+            text("a", {"allowed_token_ids": [1] * 1025}),
+            InvalidArgument,
+            "allowed_token_ids: 1025; must be at most 1024",
+        ),
+        (
+            text("a", {"min_tokens": 1, "stop_token_ids": list(range(128))}),
+            InvalidArgument,
+            "min_tokens with 128 stop_token_ids; must be at most 112",
+        ),
     ],
 )
 def test_unservable_requests_get_a_coded_error(
-    host: Running, request_: Any, error: type[CogTritonError], words: str
+    each_version: Running, request_: Any, error: type[CogTritonError], words: str
 ) -> None:
-    raised = failure(host.engine, request_)
+    raised = failure(each_version.engine, request_)
     assert type(raised) is error
     assert words in raised.detail
-    assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97], "the engine serves on"
+    assert token_ids(ask(each_version.engine, tokens(ABC, 1))) == [97], "the engine serves on"
+
+
+def test_each_version_serves(each_version: Running) -> None:
+    words = ((98, 99),) * 128
+    assert token_ids(ask(each_version.engine, tokens(ABC, bad_words=words))) == list(b"abdab")
+    (event,) = ask(each_version.guest(), text("abc", {"n": 2, "max_tokens": 4, "bad_words": ["x"]}))
+    assert event.texts == ["abca", "bcab"]
+
+
+@pytest.mark.usefixtures("environment")
+def test_bad_words_have_no_limit_with_model_runner_v1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with running(tmp_path) as host:
+        many = tokens(ABC, bad_words=((98, 99),) * 600)
+        assert token_ids(ask(host.engine, many)) == list(b"abdab")
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"max_num_queued_reqs": 1}, "currently busy and cannot accept new requests"),
+        ({"max_num_queued_tokens": 1}, "reached its prefill token backlog limit"),
+    ],
+)
+def test_vllms_own_queue_limits_are_overload(
+    limit: dict[str, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DOUBLE_DELAY", "30")
+    with running(tmp_path, max_model_len=4096, **limit) as host:
+        host.engine.submit(next(HANDLES), tokens(ABC, 4000), Inbox())
+        host.calls("add_request")
+        for request in (tokens(ABC), text("abc")):
+            error = failure(host.engine, request)
+            assert isinstance(error, Overloaded)
+            assert words in error.detail
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_version_that_was_never_run_needs_to_be_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_DOUBLE_VERSION", "0.40.0")
+    directory = vllm_engine(tmp_path / "engine")
+    with pytest.raises(EngineIncompatible, match=r"vLLM 0\.40\.0: .* COG_TRITON_VLLM_UNTESTED=1"):
+        Running(directory)
+    assert not calls(tmp_path / "journal", "open")
+    host = Running(directory, allow_untested="true")
+    try:
+        assert token_ids(ask(host.engine, tokens(ABC, 2))) == [97, 98]
+    finally:
+        host.engine.close()
+    assert "COG_TRITON_VLLM_UNTESTED is set, so vLLM 0.40.0 is served" in capfd.readouterr().err
 
 
 def test_text_request_gets_text(host: Running) -> None:

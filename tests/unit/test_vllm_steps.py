@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, double_environment
+from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, VERSIONS, double_environment
 from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.engines.request import EngineRequest
@@ -252,9 +252,12 @@ def test_step_guests_come_first() -> None:
     assert len(sent) == 3
 
 
-@pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The double's classes, in this process."""
+@pytest.fixture(params=VERSIONS)
+def double(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SimpleNamespace]:
+    """The double's classes of each version, in this process."""
+    monkeypatch.setenv("VLLM_DOUBLE_VERSION", request.param)
     monkeypatch.syspath_prepend(str(DOUBLES))
     of_engine = importlib.import_module("vllm.v1.engine.async_llm")
     of_outputs = importlib.import_module("vllm.v1.engine.output_processor")

@@ -1,16 +1,18 @@
-"""Names and types of vLLM's arguments, recorded from its source by ``scripts/record_vllm.py``."""
+"""Names and types of vLLM's arguments, one record a minor version.
+
+``argument_types_*.json`` are written from vLLM's source by ``scripts/record_vllm.py``.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-RECORD: Mapping[str, Any] = json.loads(
-    (Path(__file__).parent / "argument_types.json").read_text("utf-8")
-)
-VERSION: str = RECORD["source"]["version"]
 Kinds = Sequence[str]
 
 _WORDS = {
@@ -22,6 +24,73 @@ _WORDS = {
     "dict": "an object",
     "null": "null",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentTypes:
+    """Argument types of vLLM `version`.
+
+    `record` has the types of each argument by section and name; with `exact` it is of the same
+    minor version, so that names that are not in it do not exist.
+    """
+
+    version: str
+    record: Mapping[str, Any]
+    exact: bool = True
+
+    @property
+    def title(self) -> str:
+        """The version as messages name it."""
+        if self.exact:
+            return f"vLLM {self.version}"
+        return f"vLLM {self.record['source']['version']}, whose record {self.version} goes by,"
+
+    @property
+    def engine_args(self) -> Mapping[str, Kinds]:
+        """The arguments of AsyncEngineArgs."""
+        return self.record["engine_args"]  # type: ignore[no-any-return]
+
+    @property
+    def sampling_params(self) -> Mapping[str, Kinds]:
+        """The fields of SamplingParams."""
+        return self.record["sampling_params"]  # type: ignore[no-any-return]
+
+
+@cache
+def recorded() -> tuple[ArgumentTypes, ...]:
+    """The recorded versions, newest first."""
+    records = [
+        json.loads(path.read_text("utf-8"))
+        for path in Path(__file__).parent.glob("argument_types_*.json")
+    ]
+    found = [ArgumentTypes(record["source"]["version"], record) for record in records]
+    return tuple(sorted(found, key=lambda types: _numbers(types.version), reverse=True))
+
+
+def types_of(version: str | None) -> ArgumentTypes:
+    """Argument types of one version: the newest record stands in for those that have none."""
+    newest = recorded()[0]
+    if version is None:
+        return newest
+    for types in recorded():
+        if minor_version(types.version) == minor_version(version):
+            return ArgumentTypes(version, types.record)
+    return ArgumentTypes(version, newest.record, exact=False)
+
+
+def versions_with(section: str, name: str) -> str:
+    """What to add of a name that one version lacks: which one has it; empty if none has."""
+    found = [minor_version(types.version) for types in recorded() if name in types.record[section]]
+    return f"; only vLLM {', '.join(found)} has it" if found else ""
+
+
+def minor_version(version: str) -> str:
+    """``0.33`` for ``0.33.1+cu130``."""
+    return ".".join(map(str, _numbers(version)[:2]))
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def convert(value: Any, kinds: Kinds) -> Any:

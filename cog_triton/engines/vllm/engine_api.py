@@ -1,4 +1,4 @@
-"""vLLM API: every call into vLLM, written against 0.26; the only module that imports it.
+"""vLLM API: every call into vLLM, by the recorded versions; the only module that imports it.
 
 Imports are late: serving processes and Triton's stubs run without vLLM.
 """
@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
+from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.model_arguments import refuse_unknown
+from cog_triton.engines.vllm.vllm_version import require_tested
+from cog_triton.engines.vllm.worker_limits import WorkerLimits
 from cog_triton.errors import CogTritonError, InvalidPredictorConfig, VLLMUnknownError
 
 _log = logging.getLogger(__name__)
@@ -25,14 +28,20 @@ RecordMetrics = Callable[[Mapping[str, Sequence[float]]], None]
 Put = Callable[[Any], None]
 
 
-def open_engine(arguments: Mapping[str, Any], record: RecordMetrics) -> Any:
+def open_engine(
+    arguments: Mapping[str, Any], record: RecordMetrics, *, allow_untested: bool = False
+) -> Any:
     """Load AsyncLLM; `record` gets its metrics unless ``disable_log_stats``.
 
-    Raises E1201 for arguments that this vLLM does not have, E1202 for values it refuses.
+    Raises E1305 for a version that was never run, unless `allow_untested`, E1201 for arguments
+    that this vLLM does not have, E1202 for values it refuses.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import vllm
+
+    if warning := require_tested(vllm.__version__, allow_untested=allow_untested):
+        _log.warning("%s", warning)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -45,7 +54,9 @@ def open_engine(arguments: Mapping[str, Any], record: RecordMetrics) -> Any:
         config = engine_args.create_engine_config(usage_context=context)
     except CogTritonError:
         raise
-    except (ValueError, TypeError) as error:
+    except Exception as error:
+        if not is_refusal(error):
+            raise
         raise InvalidPredictorConfig(f"model.json: vLLM refuses it: {error}") from error
     return AsyncLLM.from_vllm_config(
         vllm_config=config,
@@ -121,7 +132,7 @@ def _missing(engine: Any) -> Iterator[str]:
         *((getattr(processor, name), {"put"}) for name in ("process_outputs", "propagate_error")),
     ]
     for function, wanted in used:
-        if unused := wanted - set(_names(function.__code__)):
+        if unused := wanted - set(_names(inspect.unwrap(function).__code__)):
             yield f"{function.__qualname__} does not call {', '.join(sorted(unused))}"
     for function, parameters in (
         (processor.update_scheduler_stats, ["self", "scheduler_stats"]),
@@ -147,7 +158,7 @@ def sampling_params(
 ) -> Any:
     """SamplingParams of a request, for deltas with `stream`, else for one output at the end.
 
-    Raises ValueError or TypeError where vLLM refuses a value.
+    What vLLM raises where it refuses a value is known to `engine_errors.is_refusal`.
     """
     from vllm.sampling_params import (
         RepetitionDetectionParams,
@@ -175,11 +186,29 @@ def lora_request(name: str, number: int, path: str) -> Any:
     return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
 
 
-def is_engine_dead(error: BaseException) -> bool:
-    """Whether an error means that the engine has died."""
-    from vllm.v1.engine.exceptions import EngineDeadError
+def worker_limits(engine: Any) -> WorkerLimits:
+    """Limits of the loaded engine's worker."""
+    from vllm import envs
 
-    return isinstance(error, EngineDeadError)
+    vocab_size = int(engine.vllm_config.model_config.get_vocab_size())
+    if not engine.vllm_config.use_v2_model_runner:
+        return WorkerLimits(vocab_size)
+    # vllm/v1/worker/gpu/sample/bad_words.py and logit_bias.py; variables since 0.33.
+    return WorkerLimits(
+        vocab_size,
+        bad_words=getattr(envs, "VLLM_MAX_NUM_BAD_WORDS", 128),
+        bad_word_tokens=getattr(envs, "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS", 1024),
+        allowed_token_ids=1024,
+        logit_bias=1024,
+        stop_token_ids=128,
+    )
+
+
+def bad_word_tokens(engine: Any, params: Any) -> Sequence[Sequence[int]]:
+    """Token ids of a request's bad words, which vLLM derives from their text."""
+    if params.bad_words and engine.tokenizer is not None:
+        params.update_from_tokenizer(engine.tokenizer)
+    return params._bad_words_token_ids or ()
 
 
 def max_num_seqs(engine: Any) -> int:
@@ -216,7 +245,7 @@ def _gauges(stats: Any) -> dict[str, Sequence[float]]:
     """Gauges of a SchedulerStats, under the names of vLLM's own metrics."""
     return {
         "vllm:num_requests_running": [stats.num_running_reqs],
-        "vllm:num_requests_waiting": [stats.num_waiting_reqs],
+        "vllm:num_requests_waiting": [stats.num_waiting_reqs + stats.num_skipped_waiting_reqs],
         "vllm:kv_cache_usage_perc": [stats.kv_cache_usage],
     }
 

@@ -18,13 +18,15 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.step_items import STEPS
 from cog_triton.engines.vllm import engine_api
+from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import cancelled, failed
 from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
 from cog_triton.engines.vllm.host_messages import MetricsRequest, TextRequest
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
-from cog_triton.engines.vllm.running_request import RunningRequest, coded_error
+from cog_triton.engines.vllm.running_request import RunningRequest
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
+from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import InvalidArgument, VLLMUnknownError
 from cog_triton.system.log_format import request_id
 
@@ -35,12 +37,14 @@ _HEALTH_PERIOD_S = 1.0
 class VLLMHost:
     """vLLM host: serves one engine to every peer; run by `cog_triton.backend.engine_process`."""
 
-    def __init__(self, model: VLLMModel, socket: str) -> None:
+    def __init__(self, model: VLLMModel, socket: str, *, allow_untested: bool = False) -> None:
         self._model = model
+        self._allow_untested = allow_untested
         self._socket = socket
         self._metrics = MetricsBuffer()
         self._loop = asyncio.new_event_loop()
         self._engine = self._loop.run_until_complete(self._open())
+        self._limits = engine_api.worker_limits(self._engine)
         self._peer_numbers = itertools.count(1)
         self._guests: set[asyncio.Task[None]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -59,7 +63,9 @@ class VLLMHost:
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Load the engine that a rendered model's parameters describe."""
-        return cls(read_model(Path(parameters["engine_dir"])), parameters["socket"])
+        model = read_model(Path(parameters["engine_dir"]), installed_version())
+        untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
+        return cls(model, parameters["socket"], allow_untested=untested)
 
     def serve(self, connection: Connection) -> None:
         """Serve `connection`, and all who connect to the socket, until it asks to stop.
@@ -80,7 +86,9 @@ class VLLMHost:
 
     async def _open(self) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
-        return engine_api.open_engine(self._model.arguments, self._metrics.record)
+        return engine_api.open_engine(
+            self._model.arguments, self._metrics.record, allow_untested=self._allow_untested
+        )
 
     async def _serve(self, connection: Connection) -> None:
         owner = await wrap_connection(connection, self._order)
@@ -167,7 +175,8 @@ class VLLMHost:
             stream=request.streaming or run.gets_steps,
             bad_words=request.bad_words,
         )
-        prompt = {"prompt_token_ids": list(request.input_ids)}
+        self._limits.check(params, request.bad_words)
+        prompt = {"type": "token", "prompt_token_ids": list(request.input_ids)}
         if self._steps is None:
             await _iterate(run, self._engine.generate(prompt, params, run.name))
             return
@@ -185,6 +194,7 @@ class VLLMHost:
         if request.return_cumulative_logprob and values.get("logprobs") is None:
             values["logprobs"] = 0
         params = engine_api.sampling_params(values, stream=request.stream)
+        self._limits.check(params, engine_api.bad_word_tokens(self._engine, params))
         prompt = {"prompt": request.prompt}
         outputs = self._engine.generate(prompt, params, run.name, lora_request=lora)
         await _iterate(run, outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,18 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.engines.vllm.model_arguments import MODEL_FILE
+from cog_triton.engines.vllm.argument_types import types_of
+from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.vllm_version import (
+    ALLOW_UNTESTED,
+    installed_version,
+    require_tested,
+)
 from cog_triton.errors import InvalidPredictorConfig, nearest
 from cog_triton.system.secret_variables import HUB_TOKENS
+
+_log = logging.getLogger(__name__)
 
 TEXT_MODEL = "vllm_model"
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
@@ -24,7 +33,11 @@ TritonPythonModel = make_token_model(
     EngineProcess.opener("cog_triton.engines.vllm.engine_host:VLLMHost")
 )
 '''
-_ENGINE_OPTIONS = {"engine_python": "", "cancellation_check_period_ms": "100"}
+_ENGINE_OPTIONS = {
+    "engine_python": "",
+    "cancellation_check_period_ms": "100",
+    ALLOW_UNTESTED: "false",
+}
 
 
 class VLLMFamily(EngineFamily):
@@ -43,6 +56,7 @@ class VLLMFamily(EngineFamily):
             pad_id=None,
         )
         super().__init__(directory, limits, model.tokenizer_dir)
+        self._version: str | None = None
 
     @property
     def supports_guided_decoding(self) -> bool:
@@ -61,7 +75,9 @@ class VLLMFamily(EngineFamily):
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`.
 
-        ``engine_python`` is the Python that has vLLM, if that is not Triton's own.
+        ``engine_python`` is the Python that has vLLM, if that is not Triton's own; its version
+        decides what model.json may hold. Raises E1201 and E1202 by it, and E1305 for a version
+        that was never run, unless ``allow_untested``.
         """
         for name, value in arguments.items():
             if name not in _ENGINE_OPTIONS:
@@ -71,6 +87,7 @@ class VLLMFamily(EngineFamily):
                 )
         options = {**_ENGINE_OPTIONS, **{name: str(value) for name, value in arguments.items()}}
         _check_period("tensorrt_llm", options)
+        self._check_version(options)
         config.backend = "python"
         config.max_batch_size = self.limits.max_batch_size
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself
@@ -79,6 +96,15 @@ class VLLMFamily(EngineFamily):
         for name, value in options.items():
             config.parameters[name].string_value = value
         return _MODEL_PY
+
+    def _check_version(self, options: Mapping[str, str]) -> None:
+        self._version = installed_version(options["engine_python"])
+        if self._version is None:  # vLLM's host checks it
+            return
+        untested = options[ALLOW_UNTESTED].lower() == "true"
+        if warning := require_tested(self._version, allow_untested=untested):
+            _log.warning("%s", warning)
+        read_arguments(self.directory, self._version)
 
     def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:
         """See `EngineFamily.render_extra_model`; arguments are parameters of the model's config."""
@@ -92,6 +118,8 @@ class VLLMFamily(EngineFamily):
             config.parameters[name].string_value = str(value)
         _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
         config.parameters["socket"].string_value = self.socket
+        version = types_of(self._version).version
+        config.parameters["vllm_version"].string_value = version
         config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
         config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
         config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
-from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, UnexpectedEngineArg, nearest
+from cog_triton.engines.vllm.argument_types import (
+    ArgumentTypes,
+    convert,
+    recorded,
+    types_of,
+    versions_with,
+)
+from cog_triton.errors import (
+    CogTritonError,
+    EngineCorrupt,
+    InvalidPredictorConfig,
+    UnexpectedEngineArg,
+    nearest,
+)
 
 MODEL_FILE = "model.json"
 LORA_FILE = "multi_lora.json"
 
-# Arguments of older versions, none of them in 0.26, and what replaces them.
+# Arguments of versions before the recorded ones, and what replaces them.
 REPLACED = {
     "disable_log_requests": 'leave it out: requests are logged only with "enable_log_requests"',
     "swap_space": "leave it out: a preempted request is computed again",
@@ -37,33 +48,46 @@ REPLACED = {
 }
 
 
-def read_arguments(directory: Path) -> dict[str, Any]:
+def read_arguments(directory: Path, version: str | None = None) -> dict[str, Any]:
     """The engine arguments in ``model.json``, each of the type that vLLM wants.
 
-    Raises E1201 for a name that vLLM does not have, saying what to use instead, E1202 for a
-    value of the wrong type, E1306 for a file that is missing or no JSON object.
+    `version` is vLLM's; if it is not known, any recorded one may have an argument. Raises E1201
+    for a name that vLLM does not have, saying what to use instead, E1202 for a value of the wrong
+    type, E1306 for a file that is missing or no JSON object.
     """
     path = directory / MODEL_FILE
-    known = RECORD["engine_args"]
-    arguments = {}
-    for name, value in read_object(path).items():
-        if name in known:
-            try:
-                arguments[name] = convert(value, known[name])
-            except ValueError as error:
-                raise InvalidPredictorConfig(f"{path}: {name}={value!r}: {error}") from error
-        elif name in REPLACED:
-            raise UnexpectedEngineArg(
-                f"{path}: {name}: vLLM {VERSION} has no such engine argument; {REPLACED[name]}"
-            )
-        elif _installed() in (None, VERSION):
-            raise UnexpectedEngineArg(
-                f"{path}: {name}: vLLM {VERSION} has no such engine argument"
-                f"{nearest(name, list(known))}"
-            )
-        else:  # of another version, which checks its arguments when it is loaded
-            arguments[name] = value
-    return arguments
+    versions = recorded() if version is None else (types_of(version),)
+    return {
+        name: _checked(path, name, value, versions) for name, value in read_object(path).items()
+    }
+
+
+def _checked(path: Path, name: str, value: Any, versions: Sequence[ArgumentTypes]) -> Any:
+    """The argument as the first of `versions` takes it, else the first one's error."""
+    errors: list[CogTritonError] = []
+    for types in versions:
+        try:
+            return _checked_by(types, path, name, value)
+        except CogTritonError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _checked_by(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
+    known = types.engine_args
+    if name in known:
+        try:
+            return convert(value, known[name])
+        except ValueError as error:
+            at = f"{path}: {name}={value!r}"
+            raise InvalidPredictorConfig(f"{at}: {error} (vLLM {types.version})") from error
+    if types.exact or name in REPLACED:
+        hint = f"; {REPLACED[name]}" if name in REPLACED else versions_with("engine_args", name)
+        raise UnexpectedEngineArg(
+            f"{path}: {name}: {types.title} has no such engine argument"
+            f"{hint or nearest(name, list(known))}"
+        )
+    return value  # vLLM checks its arguments when it is loaded
 
 
 def read_loras(directory: Path) -> dict[str, str]:
@@ -85,13 +109,6 @@ def refuse_unknown(arguments: Mapping[str, Any], known: list[str], version: str)
                 f"{MODEL_FILE}: {name}: vLLM {version} has no such engine argument"
                 f"{nearest(name, known)}"
             )
-
-
-def _installed() -> str | None:
-    try:
-        return importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, ModelUnavai
 
 # vLLM's default for GPUs below 70 GB; the running engine reports the real value.
 DEFAULT_MAX_NUM_SEQS = 256
-# vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26.
+# vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26, 0.33.
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -51,14 +51,14 @@ class VLLMModel:
         return self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS
 
 
-def read_model(directory: Path) -> VLLMModel:
+def read_model(directory: Path, version: str | None = None) -> VLLMModel:
     """Read ``model.json`` and the configuration of the model that it names.
 
     ``model`` may be left out beside a ``config.json``; else it is a path, absolute or from
-    `directory`, or a hub id, of which the small files are fetched. Raises E1201, E1202, E1304,
-    E1306.
+    `directory`, or a hub id, of which the small files are fetched. `version` is vLLM's, if it is
+    known. Raises E1201, E1202, E1304, E1306.
     """
-    arguments = read_arguments(directory)
+    arguments = read_arguments(directory, version)
     where = directory / MODEL_FILE
     named = arguments.get("model") or ("." if (directory / "config.json").is_file() else None)
     if named is None:

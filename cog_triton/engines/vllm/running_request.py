@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from typing import Any
 
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.vllm import engine_api
+from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
     TextOutputConverter,
     TokenOutputConverter,
     failed,
 )
 from cog_triton.engines.vllm.host_connections import Peer
-from cog_triton.errors import (
-    CogTritonError,
-    InvalidArgument,
-    PromptTooLong,
-    TritonUnavailable,
-    VLLMUnknownError,
-)
-
-_log = logging.getLogger(__name__)
-_PROMPT_TOO_LONG = re.compile(r"longer than the maximum model length")
 
 
 class RunningRequest:
@@ -74,17 +62,3 @@ class RunningRequest:
             self.ended = True
             self._running.pop(self._handle, None)
         self._queue(event, at_once)
-
-
-def coded_error(error: Exception) -> CogTritonError:
-    """The coded error of what vLLM raised for one request."""
-    if isinstance(error, CogTritonError):
-        return error
-    if engine_api.is_engine_dead(error):
-        return TritonUnavailable(f"vLLM's engine is dead: {error}")
-    if isinstance(error, ValueError | TypeError):  # how vLLM refuses a request
-        known = PromptTooLong if _PROMPT_TOO_LONG.search(str(error)) else InvalidArgument
-        return known(str(error))
-    _log.error("vLLM failed a request", exc_info=error)
-    cause = error.__cause__ or error
-    return VLLMUnknownError(f"{type(cause).__name__}: {cause}")

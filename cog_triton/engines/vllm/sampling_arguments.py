@@ -8,15 +8,14 @@ from typing import Any
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import refuse_length_penalty
-from cog_triton.engines.vllm.argument_types import RECORD, VERSION, convert
+from cog_triton.engines.vllm.argument_types import ArgumentTypes, convert, types_of, versions_with
 from cog_triton.errors import InvalidArgument, nearest
 
 LORA_NAME = "lora_name"
-_KINDS: dict[str, Any] = RECORD["sampling_params"]
+NEWEST = types_of(None)
 _MAX_SEED = 2**63 - 1
 # Fields that clients must not set.
 _INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
-NAMES = [LORA_NAME, *(name for name in _KINDS if name not in _INTERNAL)]
 REPLACED = {
     "guided_decoding": "use structured_outputs",
     "best_of": "use n",
@@ -59,25 +58,31 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     return values
 
 
-def from_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def names(types: ArgumentTypes = NEWEST) -> list[str]:
+    """Names of the sampling parameters that clients may set."""
+    return [LORA_NAME, *(name for name in types.sampling_params if name not in _INTERNAL)]
+
+
+def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) -> dict[str, Any]:
     """Check and convert a client's sampling_parameters to vLLM's types; raises E1005.
 
     Values may be text, as vllm_backend's sample client sends them. ``lora_name`` stays in.
     """
+    known = names(types)
     values = {}
     for name, value in parameters.items():
-        if name not in NAMES:
-            replaced = REPLACED.get(name)
-            hint = f"; {replaced}" if replaced else nearest(name, NAMES)
+        if name not in known:
+            hint = versions_with("sampling_params", name) or nearest(name, known)
+            hint = f"; {REPLACED[name]}" if name in REPLACED else hint
             raise InvalidArgument(
-                f"sampling_parameters: {name}: vLLM {VERSION} has no such parameter{hint}"
+                f"sampling_parameters: {name}: {types.title} has no such parameter{hint}"
             )
         try:
-            values[name] = convert(value, _KINDS.get(name, ["str"]))
+            values[name] = convert(value, types.sampling_params.get(name, ["str"]))
         except ValueError as error:
             raise InvalidArgument(f"sampling_parameters: {name}={value!r}: {error}") from error
     if isinstance(structured := values.get("structured_outputs"), dict):
-        values["structured_outputs"] = _structured(structured)
+        values["structured_outputs"] = _structured(structured, types)
     if isinstance(bias := values.get("logit_bias"), dict):
         values["logit_bias"] = _by_token(bias)
     return values
@@ -94,8 +99,8 @@ def parse_json(text: str) -> dict[str, Any]:
     return parameters
 
 
-def _structured(fields: Mapping[str, Any]) -> dict[str, Any]:
-    known = RECORD["structured_outputs"]
+def _structured(fields: Mapping[str, Any], types: ArgumentTypes) -> dict[str, Any]:
+    known = types.record["structured_outputs"]
     values = {}
     for name, value in fields.items():
         at = f"sampling_parameters: structured_outputs.{name}"

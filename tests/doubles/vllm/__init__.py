@@ -1,9 +1,12 @@
-"""Double of the part of vLLM 0.26 that `cog_triton.engines.vllm` uses.
+"""Double of the part of vLLM 0.26 and 0.33 that `cog_triton.engines.vllm` uses.
 
-Its model repeats the prompt, one token a step. Names, fields and signatures are the recorded ones
-(tests/unit/test_vllm_double.py). Calls are written to the file that VLLM_DOUBLE_JOURNAL names, one
-JSON object a line; VLLM_DOUBLE_DELAY is the length of a step in seconds; once the file that
-VLLM_DOUBLE_DEATH names exists, the engine is dead.
+Its model repeats the prompt, one token a step. Names, fields and signatures are those recorded of
+the version that VLLM_DOUBLE_VERSION names (tests/unit/test_vllm_double.py). Calls are written to
+the file that VLLM_DOUBLE_JOURNAL names, one JSON object a line; VLLM_DOUBLE_DELAY is the length of
+a step in seconds; once the file that VLLM_DOUBLE_DEATH names exists, the engine is dead.
 """
 
-__version__ = "0.26.0"
+import os
+
+__version__ = os.environ.get("VLLM_DOUBLE_VERSION") or "0.33.0"
+"""Any version but 0.26 has the interface of 0.33."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.recorded_versions import IS_0_26, only, since_0_33
+
 
 @dataclass
 class Logprob:
@@ -13,6 +15,7 @@ class Logprob:
 
 
 @dataclass
+@only(not IS_0_26, "sampling_mask", "spec_decode_metrics", "weight_versions")
 class CompletionOutput:
     index: int
     text: str
@@ -23,9 +26,13 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    sampling_mask: Any = None
+    spec_decode_metrics: Any = None
+    weight_versions: list[Any] | None = None
 
 
 class RequestOutput:
+    @since_0_33("prompt_token_id_logprobs")
     def __init__(
         self,
         request_id: str,
@@ -41,6 +48,7 @@ class RequestOutput:
         num_cached_tokens: int | None = None,
         num_cache_creation_tokens: int | None = None,
         *,
+        prompt_token_id_logprobs: Any = None,
         kv_transfer_params: dict[str, Any] | None = None,
         ec_transfer_params: dict[str, Any] | None = None,
         **kwargs: Any,

@@ -4,7 +4,8 @@ from dataclasses import field, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from cog_triton.engines.vllm.argument_types import RECORD
+from cog_triton.engines.vllm.argument_types import types_of
+from vllm import __version__, envs
 from vllm.usage.usage_lib import UsageContext
 
 _DEFAULTS = {"gpu_memory_utilization": 0.9, "disable_log_stats": False}
@@ -19,14 +20,21 @@ class EngineArgs:
             raise ValueError("gpu_memory_utilization: Input should be less than or equal to 1")
         return SimpleNamespace(
             usage_context=usage_context,
-            model_config=SimpleNamespace(model=self.model, max_model_len=self.max_model_len),
-            scheduler_config=SimpleNamespace(max_num_seqs=self.max_num_seqs or 1024),
+            use_v2_model_runner=envs.VLLM_USE_V2_MODEL_RUNNER,
+            model_config=SimpleNamespace(
+                model=self.model, max_model_len=self.max_model_len, get_vocab_size=lambda: 257
+            ),
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=self.max_num_seqs or 1024,
+                max_num_queued_reqs=getattr(self, "max_num_queued_reqs", None),
+                max_num_queued_tokens=getattr(self, "max_num_queued_tokens", None),
+            ),
             engine_args=self,
         )
 
 
 AsyncEngineArgs = make_dataclass(
     "AsyncEngineArgs",
-    [(name, Any, field(default=_DEFAULTS.get(name))) for name in RECORD["engine_args"]],
+    [(name, Any, field(default=_DEFAULTS.get(name))) for name in types_of(__version__).engine_args],
     bases=(EngineArgs,),
 )

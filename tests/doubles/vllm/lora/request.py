@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+from vllm.recorded_versions import IS_0_26, only
+
 
 @dataclass
+@only(IS_0_26, "tensorizer_config_dict")
 class LoRARequest:
     lora_name: str
     lora_int_id: int

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
+from vllm.recorded_versions import IS_0_26, since_0_33
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreRequest
@@ -23,6 +25,19 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.loggers import IterationStats
+
+if IS_0_26:
+    CLIENT_ERRORS: tuple[type[Exception], ...] = (ValueError,)
+else:
+    from vllm.exceptions import (
+        GenerationError,
+        GracefulHTTPError,
+        MaxQueuedTokensError,
+        QueueOverflowError,
+        VLLMClientError,
+    )
+
+    CLIENT_ERRORS = (VLLMClientError, GracefulHTTPError, GenerationError)
 
 KILL, BREAK = "kill the engine", "break the request"
 
@@ -69,6 +84,11 @@ class AsyncLLM:
             self._supported_tasks = await self.engine_core.get_supported_tasks_async()
         return self._supported_tasks
 
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @since_0_33("session_id", "kv_hints")
     async def add_request(
         self,
         request_id: str,
@@ -80,9 +100,11 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
         prompt_text: str | None = None,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
+        kv_hints: Any = None,
     ) -> RequestOutputCollector:
         written = {f.name: getattr(params, f.name) for f in fields(params)}
         del written["output_kind"]
@@ -91,10 +113,15 @@ class AsyncLLM:
         if self.errored:
             raise EngineDeadError
         await self.get_supported_tasks()
+        if not IS_0_26 and "type" not in prompt:  # which 0.33 encodes on another thread
+            ids = (await asyncio.to_thread(self._tokenizer.encode, prompt["prompt"])).ids
+            self._check_length(len(ids))
+            prompt = {**prompt, "prompt_token_ids": ids}
         request = self._process_inputs(request_id, prompt, params)
         text = prompt.get("prompt")
         self._run_output_handler()
         queue = RequestOutputCollector(params.output_kind, request.request_id)
+        self._check_admission(params.n)
         if params.n == 1:
             await self._add_request(request, text, None, 0, queue)
             return queue
@@ -113,13 +140,30 @@ class AsyncLLM:
         self.output_processor.add_request(request, prompt, parent_req, index, queue)
         await self.engine_core.add_request_async(request)
 
+    def _check_length(self, length: int) -> None:
+        """In vLLM a method of its renderer."""
+        if length > (most := self.model_config.max_model_len):
+            raise VLLMValidationError(
+                f"This model's maximum context length is {most} tokens. However, your prompt"
+                f" contains at least {length} input tokens"
+            )
+
+    def _check_admission(self, n: int) -> None:
+        limits, processor = self.vllm_config.scheduler_config, self.output_processor
+        most = limits.max_num_queued_reqs
+        if most is not None and processor.get_num_unfinished_requests() + n > most:
+            raise QueueOverflowError
+        most = limits.max_num_queued_tokens
+        if most is not None and processor.get_num_queued_tokens() >= most:
+            raise MaxQueuedTokensError
+
     def _process_inputs(
         self, request_id: str, prompt: Any, params: SamplingParams
     ) -> EngineCoreRequest:
         """In vLLM a method of InputProcessor."""
         ids = prompt.get("prompt_token_ids") or self._tokenizer.encode(prompt["prompt"]).ids
         if len(ids) >= self.model_config.max_model_len:
-            raise ValueError(
+            raise VLLMValidationError(
                 f"The decoder prompt (length {len(ids)}) is longer than the maximum model length"
                 f" of {self.model_config.max_model_len}."
             )
@@ -133,6 +177,7 @@ class AsyncLLM:
             internal, ids, copy(params), time.time(), external_req_id=request_id
         )
 
+    @since_0_33("session_id", "kv_hints")
     async def generate(
         self,
         prompt: Any,
@@ -145,6 +190,8 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -162,7 +209,7 @@ class AsyncLLM:
             if q is not None:
                 await self.abort(q.request_id, internal=True)
             raise
-        except (EngineDeadError, ValueError):
+        except (EngineDeadError, *CLIENT_ERRORS):
             raise
         except Exception as e:
             if q is not None:

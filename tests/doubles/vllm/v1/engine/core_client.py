@@ -33,6 +33,7 @@ class AsyncMPClient(EngineCoreClient):
         self._eos = json.loads((model / "config.json").read_text())["eos_token_id"]
         self._max_model_len = vllm_config.model_config.max_model_len
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        self._v2 = vllm_config.use_v2_model_runner
         self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
         self._live: dict[str, Sequence] = {}
         self._stepping: asyncio.Task[None] | None = None
@@ -48,6 +49,9 @@ class AsyncMPClient(EngineCoreClient):
         return ("generate",)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
+        if self._v2 and not _fits(request.sampling_params):
+            self.die()
+            return
         child, _, _ = request.request_id.rpartition("_")
         room = self._max_model_len - len(request.prompt_token_ids)
         self._live[request.request_id] = Sequence(
@@ -81,5 +85,16 @@ class AsyncMPClient(EngineCoreClient):
                     del self._live[output.request_id]
             count = sum(not output.finished for output in outputs)
             waiting = len(self._live) - count
-            stats = SchedulerStats(count, waiting, count / 1024)
+            stats = SchedulerStats(count, waiting, 0, count / 1024)
             self.outputs_queue.put_nowait(EngineCoreOutputs(outputs=outputs, scheduler_stats=stats))
+
+
+def _fits(params: Any) -> bool:
+    """Whether model runner V2 has room for what a request asks of its sampler."""
+    words = params._bad_words_token_ids or []
+    return (
+        len(words) <= 128
+        and sum(map(len, words)) <= 1024
+        and max(len(params.allowed_token_ids or ()), len(params.logit_bias or ())) <= 1024
+        and (not params.min_tokens or len(params.stop_token_ids) <= 127)
+    )

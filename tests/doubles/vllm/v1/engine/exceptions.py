@@ -1,10 +1,17 @@
 """Double of vllm/v1/engine/exceptions.py."""
 
+from vllm.recorded_versions import IS_0_26
 
-class EngineGenerateError(Exception):
+if IS_0_26:
+    VLLMServerError = Exception
+else:
+    from vllm.exceptions import VLLMServerError
+
+
+class EngineGenerateError(VLLMServerError):
     pass
 
 
-class EngineDeadError(Exception):
+class EngineDeadError(VLLMServerError):
     def __init__(self) -> None:
         super().__init__("EngineCore encountered an issue. See stack trace (above)")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.recorded_versions import since_0_33
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.parallel_sampling import ParentRequest
@@ -124,14 +125,22 @@ class RequestState:
 
 
 class OutputProcessor:
+    @since_0_33("admission_stats")
     def __init__(
         self, tokenizer: Any, *, log_stats: bool, stream_interval: int = 1,
-        tracing_enabled: bool = False,
+        tracing_enabled: bool = False, admission_stats: Any = None,
     ) -> None:  # fmt: skip
         self.log_stats = log_stats
         self.tokenizer = tokenizer
         self.request_states: dict[str, RequestState] = {}
         self.external_req_ids: defaultdict[str, list[str]] = defaultdict(list)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.request_states)
+
+    def get_num_queued_tokens(self) -> int:
+        states = self.request_states.values()
+        return sum(len(state.prompt_token_ids) for state in states if state.is_prefilling)
 
     def propagate_error(self, e: Exception) -> None:
         for state in self.request_states.values():
@@ -162,11 +171,13 @@ class OutputProcessor:
         self.request_states[request.request_id] = state
         self.external_req_ids[state.external_req_id].append(request.request_id)
 
+    @since_0_33("weight_version")
     def process_outputs(
         self,
         engine_core_outputs: list[EngineCoreOutput],
         engine_core_timestamp: float | None = None,
         iteration_stats: IterationStats | None = None,
+        weight_version: str | None = None,
     ) -> OutputProcessorOutput:
         reqs_to_abort = []
         for engine_core_output in engine_core_outputs:

@@ -17,6 +17,7 @@ class FinishedRequestStats:
 class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0
 
 

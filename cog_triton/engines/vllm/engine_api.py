@@ -15,6 +15,7 @@ from typing import Any
 
 from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.model_arguments import refuse_unknown
+from cog_triton.engines.vllm.optional_packages import refuse_missing
 from cog_triton.engines.vllm.vllm_version import require_tested
 from cog_triton.engines.vllm.worker_limits import WorkerLimits
 from cog_triton.errors import CogTritonError, InvalidPredictorConfig, VLLMUnknownError
@@ -48,6 +49,7 @@ def open_engine(
 
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     refuse_unknown(arguments, known, vllm.__version__)
+    refuse_missing(arguments)
     context = UsageContext.OPENAI_API_SERVER  # whose defaults are those of a server
     try:
         engine_args = AsyncEngineArgs(**arguments)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.engines.vllm import sampling_arguments
-from cog_triton.engines.vllm.argument_types import ArgumentTypes, versions_with
+from cog_triton.engines.vllm.argument_types import ArgumentTypes
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
 
@@ -96,7 +96,7 @@ def _sampling(
         if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
             continue
         if name not in names and name not in sampling_arguments.REPLACED:
-            hint = versions_with("sampling_params", name) or nearest(name, [*_INPUTS, *names])
+            hint = types.elsewhere("sampling_params", name) or nearest(name, [*_INPUTS, *names])
             raise InvalidArgument(f"{name}: unknown input or sampling parameter{hint}")
         if name in given and given[name] != value:
             raise InvalidArgument(

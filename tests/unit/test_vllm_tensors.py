@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
+from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.host_messages import TextEvent
 from cog_triton.errors import InvalidArgument, PromptRequired
 
@@ -100,7 +101,7 @@ def test_values_of_every_type_are_parsed() -> None:
         ({"temprature": 0.5}, "vLLM 0.33.0 has no such parameter; did you mean 'temperature'"),
         ({"guided_decoding": {}}, "use structured_outputs"),
         ({"best_of": 2}, "use n"),
-        ({"output_kind": 1}, "output_kind: vLLM"),
+        ({"output_kind": 1}, "output_kind: vLLM 0.33.0 has no such parameter"),
         ({"_eos_token_id": 1}, "_eos_token_id: vLLM"),
         ({"temperature": "warm"}, "temperature='warm': must be a number"),
         ({"max_tokens": 1.5}, "max_tokens=1.5: must be a whole number or null"),
@@ -113,7 +114,19 @@ def test_values_of_every_type_are_parsed() -> None:
 def test_unknown_or_invalid_sampling_parameters_are_refused(
     parameters: dict[str, Any], words: str
 ) -> None:
-    assert words in refusal(sampling_parameters=json.dumps(parameters))
+    detail = refusal(sampling_parameters=json.dumps(parameters))
+    assert words in detail
+    assert "only vLLM" not in detail
+
+
+def test_sampling_parameters_of_another_version_are_refused_by_name() -> None:
+    older = types_of("0.26.0")
+    sent = inputs(sampling_parameters='{"stream_interval": 2}')
+    assert parse_request("vllm_model", sent, {}).request.sampling == {"stream_interval": 2}
+    with pytest.raises(InvalidArgument, match=r"vLLM 0\.26\.0 has no .*; only vLLM 0\.33 has it"):
+        parse_request("vllm_model", sent, {}, older)
+    with pytest.raises(InvalidArgument, match=r"stream_interval: .*; only vLLM 0\.33 has it"):
+        parse_request("vllm_model", inputs(), {"stream_interval": 2}, older)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"', "3"])

@@ -7,5 +7,5 @@ detokenizing included, off the GIL under which a stub sends responses; and it ma
 Python than the stub's, whose numpy vLLM does not accept. The protocol is that of
 `cog_triton.backend.engine_client`.
 
-Only `engine_api` imports vLLM; ``argument_types.json`` says which version it was written against.
+Only `engine_api` imports vLLM; ``argument_types_*.json`` record its interface, one a minor version.
 """

@@ -55,6 +55,15 @@ class ArgumentTypes:
         """The fields of SamplingParams."""
         return self.record["sampling_params"]  # type: ignore[no-any-return]
 
+    def elsewhere(self, section: str, name: str) -> str:
+        """What to add of a name that this version lacks: which one has it; empty if none has."""
+        if name in self.record[section]:
+            return ""
+        found = [
+            minor_version(other.version) for other in recorded() if name in other.record[section]
+        ]
+        return f"; only vLLM {', '.join(found)} has it" if found else ""
+
 
 @cache
 def recorded() -> tuple[ArgumentTypes, ...]:
@@ -76,12 +85,6 @@ def types_of(version: str | None) -> ArgumentTypes:
         if minor_version(types.version) == minor_version(version):
             return ArgumentTypes(version, types.record)
     return ArgumentTypes(version, newest.record, exact=False)
-
-
-def versions_with(section: str, name: str) -> str:
-    """What to add of a name that one version lacks: which one has it; empty if none has."""
-    found = [minor_version(types.version) for types in recorded() if name in types.record[section]]
-    return f"; only vLLM {', '.join(found)} has it" if found else ""
 
 
 def minor_version(version: str) -> str:

@@ -193,7 +193,7 @@ def worker_limits(engine: Any) -> WorkerLimits:
     from vllm import envs
 
     vocab_size = int(engine.vllm_config.model_config.get_vocab_size())
-    if not engine.vllm_config.use_v2_model_runner:
+    if not getattr(engine.vllm_config, "use_v2_model_runner", True):
         return WorkerLimits(vocab_size)
     # vllm/v1/worker/gpu/sample/bad_words.py and logit_bias.py; variables since 0.33.
     return WorkerLimits(

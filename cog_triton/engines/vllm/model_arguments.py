@@ -12,7 +12,6 @@ from cog_triton.engines.vllm.argument_types import (
     convert,
     recorded,
     types_of,
-    versions_with,
 )
 from cog_triton.errors import (
     CogTritonError,
@@ -82,7 +81,7 @@ def _checked_by(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
             at = f"{path}: {name}={value!r}"
             raise InvalidPredictorConfig(f"{at}: {error} (vLLM {types.version})") from error
     if types.exact or name in REPLACED:
-        hint = f"; {REPLACED[name]}" if name in REPLACED else versions_with("engine_args", name)
+        hint = f"; {REPLACED[name]}" if name in REPLACED else types.elsewhere("engine_args", name)
         raise UnexpectedEngineArg(
             f"{path}: {name}: {types.title} has no such engine argument"
             f"{hint or nearest(name, list(known))}"

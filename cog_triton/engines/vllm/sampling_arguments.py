@@ -8,7 +8,7 @@ from typing import Any
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import refuse_length_penalty
-from cog_triton.engines.vllm.argument_types import ArgumentTypes, convert, types_of, versions_with
+from cog_triton.engines.vllm.argument_types import ArgumentTypes, convert, types_of
 from cog_triton.errors import InvalidArgument, nearest
 
 LORA_NAME = "lora_name"
@@ -72,7 +72,7 @@ def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) ->
     values = {}
     for name, value in parameters.items():
         if name not in known:
-            hint = versions_with("sampling_params", name) or nearest(name, known)
+            hint = types.elsewhere("sampling_params", name) or nearest(name, known)
             hint = f"; {REPLACED[name]}" if name in REPLACED else hint
             raise InvalidArgument(
                 f"sampling_parameters: {name}: {types.title} has no such parameter{hint}"

@@ -7,12 +7,25 @@
 #   [ngc]    the environment that users print from NGC's containers (MPI and UCX builds)
 { versions }:
 {
+  # Where CUDA's compiler is: in the builder. Without these variables the compiler named Triton
+  # takes programs that it brings itself.
+  compiler = {
+    PATH = [ "/usr/local/cuda/bin" ]; # [cuda]
+    variables = {
+      TRITON_PTXAS_PATH = "/usr/local/cuda/bin/ptxas"; # [triton] of the compiler named Triton
+      TRITON_CUOBJDUMP_PATH = "/usr/local/cuda/bin/cuobjdump"; # [triton]
+      TRITON_NVDISASM_PATH = "/usr/local/cuda/bin/nvdisasm"; # [triton]
+      TRITON_CUDACRT_PATH = "/usr/local/cuda/include"; # [triton]
+      TRITON_CUDART_PATH = "/usr/local/cuda/include"; # [triton]
+      TRITON_CUPTI_PATH = "/usr/local/cuda/include"; # [triton]
+    };
+  };
+
   PATH = [
     "/opt/venv-tritonserver/bin" # [trtllm] TensorRT-LLM's Python, which the stubs find first
     "/opt/tritonserver/bin" # [triton]
     "/usr/local/mpi/bin" # [ngc]
     "/usr/local/nvidia/bin" # [cuda]
-    "/usr/local/cuda/bin" # [cuda]
     "/usr/local/sbin"
     "/usr/local/bin"
     "/usr/sbin"
@@ -44,11 +57,5 @@
     CUDA_MODULE_LOADING = "LAZY"; # [ngc] kernels are loaded when first used
     _CUDA_COMPAT_PATH = "/usr/local/cuda/compat"; # [ngc]
     OMPI_MCA_coll_hcoll_enable = "0"; # [ngc] HCOLL wants a switch of its own
-    TRITON_PTXAS_PATH = "/usr/local/cuda/bin/ptxas"; # [triton] of the compiler named Triton
-    TRITON_CUOBJDUMP_PATH = "/usr/local/cuda/bin/cuobjdump"; # [triton]
-    TRITON_NVDISASM_PATH = "/usr/local/cuda/bin/nvdisasm"; # [triton]
-    TRITON_CUDACRT_PATH = "/usr/local/cuda/include"; # [triton]
-    TRITON_CUDART_PATH = "/usr/local/cuda/include"; # [triton]
-    TRITON_CUPTI_PATH = "/usr/local/cuda/include"; # [triton]
   };
 }

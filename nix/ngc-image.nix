@@ -81,11 +81,16 @@ image {
   env =
     ngcEnv.variables
     // {
-      PATH = colons ([ "/opt/cog-triton/bin" ] ++ ngcEnv.PATH);
+      PATH = colons (
+        [ "/opt/cog-triton/bin" ]
+        ++ ngcEnv.PATH
+        ++ lib.optionals (kind == "builder") ngcEnv.compiler.PATH
+      );
       LD_LIBRARY_PATH = colons ngcEnv.LD_LIBRARY_PATH;
       TRITONSERVER = "/opt/tritonserver/bin/tritonserver";
       COG_TRITON_SM = lib.concatStringsSep "," sms;
     }
+    // lib.optionalAttrs (kind == "builder") ngcEnv.compiler.variables
     // lib.optionalAttrs (kind == "builder") {
       COG_MAX_CONCURRENCY = "1";
       COG_TRITON_STEP_PYTHON = "/opt/venv-tritonserver/bin/python3";

@@ -26,5 +26,5 @@ pkgs.runCommand "${lib.getName tree}-sm${lib.concatStringsSep "-" sms}" { allowe
   ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
   export PYTHONPATH=$NIX_BUILD_TOP/package:${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages
   export PYTHONDONTWRITEBYTECODE=1
-  ${python}/bin/python3 -m cog_triton.cli.prune --sm ${lib.concatStringsSep "," sms} $out
+  ${python}/bin/python3 -m cog_triton.cli.prune --embedded --sm ${lib.concatStringsSep "," sms} $out
 ''

@@ -4,7 +4,8 @@
 
 A path belongs to the first part of the table that has a pattern for it or for a directory above
 it. A pattern is a path with * within one name, ** for any directories, {a,b} alternatives and
-{site}. What serving does not need is dropped, except licences, which stay wherever they are; a
+{site}. What serving does not need is dropped, except licences, which stay wherever they are, and
+what the table keeps: headers that kernels are compiled with while serving. A
 builder for one SM drops TensorRT's builder resources of the others.
 """
 
@@ -72,6 +73,7 @@ class PartTable:
             (part["name"], patterns(part["paths"])) for part in table["parts"]
         ]
         self._dropped = patterns(table["dropped"]["always"] + table["dropped"].get(kind, []))
+        self._kept = patterns(table["kept"])
         self._licences = re.compile("|".join(map(fnmatch.translate, table["licences"])))
         self._sm = sm
 
@@ -82,6 +84,8 @@ class PartTable:
     def is_dropped(self, path: str) -> bool:
         """Whether the image goes without this path."""
         if any(self._licences.match(name) for name in path.split("/")):
+            return False
+        if path in self._kept:
             return False
         resource = _RESOURCE.search(path)
         if resource and self._sm not in (None, resource[1]):

@@ -52,7 +52,7 @@ def prune(
     In place or, with --output, in copies. A library is replaced as a whole or
     left as it was; doing it again changes nothing. The zeros shrink compressed
     layers (pull, push, registry), not the unpacked files. PyTorch, TensorRT-LLM,
-    vLLM and flash-attn are pruned; what else has device code is only listed.
+    vLLM and what is built on them are pruned; other device code is only listed.
 
     Example: cog-triton prune --sm 86 --dry-run .venv/lib
     """

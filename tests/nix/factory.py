@@ -48,7 +48,8 @@ class Factory:
         host = {"python": {"version": VERSION, "executable": _interpreter()}} | installer
         (self._standin / "nixpkgs" / "host.json").write_text(json.dumps(host))
         images = [fatbins.Image(number=sm) for sm in (75, 80, 86, 89, 90, 100, 103, 120)]
-        library = fatbins.library(fatbins.container(*images))
+        embedded = b"".join(fatbins.cubin(image.number, abi=8) for image in images)
+        library = fatbins.library(fatbins.container(*images), embedded)
         (self._standin / "nixpkgs" / "device_code.so").write_bytes(library)
 
     def commit(self, message: str) -> str:

@@ -194,33 +194,62 @@ def test_unneeded_files_are_left_out(files: Callable[[str], Files]) -> None:
         assert {"usr/share/doc/libc6/copyright", f"{SITE}/torch-2.10.dist-info/LICENSE"} <= found
         assert "usr/share/doc/libc6/changelog" not in found
         assert f"{SITE}/transformers/model.py" in found
+        assert "usr/local/TensorRT-10.14.1.48/doc/Acknowledgements.txt" in found
+        assert f"{SITE}/tensorrt_llm/include/fp8_gemm.cuh" in found  # read by its JIT compiler
     assert not (HEADERS | RESOURCES | {"app/examples/build.py"}) & runner
     assert HEADERS | RESOURCES | {"app/examples/build.py"} <= builder
+
+
+@pytest.mark.parametrize("name", ["cog-triton-runner-86", "cog-triton-builder"])
+def test_variables_name_only_files_of_the_image(
+    name: str, images: dict[str, Image], files: Callable[[str], Files]
+) -> None:
+    found = files(name)
+    links = {path: item.linkname for path, item in found.items() if item.issym()}
+    searched = {"PATH", "LD_LIBRARY_PATH"}
+    given = {key: text for key, text in images[name].env.items() if text.startswith("/")}
+    assert "CUDA_HOME" in given
+    for key in given.keys() - searched:
+        path = given[key].strip("/")
+        for link in ("usr/local/cuda", "usr/local/tensorrt"):
+            if path.startswith(f"{link}/"):
+                path = path.replace(link, f"usr/local/{links[link]}", 1)
+        assert path in found, key
+    assert ("TRITON_PTXAS_PATH" in given) == (name == "cog-triton-builder")
+    assert ("/usr/local/cuda/bin" in given["PATH"].split(":")) == (name == "cog-triton-builder")
 
 
 @pytest.mark.parametrize("sm", ["80", "90", "103"])
 def test_a_runner_has_device_code_of_its_own_gpu_only(
     sm: str, images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
 ) -> None:
-    libraries = ("torch/lib/libtorch_cuda.so", "tensorrt_llm/libs/libtensorrt_llm.so")
+    libraries = (
+        "torch/lib/libtorch_cuda.so",
+        "tensorrt_llm/libs/libtensorrt_llm.so",
+        "transformer_engine/libtransformer_engine.so",
+    )
     for name, own in ((f"cog-triton-runner-{sm}", {f"sm_{sm}"}), ("cog-triton-builder", ALL)):
         files(name)
         identity = docker("create", images[name].reference).strip()
         for library in libraries:
             docker("cp", f"{identity}:/{SITE}/{library}", str(tmp_path))
             found = tmp_path / Path(library).name
-            assert architectures(found, sm) == own, f"{name}: {library}"
+            assert device_code(found, sm, "found") == own, f"{name}: {library}"
+            # Of embedded cubins stay all of its major version, up to its own number.
+            embedded = {f"sm_{older}" for older in SMS if sm[:-1] == older[:-1] and older <= sm}
+            expected = embedded if name.endswith(sm) else ALL
+            assert device_code(found, sm, "embedded") == expected, f"{name}: {library}"
         docker("rm", identity)
 
 
 ALL = {"sm_75", *(f"sm_{sm}" for sm in SMS)}
 
 
-def architectures(library: Path, sm: str) -> set[str]:
-    """Architectures that `cog-triton prune` finds in a library."""
+def device_code(library: Path, sm: str, where: str) -> set[str]:
+    """Architectures that `cog-triton prune` finds in a library: in fat binaries, or embedded."""
     command = [sys.executable, "-m", "cog_triton", "prune", "--sm", sm, "--dry-run", "--json"]
     (row,) = json.loads(run(*command, str(library)))["files"]
-    return set(row["found"])
+    return set(row[where])
 
 
 def test_an_image_without_python_still_has_a_shell(

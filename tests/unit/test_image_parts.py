@@ -76,6 +76,8 @@ def test_patterns_match_a_path_and_all_below_it(pattern: str, path: str, belongs
         ("app/all_models/README.md", "tensorrt_llm"),
         (f"{VENV}/torch/lib/libtorch_cuda.so", "torch"),
         (f"{VENV}/triton/_C/libtriton.so", "torch"),
+        (f"{VENV}/transformer_engine/libtransformer_engine.so", "torch"),
+        (f"{VENV}/amp_C.cpython-312-x86_64-linux-gnu.so", "torch"),
         (f"{VENV}/transformers/__init__.py", "python"),
         ("usr/local/cuda-13.1/lib64/libcublasLt.so.13", "cuda"),
         ("usr/lib/x86_64-linux-gnu/libcudnn.so.9", "cuda"),
@@ -106,6 +108,11 @@ RESOURCE = "usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{}.so.
         (f"{VENV}/torch/lib/libtorch_cuda.so", False, False),
         ("app/examples/models/core/llama/convert_checkpoint.py", True, False),
         ("root/.cache/pip/x", True, True),
+        ("usr/local/TensorRT-10.14.1.48/doc/Acknowledgements.txt", False, False),
+        ("usr/local/TensorRT-10.14.1.48/doc/index.html", True, True),
+        (f"{VENV}/torch/include/torch.h", True, False),
+        (f"{VENV}/tensorrt_llm/include/fp8_gemm.cuh", False, False),
+        (f"{VENV}/triton/backends/nvidia/include/cuda.h", False, False),
     ],
 )
 def test_paths_that_runner_and_builder_drop(path: str, runner: bool, builder: bool) -> None:

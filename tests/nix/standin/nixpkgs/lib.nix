@@ -40,6 +40,7 @@ rec {
   mapAttrsToList = f: set: map (name: f name set.${name}) (attrNames set);
   naturalSort = builtins.sort builtins.lessThan;
   optional = condition: value: if condition then [ value ] else [ ];
+  optionals = condition: list: if condition then list else [ ];
   optionalAttrs = condition: set: if condition then set else { };
   optionalString = condition: text: if condition then text else "";
   removeSuffix =

@@ -9,7 +9,8 @@ mkdir -p "$out" && cd "$out"
 mkdir -p usr/{bin,sbin,lib/x86_64-linux-gnu,lib64,include,share/doc/libc6,share/man} etc tmp var/{tmp,cache/apt,lib/dpkg} \
   root/.cache/pip usr/local/cuda-13.1/{bin,include,lib64,compat} usr/local/TensorRT-10.14.1.48/{lib,include} \
   opt/tritonserver/{bin,backends/{python,tensorrtllm}} opt/venv-tritonserver/bin opt/hpcx/ompi app/{all_models,examples} \
-  "$site"/{torch/lib,torch/include,tensorrt_llm/libs,transformers,torch-2.10.dist-info}
+  usr/local/TensorRT-10.14.1.48/doc \
+  "$site"/{torch/lib,torch/include,tensorrt_llm/{libs,include},transformer_engine,transformers,torch-2.10.dist-info}
 for name in bin sbin lib lib64; do ln -s usr/$name $name; done
 ln -s cuda-13.1 usr/local/cuda
 ln -s TensorRT-10.14.1.48 usr/local/tensorrt
@@ -25,14 +26,17 @@ printf '#!/bin/sh\necho "look-alike of Python 3.12" >&2\nexit 1\n' >usr/bin/pyth
 cp usr/bin/python3.12 opt/tritonserver/bin/tritonserver
 chmod +x usr/bin/python3.12 opt/tritonserver/bin/tritonserver
 ln -s /usr/bin/python3.12 opt/venv-tritonserver/bin/python3
-echo licence | tee usr/share/doc/libc6/copyright "$site/torch-2.10.dist-info/LICENSE" >opt/tritonserver/LICENSE
+for name in ptxas cuobjdump nvdisasm; do echo program >usr/local/cuda-13.1/bin/$name; done
+echo header >"$site/tensorrt_llm/include/fp8_gemm.cuh"
+echo licence | tee usr/share/doc/libc6/copyright usr/local/TensorRT-10.14.1.48/doc/Acknowledgements.txt "$site/torch-2.10.dist-info/LICENSE" >opt/tritonserver/LICENSE
 echo text | tee usr/share/doc/libc6/changelog usr/share/man/page usr/include/x.h usr/local/cuda-13.1/include/cuda.h \
   "$site/torch/include/torch.h" root/.cache/pip/x var/cache/apt/x app/examples/build.py >app/all_models/README.md
 echo model >"$site/transformers/model.py"
 
-# The two that are pruned have hand-made device code for every architecture.
+# Those that are pruned have hand-made device code for every architecture.
 cp "$device" "$site/torch/lib/libtorch_cuda.so"
 cp "$device" "$site/tensorrt_llm/libs/libtensorrt_llm.so"
+cp "$device" "$site/transformer_engine/libtransformer_engine.so"
 for path in usr/local/cuda-13.1/lib64/libcublas.so.13 usr/local/TensorRT-10.14.1.48/lib/libnvinfer.so.10 \
   usr/local/TensorRT-10.14.1.48/lib/libnvinfer_builder_resource_{sm80,sm86,sm90,ptx}.so.10.14.1 \
   opt/tritonserver/backends/tensorrtllm/libtriton_tensorrtllm.so; do

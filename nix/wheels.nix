@@ -7,24 +7,7 @@ let
   table = (lib.importJSON ./wheels.json).${python.pythonVersion};
   builder = python.withPackages (packages: [ packages.installer ]);
 
-  # name-version[-build]-python-abi-platform.whl
-  fetch =
-    { file, hash }:
-    let
-      fields = lib.splitString "-" (lib.removeSuffix ".whl" file);
-      field = builtins.elemAt fields;
-      tags = builtins.length fields - 3;
-    in
-    pkgs.fetchPypi {
-      pname = field 0;
-      version = lib.concatStringsSep "-" (lib.sublist 1 (tags - 1) fields);
-      format = "wheel";
-      dist = field tags;
-      python = field tags;
-      abi = field (tags + 1);
-      platform = field (tags + 2);
-      inherit hash;
-    };
+  fetch = import ./fetch-wheel.nix { inherit pkgs; };
 
   # The store's names begin with a hash, and a wheel's name means something: link it back.
   link = wheel: "ln -s ${fetch wheel} ${wheel.file}";

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-images lint fmt bench bench-tar bench-build attack lock wheels clean
+.PHONY: help setup serve test test-images image-vllm lint fmt bench bench-tar bench-build attack lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -30,6 +30,9 @@ test: lint ## lint, then integration and unit tests (TESTS="-k name" for others,
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)
+
+image-vllm: ## build the vLLM runner image of one GPU architecture (SM=90 ARGS=--stand-ins)
+	@scripts/image-vllm $(ARGS) $(SM)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check

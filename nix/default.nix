@@ -34,6 +34,10 @@ let
     inherit (source) version;
   };
   wheelsFor = import ./wheels.nix { inherit pkgs; };
+  pruner = import ./pruner.nix {
+    inherit pkgs python;
+    wheels = wheelsFor python;
+  };
   ngcImage = import ./ngc-image.nix {
     inherit
       pkgs
@@ -42,12 +46,9 @@ let
       ngc
       source
       licences
+      pruner
       ;
     wheels = wheelsFor python;
-    pruner = import ./pruner.nix {
-      inherit pkgs python;
-      wheels = wheelsFor python;
-    };
     parts = import ./ngc-parts.nix { inherit pkgs python ngc; };
   };
 
@@ -71,7 +72,24 @@ let
     wheels = wheelsFor python;
   };
 
-  images = runners // {
+  mkVllmRunner = import ./vllm.nix {
+    inherit
+      pkgs
+      python
+      image
+      source
+      archs
+      pruner
+      licences
+      ;
+    wheels = wheelsFor python;
+  };
+  vllmRunners = lib.mapAttrs' (sm: _: {
+    name = "cog-triton-runner-vllm-${sm}";
+    value = mkVllmRunner { inherit sm; };
+  }) archs;
+
+  images = runners // vllmRunners // {
     cog-triton-builder = mkBuilder { };
     cog-triton-runner-cpu = cpu;
   };
@@ -84,6 +102,7 @@ in
     inherit
       archs
       mkRunner
+      mkVllmRunner
       mkBuilder
       mkModel
       ;

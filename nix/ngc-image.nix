@@ -44,7 +44,7 @@ let
   ngcLayer =
     part:
     let
-      tree = if chosen != [ ] && part.pruned or false then pruner sms part.tree else part.tree;
+      tree = if chosen != [ ] && part.pruned or false then pruner.prune sms part.tree else part.tree;
     in
     {
       inherit (part) name reason;

@@ -16,15 +16,24 @@ let
       in
       builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|printable|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside != null;
   };
+  site = "${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages";
 in
-# sms: the architectures to keep; tree: a part of NGC's root file system.
-sms: tree:
-pkgs.runCommand "${lib.getName tree}-sm${lib.concatStringsSep "-" sms}" { allowedReferences = [ ]; } ''
-  cp -r ${tree} $out
-  chmod -R u+w $out
-  mkdir $NIX_BUILD_TOP/package
-  ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
-  export PYTHONPATH=$NIX_BUILD_TOP/package:${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages
-  export PYTHONDONTWRITEBYTECODE=1
-  ${python}/bin/python3 -m cog_triton.cli.prune --embedded --sm ${lib.concatStringsSep "," sms} $out
-''
+rec {
+  # Shell text after which a build step's Python has the command.
+  environment = ''
+    mkdir $NIX_BUILD_TOP/package
+    ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
+    export PYTHONPATH=$NIX_BUILD_TOP/package:${site}
+    export PYTHONDONTWRITEBYTECODE=1
+  '';
+
+  # sms: the architectures to keep; tree: a part of NGC's root file system.
+  prune =
+    sms: tree:
+    pkgs.runCommand "${lib.getName tree}-sm${lib.concatStringsSep "-" sms}" { allowedReferences = [ ]; } ''
+      cp -r ${tree} $out
+      chmod -R u+w $out
+      ${environment}
+      ${python}/bin/python3 -m cog_triton.cli.prune --embedded --sm ${lib.concatStringsSep "," sms} $out
+    '';
+}

@@ -33,6 +33,7 @@ let
   triton = [ "nvidia-pytriton" ];
 in
 {
+  inherit table;
   cog = unpack "cog" table.cog;
   triton = unpack "triton" (named triton);
   model = unpack "model" (named model);

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write nix/wheels.json: file name and hash of each image's wheels, by lock.
+"""Write nix/wheels.json and nix/vllm-wheels.json: file and hash of each image's wheels, by lock.
 
     python scripts/wheels.py [CACHE]
 
-Downloads what the locks name (into CACHE, default .work/wheels), checked against their hashes,
-and follows the wheels' own metadata: "cog" is what the project needs everywhere, "cpu" is what
-its extra of that name adds. What only development needs is left out. Needs
-Python 3.11 or newer, with `packaging`.
+Downloads what the locks name (into CACHE, default .work/wheels; 4 GB), checked against their
+hashes, and follows the wheels' own metadata: "cog" is what the project needs everywhere, "cpu" is
+what its extra of that name adds. What only development needs is left out. The lock of the vLLM
+images is taken whole. Needs Python 3.11 or newer, with `packaging`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from email.parser import Parser
 from pathlib import Path
 
@@ -28,39 +29,45 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12")
+VLLM_PYTHON = "3.12"
+VLLM_LOCK = ROOT / "requirements" / "vllm-py312.lock"
 _GLIBC_MINORS = range(35, 4, -1)
 
 
-def download(version: str, target: Path) -> None:
-    """Download every wheel of one Python's lock; pip checks the hashes."""
+def lock_of(version: str) -> Path:
+    """Lock of one Python."""
+    return ROOT / f"requirements/py{version.replace('.', '')}.lock"
+
+
+def download(version: str, lock: Path, target: Path) -> None:
+    """Download every wheel of a lock for one Python; pip checks the hashes."""
     digits = version.replace(".", "")
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS]
-    platforms += ["manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+    platforms += [f"manylinux{year}_x86_64" for year in ("2014", "2010", "1")] + ["linux_x86_64"]
     options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
     options += [f"--platform={name}" for name in platforms]
     options += [f"--abi={name}" for name in (f"cp{digits}", "abi3", "none")]
     options += ["--implementation=cp", f"--python-version={version}", f"--dest={target}"]
-    lock = ROOT / f"requirements/py{digits}.lock"
     command = [sys.executable, "-m", "pip", "download", *options, "--requirement", str(lock)]
     subprocess.run(command, check=True)
 
 
-def locked(version: str) -> dict[str, str]:
-    """Version of each distribution in the lock of one Python."""
-    text = (ROOT / f"requirements/py{version.replace('.', '')}.lock").read_text("utf-8")
+def locked(lock: Path) -> dict[str, str]:
+    """Version of each distribution in a lock."""
+    text = lock.read_text("utf-8")
     return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
 
 
-def files_of(version: str, directory: Path) -> dict[str, Path]:
+def files_of(lock: Path, directory: Path) -> dict[str, Path]:
     """The wheel of each locked distribution; a stale one in the cache is passed over."""
-    pins = locked(version)
+    pins = locked(lock)
     found = {}
     for path in sorted(directory.glob("*.whl")):
         name, number, _, _ = parse_wheel_filename(path.name)
         if pins.get(name) == str(number):
             found[str(name)] = path
     if missing := pins.keys() - found.keys():
-        raise SystemExit(f"no wheel of {', '.join(sorted(missing))} for Python {version}")
+        raise SystemExit(f"{lock.name}: no wheel of {', '.join(sorted(missing))}")
     return found
 
 
@@ -103,31 +110,41 @@ def sri(path: Path) -> str:
 def table(version: str, directory: Path) -> dict[str, dict[str, dict[str, str]]]:
     """Sets of wheels for one Python: set, distribution, its file name and hash."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    wheels = files_of(version, directory)
+    wheels = files_of(lock_of(version), directory)
     cog = closure([Requirement(text) for text in project["dependencies"]], wheels, version)
     cpu = [Requirement(text) for text in project["optional-dependencies"]["cpu"]]
     sets = {"cog": cog, "cpu": closure(cpu, wheels, version) - cog}
+    return {name: described(members, wheels) for name, members in sets.items()}
+
+
+def described(members: Iterable[str], wheels: dict[str, Path]) -> dict[str, dict[str, str]]:
+    """File name and hash of distributions, as nix/fetch-wheel.nix takes them."""
     return {
-        name: {
-            member: {"file": wheels[member].name, "hash": sri(wheels[member])}
-            for member in sorted(members)
-        }
-        for name, members in sets.items()
+        name: {"file": wheels[name].name, "hash": sri(wheels[name])} for name in sorted(members)
     }
 
 
+def write(name: str, content: object) -> None:
+    """Write a file of nix/."""
+    text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+    (ROOT / "nix" / name).write_text(text, "utf-8")
+
+
 def main(arguments: list[str]) -> None:
-    """Download, then write the file."""
+    """Download, then write the files."""
     cache = Path(arguments[0]) if arguments else ROOT / ".work" / "wheels"
     result = {}
     for version in VERSIONS:
         directory = cache / version
-        download(version, directory)
+        download(version, lock_of(version), directory)
         result[version] = table(version, directory)
-    text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-    (ROOT / "nix" / "wheels.json").write_text(text, "utf-8")
+    write("wheels.json", result)
+    download(VLLM_PYTHON, VLLM_LOCK, cache / "vllm-image")
+    vllm = files_of(VLLM_LOCK, cache / "vllm-image")
+    write("vllm-wheels.json", {VLLM_PYTHON: described(vllm, vllm)})
     for version, sets in result.items():
         print(f"{version}:", ", ".join(f"{len(held)} {name}" for name, held in sets.items()))
+    print(f"{VLLM_PYTHON}, vLLM: {len(vllm)}")
 
 
 if __name__ == "__main__":

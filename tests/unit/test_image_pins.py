@@ -25,9 +25,14 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
 
 
-def lock(version: str) -> dict[str, tuple[str, set[str]]]:
+VLLM_WHEELS: dict[str, dict[str, dict[str, str]]] = json.loads(
+    (ROOT / "nix" / "vllm-wheels.json").read_text()
+)
+
+
+def lock(version: str, name: str = "py{}") -> dict[str, tuple[str, set[str]]]:
     """Version and SHA-256s, in hex, of each distribution of a lock."""
-    text = (ROOT / f"requirements/py{version.replace('.', '')}.lock").read_text()
+    text = (ROOT / f"requirements/{name.format(version.replace('.', ''))}.lock").read_text()
     pins = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=\S+(?: \\)?\n?)+)", text, re.MULTILINE)
     return {name: (pin, set(re.findall(r"sha256:(\w+)", hashes))) for name, pin, hashes in pins}
 
@@ -44,17 +49,36 @@ def test_there_are_wheels_for_every_python() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_wheel_has_the_hash_of_the_lock(version: str) -> None:
-    pins, usable = lock(version), tags(version)
     for members in WHEELS[version].values():
-        for name, wheel in members.items():
-            found, number, _, its_tags = parse_wheel_filename(wheel["file"])
-            assert found == name
-            assert str(number) == pins[name][0], name
-            digest = base64.b64decode(wheel["hash"].removeprefix("sha256-")).hex()
-            assert digest in pins[name][1], name
-            assert its_tags & usable, wheel["file"]
-            # fetchPypi makes a file name of five or six fields.
-            assert wheel["file"].count("-") in (4, 5)
+        check(members, lock(version), tags(version))
+
+
+def check(
+    members: dict[str, dict[str, str]], pins: dict[str, tuple[str, set[str]]], usable: set[Tag]
+) -> None:
+    """Wheels are those of a lock, and can be installed."""
+    for name, wheel in members.items():
+        found, number, _, its_tags = parse_wheel_filename(wheel["file"])
+        assert found == name
+        assert str(number) == pins[name][0], name
+        digest = base64.b64decode(wheel["hash"].removeprefix("sha256-")).hex()
+        assert digest in pins[name][1], name
+        assert its_tags & usable, wheel["file"]
+        # fetchPypi makes a file name of five or six fields.
+        assert wheel["file"].count("-") in (4, 5)
+
+
+def test_vllm_images_have_all_wheels_of_their_lock() -> None:
+    ((version, members),) = VLLM_WHEELS.items()
+    pins = lock(version, "vllm-py{}")
+    check(members, pins, tags(version))
+    assert members.keys() == pins.keys()
+    # The same wheels make the same layers.
+    shared = {
+        **WHEELS[version]["cog"],
+        "nvidia-pytriton": WHEELS[version]["cpu"]["nvidia-pytriton"],
+    }
+    assert {name: members.get(name) for name in shared} == shared
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")

@@ -93,7 +93,7 @@ let
         for wheel in ${toString packages}; do
           ${interpreter}/bin/python3 -m zipfile -e $wheel $out/site
         done
-        printf '%s\n' '#!/bin/sh' "PYTHONPATH=$out/site exec ${interpreter}/bin/python3 \"\$@\"" \
+        printf '%s\n' '#!/bin/sh' "PYTHONPATH=$out/site\''${PYTHONPATH:+:\$PYTHONPATH} exec ${interpreter}/bin/python3 \"\$@\"" \
           >$out/bin/python3
         chmod +x $out/bin/python3
       '';

@@ -1,0 +1,127 @@
+# Runner images for vLLM, out of wheels: nixpkgs' Python, the wheels of requirements/vllm-py312.lock,
+# pruned to one GPU architecture. vllm-image.json says what is in them and what is not, with reasons.
+{
+  pkgs,
+  python,
+  image,
+  source,
+  archs,
+  wheels,
+  pruner,
+  licences,
+}:
+let
+  inherit (pkgs) lib;
+  ours = archs;
+  table = lib.importJSON ./vllm-image.json;
+  locked =
+    (lib.importJSON ./vllm-wheels.json).${python.pythonVersion}
+      or (throw "nix/vllm-wheels.json has no wheels for Python ${python.pythonVersion}");
+  base = import ./base.nix { inherit pkgs python; };
+  wheelPart = import ./wheel-part.nix {
+    inherit
+      pkgs
+      python
+      locked
+      pruner
+      table
+      ;
+  };
+  version = name: lib.elemAt (lib.splitString "-" locked.${name}.file) 1;
+  components = licences.wheels (lib.mapAttrs (name: _: version name) locked) ++ licences.nixpkgs;
+  # What other images hold as well is the same derivation there, and so the same layer.
+  elsewhere = lib.attrNames wheels.table.cog ++ [ "nvidia-pytriton" ];
+  compiler = import ./compiler.nix { inherit pkgs; };
+
+  # The container toolkit puts the driver's libraries in one of these: by Debian's layout, by others',
+  # by GKE's device plugin.
+  driver = [
+    "/usr/lib/x86_64-linux-gnu"
+    "/usr/lib64"
+    "/usr/local/nvidia/lib64"
+  ];
+in
+# sm: a key of archs.nix or of `archs`, or several of them in a list.
+{
+  sm,
+  archs ? { },
+  name ? null,
+}:
+let
+  sms = lib.toList sm;
+  known = ours // archs;
+  names = lib.concatStringsSep ", " (lib.attrNames known);
+  chosen = map (
+    sm:
+    known.${sm} or (throw "sm = ${builtins.toJSON sm}: not an architecture of nix/archs.nix (${names})")
+  ) sms;
+  list = lib.concatStringsSep "," sms;
+  layerOf = part: {
+    inherit (part) name reason;
+    copyToRoot = [ (wheelPart.build sms part) ];
+  };
+in
+image {
+  name =
+    if name != null then name else "cog-triton-runner-vllm-${lib.concatStringsSep "-" sms}";
+  description = "Cog and Triton Inference Server with vLLM, for ${
+    lib.concatMapStringsSep "; " (arch: arch.gpus) chosen
+  }";
+  inherit components;
+  python = base.interpreter;
+  schema = source.schema "runner";
+  layers = [
+    (
+      base.layer
+      // {
+        deps = base.layer.deps ++ [ pkgs.tinycc ];
+        copyToRoot = base.layer.copyToRoot ++ [ compiler ];
+      }
+    )
+    {
+      name = "triton";
+      reason = "Triton's server: one pinned wheel";
+      copyToRoot = [ wheels.triton ];
+    }
+  ]
+  ++ map layerOf (wheelPart.parts elsewhere)
+  ++ [
+    {
+      name = "wheels";
+      reason = "Cog and our other wheels: move with the lock";
+      copyToRoot = [ wheels.cog ];
+    }
+    (licences.layer components)
+    {
+      name = "source";
+      reason = "our source: moves with every change";
+      copyToRoot = [
+        (source.layer {
+          python = base.interpreter;
+          cog = "runner";
+        })
+      ];
+    }
+  ];
+  env = base.env // {
+    LD_LIBRARY_PATH = lib.concatStringsSep ":" ([ base.env.LD_LIBRARY_PATH ] ++ driver);
+    CC = "/bin/cc";
+    # What is compiled is loaded from there, which /tmp may not allow.
+    TORCHINDUCTOR_CACHE_DIR = "/opt/cog-triton/work/torchinductor";
+    COG_TRITON_SM = list;
+    NVIDIA_VISIBLE_DEVICES = "all";
+    NVIDIA_DRIVER_CAPABILITIES = "compute,utility";
+    # CUDA 13.0's own requirement, which the container toolkit checks before it starts anything.
+    NVIDIA_REQUIRE_CUDA = "cuda>=13.0";
+  };
+  labels = {
+    "cog-triton.sm" = list;
+    "cog-triton.gpus" = lib.concatMapStringsSep "; " (arch: arch.gpus) chosen;
+    "cog-triton.python" = python.pythonVersion;
+    "cog-triton.triton" = "nvidia-pytriton ${wheels.versions.nvidia-pytriton}";
+    "cog-triton.vllm" = version "vllm";
+    "cog-triton.torch" = version "torch";
+    "cog-triton.driver" = ">=580";
+    "run.cog.version" = wheels.versions.cog;
+  };
+}

@@ -1,0 +1,141 @@
+"""The vLLM images, built by the flake out of small wheels, and one of them run by docker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import small_wheels
+from containers import Container, docker, running, wait_until
+from factory import VERSION, Factory, Image, run
+from vllm_engines import vllm_engine
+
+SMS = ("86", "90", "120")
+SITE = f"/opt/cog-triton/lib/python{VERSION}/site-packages"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
+    """Images of some architectures, built."""
+    directory = tmp_path_factory.mktemp("vllm")
+    factory = Factory(directory)
+    made = small_wheels.replace(factory.source, VERSION, directory / "small")
+    run("nix-store", "--add-fixed", "sha256", *map(str, made))
+    factory.commit("Small wheels")
+    return {sm: factory.image(f"cog-triton-runner-vllm-{sm}") for sm in SMS}
+
+
+@pytest.fixture(scope="module")
+def listed(images: dict[str, Image]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Files of each image, by path below site-packages."""
+    return {sm: dict(_files(image)) for sm, image in images.items()}
+
+
+def _files(image: Image) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in run(str(image.result), "files").splitlines():
+        item = json.loads(line)
+        if item["path"].startswith(SITE) and item["type"] == "file":
+            yield item["path"].removeprefix(f"{SITE}/"), item
+
+
+def test_images_share_all_layers_but_pruned_ones(images: dict[str, Image]) -> None:
+    digests = [image.digests for image in images.values()]
+    names = ["base", "triton", "cuda", "torch", "vllm", "python", "wheels", "licences", "source"]
+    assert [list(found) for found in digests] == [names] * len(SMS)
+    for name in names:
+        different = len({found[name] for found in digests})
+        assert different == (len(SMS) if name in ("torch", "vllm") else 1), name
+
+
+def test_layers_of_the_cpu_image_are_the_same(images: dict[str, Image], cpu: Image) -> None:
+    for name in ("triton", "wheels"):
+        assert images["90"].digests[name] == cpu.digests[name]
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_environment_and_labels(sm: str, images: dict[str, Image]) -> None:
+    image = images[sm]
+    assert image.env["COG_TRITON_SM"] == image.labels["cog-triton.sm"] == sm
+    assert image.env["NVIDIA_REQUIRE_CUDA"] == "cuda>=13.0"
+    assert "/usr/lib/x86_64-linux-gnu" in image.env["LD_LIBRARY_PATH"].split(":")
+    assert image.env["CC"] == "/bin/cc"
+    assert image.labels["cog-triton.vllm"] == "0.33.0"
+
+
+def test_files_of_other_gpus_are_left_out(
+    listed: dict[str, dict[str, dict[str, Any]]],
+) -> None:
+    flash_attention_3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
+    blackwell, before = (
+        f"triton/backends/nvidia/bin/{name}" for name in ("ptxas-blackwell", "ptxas")
+    )
+    kept = {
+        sm: {path for path in (flash_attention_3, blackwell, before) if path in files}
+        for sm, files in listed.items()
+    }
+    assert kept == {"86": {before}, "90": {before, flash_attention_3}, "120": {blackwell}}
+    for files in listed.values():
+        assert not {"vllm/vllm-rs", "torch/lib/libtorch_static.a"} & files.keys()
+
+
+def test_no_file_is_in_two_layers(images: dict[str, Image]) -> None:
+    for image in images.values():
+        lines = map(json.loads, run(str(image.result), "files").splitlines())
+        paths = [item["path"] for item in lines if item["type"] == "file"]
+        assert len(paths) == len(set(paths))
+
+
+def test_open_libraries_alone_are_pruned(listed: dict[str, dict[str, dict[str, Any]]]) -> None:
+    for path, same in (
+        ("torch/lib/libtorch_cuda.so", False),
+        ("vllm/_C.abi3.so", False),
+        ("nvidia/cu13/lib/libcublas.so.13", True),
+    ):
+        digests = {files[path]["sha256"] for files in listed.values()}
+        assert len(digests) == (1 if same else len(SMS)), path
+
+
+@pytest.fixture(scope="module")
+def server(
+    images: dict[str, Image], docker_host: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Container]:
+    """The image for an H100, serving a directory with model.json through the double of vLLM."""
+    directory = vllm_engine(tmp_path_factory.mktemp("engine") / "model")
+    directory.parent.chmod(0o755)
+    images["90"].load()
+    options = [f"--volume={directory}:/model:ro", "--read-only", "--tmpfs=/tmp"]
+    options.append("--volume=/opt/cog-triton/work")
+    environment = {"COG_WEIGHTS": "/model", "COG_TRITON_SM": ""}
+    with running(images["90"].reference, *options, **environment) as container:
+        container.wait_until_ready()
+        yield container
+
+
+def test_it_serves_through_vllm(server: Container) -> None:
+    answer = server.predict(prompt="What is Triton?", max_tokens=8, temperature=0)
+    assert answer["status"] == "succeeded", answer
+    assert "".join(answer["output"])
+
+
+def test_its_vllm_is_in_the_environment_of_the_server(server: Container) -> None:
+    said = docker("exec", server.id, "python", "-c", "import vllm, cog; print(vllm.__file__)")
+    assert said.strip() == f"{SITE}/vllm/__init__.py"
+
+
+def test_it_refuses_to_start_without_its_gpu(server: Container, images: dict[str, Image]) -> None:
+    with running(images["90"].reference) as container:
+        wait_until(lambda: container.health().get("status") == "SETUP_FAILED", 60)
+        assert re.search(r"E1305 EngineIncompatible: .*sm_90", container.logs())
+
+
+def test_it_has_a_compiler_for_the_launchers_of_kernels(server: Container) -> None:
+    work = "/opt/cog-triton/work"
+    script = (
+        f"cd {work} && echo 'int answer(void) {{ return 42; }}' >a.c && $CC -shared -o a.so a.c"
+    )
+    docker("exec", server.id, "bash", "-c", script)
+    load = f"import ctypes; print(ctypes.CDLL('{work}/a.so').answer())"
+    assert docker("exec", server.id, "python", "-c", load) == "42\n"

@@ -10,6 +10,9 @@ from pathlib import Path
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _ROLES = {
+    rb"image/container\.py\0": "container",
+    rb"/vllm-rs\0": "vLLM Rust front end",
+    rb"vllm\.entrypoints\.cli\.main\0serve": "vllm serve",
     rb"EngineCore": "vLLM EngineCore",
     rb"engine_process": "our host of AsyncLLM",
     rb"api_server": "vLLM API server",

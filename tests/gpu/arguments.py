@@ -41,12 +41,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--phase", type=_phases, default=list(PHASES), metavar="PHASE,PHASE,...")
+    add_measures(parser, PHASES)
     parser.add_argument("--root", type=_directory, metavar="DIRECTORY",
                         default=REPOSITORY / ".work" / "gpu")  # fmt: skip
     parser.add_argument(
         "--engine-python", type=_program, help="a Python with vLLM; else ROOT/vllm's"
     )
+    return parser.parse_args(arguments)
+
+
+def add_measures(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
+    """Options for what is run and how much of it; phases are of `known`."""
+
+    def phases(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(known)}")
+        return text.split(",")
+
+    parser.add_argument("--phase", type=phases, default=list(known), metavar="PHASE,PHASE,...")
     parser.add_argument("--budget", type=_seconds, default=540, metavar="SECONDS",
                         help="of a phase, then no more measurements begin (540)")  # fmt: skip
     parser.add_argument("--rounds", type=_whole, default=3, help="of the benchmarks, at most (3)")
@@ -58,14 +71,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                         help="one more engine argument for every server; JSON or text")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
                         help="no GPU: over the double of vLLM, without vllm serve")  # fmt: skip
-    return parser.parse_args(arguments)
-
-
-def _phases(text: str) -> list[str]:
-    for name in text.split(","):
-        if name not in PHASES:
-            raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(PHASES)}")
-    return text.split(",")
 
 
 def _directory(text: str) -> Path:

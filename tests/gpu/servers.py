@@ -41,13 +41,14 @@ class NotStarted(Exception):
 
 @dataclass
 class Server:
-    """A running server; `log` is a file."""
+    """A running server; `log` is a file, and `health` answers 200 with `says` once it is ready."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
     health: str
+    says: bytes = b""
     began: float = 0.0
     start_s: float = 0.0
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -71,9 +72,7 @@ class Server:
             answer = httpx.get(self.health, timeout=10)
         except httpx.TransportError:
             return False
-        if answer.status_code != 200:
-            return False
-        return not answer.content or b'"READY"' in answer.content  # vLLM says no more than 200
+        return answer.status_code == 200 and self.says in answer.content
 
     def wait(self) -> None:
         """Wait until it is ready; raises `NotStarted`."""
@@ -181,6 +180,7 @@ def ours(
         },
         work / "serve.log",
         f"http://127.0.0.1:{cog}/health-check",
+        b'"READY"',
         cog=cog,
         openai=openai,
         triton=triton,
@@ -191,19 +191,25 @@ def ours(
 def vllm_serve(name: str, engine: Path, work: Path, python: Path, **environment: str) -> VLLMServe:
     """vLLM's own server of the same directory, with the arguments in its ``model.json``."""
     (port,) = free_ports(1)
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
-    command += [f"--port={port}", f"--model={engine}", "--served-model-name=verify"]
-    for argument, value in json.loads((engine / "model.json").read_text("utf-8")).items():
-        option = argument.replace("_", "-")
-        if isinstance(value, bool):
-            command.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            shown = json.dumps(value) if isinstance(value, dict | list) else str(value)
-            command.append(f"--{option}={shown}")
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    command += [f"--model={engine}", *vllm_options(engine, port)]
     log = work / name / "serve.log"
     health = f"http://127.0.0.1:{port}/health"
     environment = {"VLLM_NO_USAGE_STATS": "1", **environment}
     return VLLMServe(name, command, environment, log, health, openai=port)
+
+
+def vllm_options(engine: Path, port: int) -> list[str]:
+    """Options of vLLM's server: a port of this machine alone, and what ``model.json`` says."""
+    options = ["--host=127.0.0.1", f"--port={port}", "--served-model-name=verify"]
+    for argument, value in json.loads((engine / "model.json").read_text("utf-8")).items():
+        option = argument.replace("_", "-")
+        if isinstance(value, bool):
+            options.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            shown = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            options.append(f"--{option}={shown}")
+    return options
 
 
 @contextmanager

@@ -76,13 +76,7 @@ class Driver:
 
     def run(self) -> int:
         """Run every phase that was asked for; returns the number of failed checks."""
-        phases: dict[str, Callable[[Phase], None]] = {
-            "machine": self.machine,
-            "checks": self.checks,
-            "bench": partial(self.bench, model=self.large),
-            "small": partial(self.bench, model=self.small),
-            "prune": self.prune,
-        }
+        phases = self.phases()
         failed = 0
         for name in self.options.phase:
             phase, began = self.results.phase(name), time.monotonic()
@@ -99,6 +93,16 @@ class Driver:
             print(f"== {name}: {took} s, failed: {phase.failed or 'none'}", flush=True)
         print(f"tables: {self.root / 'results.md'}; results: results.json, samples.json beside it")
         return failed
+
+    def phases(self) -> dict[str, Callable[[Phase], None]]:
+        """What each phase runs."""
+        return {
+            "machine": self.machine,
+            "checks": self.checks,
+            "bench": partial(self.bench, model=self.large),
+            "small": partial(self.bench, model=self.small),
+            "prune": self.prune,
+        }
 
     def _write_tables(self) -> None:
         (self.root / "results.md").write_text(table.document(self.results.seen), "utf-8")
@@ -147,27 +151,12 @@ class Driver:
     def bench(self, phase: Phase, model: Path) -> None:
         """Benchmark ours beside ``vllm serve``, both running, asked in turn."""
         mine = self._ours(f"{phase.name}-ours", model, END_ID="-1")
-        bare = f"{phase.name}-bare"
-        theirs = vllm_serve(bare, model, self.logs, self.python, **self._environment)
-        endpoints: list[tuple[Endpoint, Server]] = [
-            (Endpoint("vllm serve", theirs.openai), theirs),
-            (Predictions("cog", mine.cog), mine),
-            (Endpoint("/v1", mine.openai), mine),
-            (TritonIds("triton", mine.triton), mine),
-        ]
-        servers: list[Server] = [theirs, mine]
-        if self.rehearsal:
-            del endpoints[0], servers[0]
+        endpoints = [*self._bare(phase.name, model), *self._endpoints(mine)]
+        servers = list({id(server): server for _, server in endpoints}.values())
         with running(*servers):
             for server in servers:
-                phase.put(
-                    f"{server.name}: start", {"seconds": server.start_s, **server.start_times()}
-                )
-            told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
-            said = "".join(path.read_text("utf-8", "replace") for path in mine.logs())
-            phase.check("vLLM hands over engine steps", "by engine steps" not in said)
-            self._same_texts(phase, model, told)
-            self._rounds(phase, endpoints, model)
+                self._put_start(phase, server)
+            self._compare(phase, model, endpoints)
             texts = prompts.make(model, 512, bench.INPUT_TOKENS, seed=5)
             for endpoint, server in endpoints if self.options.profile else ():
                 if time.monotonic() > self.until:
@@ -176,6 +165,41 @@ class Driver:
                 found = profiles.record(spy, endpoint, server, texts, target)
                 phase.check(f"py-spy saw {endpoint.name}", bool(found))
                 phase.add("profiles", {"endpoint": endpoint.name, "gil": found})
+
+    def _bare(self, name: str, model: Path) -> list[tuple[Endpoint, Server]]:
+        """vLLM's own servers, each with an endpoint."""
+        if self.rehearsal:
+            return []
+        name = f"{name}-bare"
+        server = vllm_serve(name, model, self.logs, self.python, **self.environment)
+        return [(Endpoint("vllm serve", server.openai), server)]
+
+    @staticmethod
+    def _endpoints(mine: Ours) -> list[tuple[Endpoint, Server]]:
+        return [
+            (Predictions("cog", mine.cog), mine),
+            (Endpoint("/v1", mine.openai), mine),
+            (TritonIds("triton", mine.triton), mine),
+        ]
+
+    @staticmethod
+    def _put_start(phase: Phase, server: Server) -> None:
+        phase.put(f"{server.name}: start", {"seconds": server.start_s, **server.start_times()})
+
+    def _compare(
+        self, phase: Phase, model: Path, endpoints: Sequence[tuple[Endpoint, Server]]
+    ) -> None:
+        """Check that all say the same, then measure them in turn."""
+        said = "".join(
+            path.read_text("utf-8", "replace")
+            for _, server in endpoints
+            if isinstance(server, Ours)
+            for path in server.logs()
+        )
+        phase.check("vLLM hands over engine steps", "by engine steps" not in said)
+        told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
+        self._same_texts(phase, model, told)
+        self._rounds(phase, endpoints, model)
 
     def prune(self, phase: Phase) -> None:
         """Compare ``vllm serve`` over pruned libraries with the originals: tokens, speed, start."""
@@ -188,8 +212,8 @@ class Driver:
         paths = pruned.imported(self.python, environment)
         right = all(paths[name].startswith(str(output)) for name in ("torch", "vllm"))
         phase.check("the copies are imported", right, paths)
-        environment = {**self._environment, **environment}
-        whole = vllm_serve("prune-whole", self.large, self.logs, self.python, **self._environment)
+        environment = {**self.environment, **environment}
+        whole = vllm_serve("prune-whole", self.large, self.logs, self.python, **self.environment)
         less = vllm_serve("prune-pruned", self.large, self.logs, self.python, **environment)
         again = vllm_serve("prune-pruned-again", self.large, self.logs, self.python, **environment)
         with running(less):  # compiles, if what was compiled before does not suit it
@@ -209,7 +233,7 @@ class Driver:
 
     def _same_with_real_weights(self, phase: Phase, environment: dict[str, str]) -> None:
         """Compare answers of real weights; made-up ones repeat a few tokens, right or wrong."""
-        whole = vllm_serve("prune-small", self.small, self.logs, self.python, **self._environment)
+        whole = vllm_serve("prune-small", self.small, self.logs, self.python, **self.environment)
         less = vllm_serve("prune-small-pruned", self.small, self.logs, self.python, **environment)
         with running(whole, less):
             told = [
@@ -219,12 +243,12 @@ class Driver:
             self._same_texts(phase, self.small, told, count=16, max_tokens=256)
 
     def _ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
-        values = {**self._environment, **environment}
+        values = {**self.environment, **environment}
         python = None if self.rehearsal else self.python
         return ours(name, engine, self.logs, python, metrics=metrics, **values)
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         shared = {
             "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0"),
             "VLLM_CACHE_ROOT": str(self.root / "vllm-cache"),
@@ -302,7 +326,7 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-def _stop_once(number: int, _: object) -> None:
+def stop_once(number: int, _: object) -> None:
     """Stop the servers; further signals (`timeout` sends two) are ignored meanwhile."""
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
@@ -315,7 +339,7 @@ def main() -> int:
     # Ours is for this process and those that it makes for the load, not for the servers.
     os.environ["PYTHONPATH"] = os.environ.pop("VERIFY_GPU_PYTHONPATH", "")
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, _stop_once)
+        signal.signal(each, stop_once)
     try:
         return 1 if Driver(arguments.parse()).run() else 0
     except KeyboardInterrupt as stopped:

@@ -1,6 +1,6 @@
 """Operations that call vLLM's kernels in its libraries, without vLLM's Python package.
 
-Signatures are those that the libraries of vLLM 0.26 register with PyTorch.
+Signatures are those that the libraries of vLLM 0.26 and 0.33 register with PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def load(directory: Path) -> None:
     for name in LIBRARIES.values():
         if (directory / name).exists():
             torch.ops.load_library(directory / name)
+
+
+def arity(operation: Any) -> int:
+    """Number of an operation's arguments."""
+    return len(operation.default._schema.arguments)
 
 
 def empty(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
@@ -182,8 +187,9 @@ def awq_dequantize(m: Inputs) -> Any:
 
 
 def marlin_repack(m: Inputs) -> Any:
-    packed, order = m.integers(2**31, 32, 128, dtype=torch.int32), empty(0, dtype=torch.int32)
-    return torch.ops._C.gptq_marlin_repack(packed, order, 256, 128, 4, False)
+    repack, packed = torch.ops._C.gptq_marlin_repack, m.integers(2**31, 32, 128, dtype=torch.int32)
+    order = [empty(0, dtype=torch.int32)] * (arity(repack) - 5)  # until 0.26
+    return repack(packed, *order, 256, 128, 4, False)
 
 
 def hadamard(m: Inputs) -> Any:
@@ -193,7 +199,9 @@ def hadamard(m: Inputs) -> Any:
 def topk_softmax(m: Inputs) -> Any:
     weights = empty(40, 4, dtype=f32)
     ids, tokens = (empty(40, 4, dtype=torch.int32) for _ in range(2))
-    torch.ops._moe_C.topk_softmax(weights, ids, tokens, m.normal(40, 64), True, None)
+    route = torch.ops._moe_C.topk_softmax
+    optional = [None] * (arity(route) - 5)
+    route(weights, ids, tokens, m.normal(40, 64), True, *optional)
     return weights, ids
 
 

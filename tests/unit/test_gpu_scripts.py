@@ -64,11 +64,17 @@ def test_verify_gpu_refuses_a_machine_without_gpu(tmp_path: Path) -> None:
         ("--kit", "--kit: needs a value"),
         ("--kit nowhere", "--kit nowhere: no kit of scripts/pack-gpu"),
         ("--over nowhere", "--over nowhere: no such command"),
+        ("--lock nowhere", "--lock nowhere: no such file"),
+        (
+            "--lock {lock} --over /bin/sh",
+            "--lock: has all that vLLM needs; not with --kit or --over",
+        ),
         ("one two", "two: one DIRECTORY is enough"),
     ],
 )
 def test_setup_gpu_refuses_wrong_arguments(tmp_path: Path, arguments: str, told: str) -> None:
-    done = run(tmp_path, "setup-gpu", *arguments.split())
+    lock = SCRIPTS.parent / "requirements" / "py312.lock"
+    done = run(tmp_path, "setup-gpu", *arguments.format(lock=lock).split())
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,118 @@
+"""Servers of an image's root file system and of its peer's, each as a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arguments import MAX_AT_ONCE
+from servers import START_TIMEOUT_S, Ours, VLLMServe, vllm_options
+
+from cog_triton.system.ports import free_ports
+
+_CONTAINER = Path(__file__).with_name("container.py")
+_WORK = "/opt/cog-triton/work"
+USER = 1000
+# Where one program uses the links of several GPUs; NVLink multicast stays off, also in containers.
+MULTICAST_OFF = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+_PEER = ("/opt/cog-triton/bin/python", "-m")
+
+
+@dataclass(frozen=True)
+class Container:
+    """What runs commands over `root`; `config` is the image's, `shared` a directory for caches."""
+
+    root: Path
+    config: Mapping[str, Any]
+    models: Path
+    shared: Path
+    read_only: bool = False
+
+    def command(
+        self, words: Sequence[str], work: Path, environment: Mapping[str, str]
+    ) -> list[str]:
+        """The command line that runs `words` as the image's user, and what it keeps in `work`."""
+        for directory in (work, self.shared):
+            directory.mkdir(parents=True, exist_ok=True)
+            _give(directory)
+        given = dict(item.split("=", 1) for item in self.config["Env"])
+        caches = {
+            "VLLM_CACHE_ROOT": "vllm",
+            "TRITON_CACHE_DIR": "triton",
+            "CUDA_CACHE_PATH": "cuda",
+        }
+        given |= {name: f"/cache/{place}" for name, place in caches.items()}
+        given |= {**MULTICAST_OFF, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **environment}
+        options = [f"--env={name}={value}" for name, value in given.items()]
+        options += [f"--bind={work}:{_WORK}", f"--bind={self.shared}:/cache"]
+        options += [f"--read={self.models}", f"--user={USER}"]
+        options += [f"--workdir={self.config['WorkingDir']}"]
+        options += ["--read-only"] * self.read_only
+        return [sys.executable, str(_CONTAINER), f"--root={self.root}", *options, "--", *words]
+
+    def ours(
+        self, name: str, engine: Path, logs: Path, *, metrics: bool = False, **environment: str
+    ) -> Ours:
+        """The image's own entry point, serving `engine`."""
+        work = logs / name / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        reports = {"REPORT_CUSTOM_METRICS": "yes" if metrics else "no"}
+        (work / "serve.yaml").write_text(json.dumps({"vllm_model": {"args": reports}}))
+        cog, openai, triton, grpc, measures = free_ports(5)
+        values = {
+            "COG_HOST": "127.0.0.1",
+            "PORT": str(cog),
+            "OPENAI_PORT": str(openai),
+            "TRITON_HTTP_PORT": str(triton),
+            "TRITON_GRPC_PORT": str(grpc),
+            "TRITON_METRICS_PORT": str(measures),
+            "COG_WEIGHTS": str(engine),
+            "COG_TRITON_CONFIG": f"{_WORK}/serve.yaml",
+            "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
+            "COG_MAX_CONCURRENCY": str(2 * MAX_AT_ONCE),
+            "MAX_QUEUE": str(MAX_AT_ONCE),
+            "SERVED_MODEL_NAME": "verify",
+            **environment,
+        }
+        words = [*self.config["Entrypoint"], *self.config["Cmd"]]
+        return Ours(
+            name,
+            self.command(words, work, values),
+            {},
+            logs / name / "serve.log",
+            f"http://127.0.0.1:{cog}/health-check",
+            b'"READY"',
+            cog=cog,
+            openai=openai,
+            triton=triton,
+            metrics=measures,
+        )
+
+    def vllm(
+        self, name: str, engine: Path, logs: Path, *, rust: bool = False, **environment: str
+    ) -> VLLMServe:
+        """``vllm serve`` with its front end in Python or in Rust."""
+        (port,) = free_ports(1)
+        options = vllm_options(engine, port)
+        if rust:
+            environment["VLLM_USE_RUST_FRONTEND"] = "1"
+            words = [*_PEER, "vllm.entrypoints.cli.main", "serve", str(engine), *options]
+        else:
+            words = [*_PEER, "vllm.entrypoints.openai.api_server", f"--model={engine}", *options]
+        command = self.command(words, logs / name / "work", environment)
+        health = f"http://127.0.0.1:{port}/health"
+        return VLLMServe(name, command, {}, logs / name / "serve.log", health, openai=port)
+
+
+def _give(directory: Path) -> None:
+    os.chown(directory, USER, USER)

@@ -56,6 +56,7 @@ image {
       copyToRoot = [ layer ];
     }
   ];
+  contents.wheels = builtins.attrValues (wheels.table.cog // wheels.table.cpu);
   env = base.env // {
     COG_TRITON_SM = "cpu";
   };

@@ -19,7 +19,7 @@ let
   ngc = import ./ngc.nix { inherit pkgs; };
   licences = import ./licences.nix { inherit pkgs; };
   imageCommands = import ./image-commands.nix {
-    inherit pkgs python;
+    inherit pkgs python revision;
     skopeo = containers.skopeo-nix2container;
   };
   image = import ./image.nix {

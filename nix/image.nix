@@ -56,6 +56,10 @@ let
       # Of cog_triton.door, before those that a user gives.
       arguments ? [ ],
       description ? "cog-triton: Cog and Triton Inference Server",
+      # What its SBOM tells of: image-commands.nix.
+      contents ? {
+        wheels = [ ];
+      },
     }@described:
     let
       environment = {
@@ -130,7 +134,7 @@ let
         };
       };
     in
-    imageCommands image
+    imageCommands { inherit image components contents; }
     // {
       inherit image;
       meta = {

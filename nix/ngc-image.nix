@@ -78,6 +78,7 @@ image {
       copyToRoot = [ layer ];
     }
   ];
+  contents.wheels = lib.attrValues wheels.table.cog;
   env =
     ngcEnv.variables
     // {

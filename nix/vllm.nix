@@ -31,6 +31,7 @@ let
   components = licences.wheels (lib.mapAttrs (name: _: version name) locked) ++ licences.nixpkgs;
   # What other images hold as well is the same derivation there, and so the same layer.
   elsewhere = lib.attrNames wheels.table.cog ++ [ "nvidia-pytriton" ];
+  prunedWheels = builtins.concatMap (part: lib.optionals (part.pruned or false) part.wheels) table.parts;
   compiler = import ./compiler.nix { inherit pkgs; };
 
   # The container toolkit puts the driver's libraries in one of these: by Debian's layout, by others',
@@ -56,6 +57,7 @@ let
     known.${sm} or (throw "sm = ${builtins.toJSON sm}: not an architecture of nix/archs.nix (${names})")
   ) sms;
   list = lib.concatStringsSep "," sms;
+  pruned = "device code for other GPUs than sm_${list} is zeroed where its licence allows that";
   layerOf = part: {
     inherit (part) name reason;
     copyToRoot = [ (wheelPart.build sms part) ];
@@ -103,6 +105,9 @@ image {
       ];
     }
   ];
+  contents.wheels = lib.mapAttrsToList (
+    name: wheel: wheel // lib.optionalAttrs (lib.elem name prunedWheels) { modified = pruned; }
+  ) locked;
   env = base.env // {
     LD_LIBRARY_PATH = lib.concatStringsSep ":" ([ base.env.LD_LIBRARY_PATH ] ++ driver);
     CC = "/bin/cc";

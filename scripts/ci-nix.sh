@@ -5,6 +5,9 @@
 # On an older Debian, trixie's is unpacked beside the system, and its one binary is pointed at the
 # libraries that came with it. The sandbox is off: a container has no namespaces to give, and
 # /bin in a sandbox's paths would let a build truncate the machine's shell.
+#
+# cosign 3 and oras come from Debian forky where they are not here: one program each, which any
+# libc from 2.34 on runs.
 set -euo pipefail
 suite=trixie
 destination=/opt/nix-$suite
@@ -16,24 +19,44 @@ is_new_enough() {
 }
 
 # What the tests of the images use besides Nix: the look-alikes copy programs with patchelf, tcc
-# among them, and build libraries with gcc; an image is pushed by skopeo to a registry, and reached from another
-# network through ip.
+# among them, and build libraries with gcc; an image is compressed by zstd, pushed by skopeo to a
+# registry, and reached from another network through ip.
 missing=()
 for pair in git:git patchelf:patchelf gcc:gcc tcc:tcc curl:curl ip:iproute2 skopeo:skopeo \
-  docker-registry:docker-registry; do
+  docker-registry:docker-registry zstd:zstd openssl:openssl; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
 done
-((${#missing[@]})) || ! is_new_enough || exit 0
+signs() {
+  command -v oras >/dev/null && cosign sign --help 2>/dev/null | grep -q use-signing-config
+}
+((${#missing[@]})) || ! is_new_enough || ! signs || exit 0
 if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-  echo "no Nix 2.20 or newer here, or no ${missing[*]}; no root with apt-get to install it" >&2
+  echo "no Nix 2.20 or newer here, or no cosign 3, oras ${missing[*]}; no root with apt-get to install it" >&2
   exit 1
 fi
 apt_install() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
+unpack() { # suite, directory, packages with commas: beside the system, with what they need
+  apt_install mmdebstrap debian-archive-keyring
+  # Debian has the one file or the other.
+  local mirror
+  mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources 2>/dev/null || true; } |
+    sed -n 's/^URIs: *//p; s/^deb  *\(\[[^]]*\] \)\?\(http[^ ]*\).*/\2/p' | head -n 1)
+  rm -rf "$2"
+  mmdebstrap --quiet --variant=extract --architectures=amd64 --components=main \
+    --aptopt='Acquire::Check-Valid-Until "false"' \
+    --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
+    --include="$3" "$1" "$2" "$mirror"
+}
+
 apt-get update -qq
 apt_install libc6-dev patchelf "${missing[@]}"
+if ! signs; then
+  unpack forky /opt/sign-forky cosign,oras
+  ln -sf /opt/sign-forky/usr/bin/{cosign,oras} /usr/local/bin/
+fi
 if is_new_enough; then
   exit 0
 fi
@@ -41,15 +64,7 @@ candidate=$(apt-cache policy nix-bin | sed -n 's/.*Candidate: \([0-9]*\.[0-9]*\)
 if [[ $(printf '%s\n2.20\n' "${candidate:-0}" | sort -V | head -n 1) == 2.20 ]]; then
   apt_install nix-bin
 else
-  apt_install mmdebstrap debian-archive-keyring
-  # Debian has the one file or the other.
-  mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources 2>/dev/null || true; } |
-    sed -n 's/^URIs: *//p; s/^deb  *\(\[[^]]*\] \)\?\(http[^ ]*\).*/\2/p' | head -n 1)
-  rm -rf "$destination"
-  mmdebstrap --quiet --variant=extract --architectures=amd64 --components=main \
-    --aptopt='Acquire::Check-Valid-Until "false"' \
-    --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
-    --include=nix-bin "$suite" "$destination" "$mirror"
+  unpack "$suite" "$destination" nix-bin
   libraries=$destination/usr/lib/x86_64-linux-gnu
   patchelf --set-interpreter "$libraries/ld-linux-x86-64.so.2" --force-rpath \
     --set-rpath "$libraries" "$(readlink -f "$destination/usr/bin/nix")"

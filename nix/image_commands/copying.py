@@ -1,4 +1,4 @@
-"""Image copied by skopeo: as an archive to standard output, into docker, to a registry."""
+"""Image copied by skopeo: as an archive to standard output, or into docker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ def copy(
 ) -> subprocess.Popen[bytes]:
     """Start copying the image; --quiet, because progress would go into the archive."""
     source = f"nix:{image.image}"
-    command = [image.skopeo, "--insecure-policy", "copy", "--quiet", *options, source, target]
+    command = [
+        image.tools["skopeo"],
+        "--insecure-policy",
+        "copy",
+        "--quiet",
+        *options,
+        source,
+        target,
+    ]
     return subprocess.Popen(command, stdout=stdout)
 
 
@@ -37,8 +45,3 @@ def load(image: Image) -> int:
     with archive(image, stdout=subprocess.PIPE) as source:
         loader = subprocess.run(command, stdin=source.stdout)
     return source.returncode or loader.returncode
-
-
-def push(image: Image, reference: str, options: list[str]) -> int:
-    """Copy the image to a registry."""
-    return copy(image, f"docker://{reference}", *options).wait()

@@ -17,8 +17,14 @@ class Image:
     """nix2container's image.json."""
     reference: str
     """Name and tag."""
-    skopeo: str
-    """The program, with nix2container's transport."""
+    tools: dict[str, str]
+    """Paths of skopeo (with nix2container's transport), cosign, oras and zstd."""
+    wheels: list[dict[str, str]]
+    """Wheels that were unpacked into it: file, hash as Nix writes it, and what was modified."""
+    source: dict[str, Any]
+    """Flake that built it: revision, materials (path: SHA-256) and locked inputs."""
+    licences: dict[str, dict[str, str]]
+    """Of nix/licences.json: expressions of the components, words of the references in them."""
 
     @classmethod
     def read(cls, described: str) -> Image:
@@ -37,6 +43,18 @@ class Image:
         """Layers of image.json, the bottom first."""
         layers: list[dict[str, Any]] = self.about["layers"]
         return layers
+
+    @property
+    def created(self) -> str:
+        """Time of the source's revision, in RFC 3339: the same image has the same documents."""
+        created: str = self.about["created"]
+        return created
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the image."""
+        labels: dict[str, str] = self.about["image-config"].get("Labels", {})
+        return labels
 
 
 def name_of(layer: dict[str, Any]) -> str:

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from containers import wait_until
 from factory import REPOSITORY, Factory, Image, run
+from registry import Registry
+
+from cog_triton.system.ports import free_ports
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +62,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "cog_triton", "build", config, *options]
     subprocess.run(command, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     return output
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """A running registry, stopped at the end."""
+    (port,) = free_ports(1)
+    registry = Registry(tmp_path, port)
+    try:
+        wait_until(registry.answers)
+        yield registry
+    finally:
+        registry.process.terminate()
+        registry.process.wait(10)

@@ -65,6 +65,16 @@ def test_environment_and_labels(sm: str, images: dict[str, Image]) -> None:
     assert image.labels["cog-triton.vllm"] == "0.33.0"
 
 
+def test_sbom_has_every_wheel_and_says_which_are_pruned(images: dict[str, Image]) -> None:
+    sbom = json.loads(run(str(images["90"].result), "sbom"))
+    wheels = {item["name"]: item for item in sbom["packages"] if "packageFileName" in item}
+    frozen = images["90"].labels["run.cog.pip_freeze"].split()
+    assert {f"{name}=={item['versionInfo']}" for name, item in wheels.items()} == set(frozen)
+    assert all("sourceInfo" in item for item in wheels.values())
+    assert "sm_90" in wheels["torch"]["comment"]
+    assert "comment" not in wheels["nvidia-cublas"]
+
+
 def test_files_of_other_gpus_are_left_out(
     listed: dict[str, dict[str, dict[str, Any]]],
 ) -> None:

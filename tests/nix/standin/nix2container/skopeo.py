@@ -2,6 +2,8 @@
 
 skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker-archive:/dev/stdout:REF
 skopeo --insecure-policy copy [--quiet] [OPTION...] nix:IMAGE docker://REF
+skopeo --insecure-policy inspect --config --raw nix:IMAGE
+skopeo inspect [OPTION...] docker://REF
 """
 
 from __future__ import annotations
@@ -66,6 +68,12 @@ def write_archive(image: dict, reference: str, target: BinaryIO) -> None:
 
 def main(arguments: list[str]) -> int:
     """Command line, as far as it is used."""
+    if arguments[0] == "inspect" and arguments[-1].startswith("docker://"):
+        return subprocess.run(["skopeo", *arguments]).returncode
+    if arguments[:-1] == ["--insecure-policy", "inspect", "--config", "--raw"]:
+        image = json.loads(Path(arguments[-1].removeprefix("nix:")).read_text())
+        sys.stdout.buffer.write(configuration(image))
+        return 0
     head, verb, *options, source, target = arguments
     if head != "--insecure-policy" or verb != "copy" or not source.startswith("nix:"):
         raise SystemExit(f"not understood: {arguments}")

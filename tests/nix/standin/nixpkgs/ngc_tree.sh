@@ -21,13 +21,16 @@ cp -L /lib64/ld-linux-x86-64.so.2 usr/lib64/
 ln -s bash usr/bin/sh
 printf 'root:x:0:0::/root:/bin/bash\ntriton-server:x:1000:1000::/home/triton-server:/bin/sh\n' >etc/passwd
 printf 'root:x:0:\ntriton-server:x:1000:\n' >etc/group
-echo 'NAME="Ubuntu (look-alike of NGC)"' >etc/os-release
+printf 'NAME="Ubuntu (look-alike of NGC)"\nID=ubuntu\n' >etc/os-release
 printf '#!/bin/sh\necho "look-alike of Python 3.12" >&2\nexit 1\n' >usr/bin/python3.12
 cp usr/bin/python3.12 opt/tritonserver/bin/tritonserver
 chmod +x usr/bin/python3.12 opt/tritonserver/bin/tritonserver
 ln -s /usr/bin/python3.12 opt/venv-tritonserver/bin/python3
 for name in ptxas cuobjdump nvdisasm; do echo program >usr/local/cuda-13.1/bin/$name; done
 echo header >"$site/tensorrt_llm/include/fp8_gemm.cuh"
+printf 'Package: %s\nStatus: install ok %s\nArchitecture: amd64\nVersion: 2.39-0ubuntu8\n\n' \
+  libc6 installed gone not-installed >var/lib/dpkg/status
+printf 'Name: torch\nVersion: 2.10\nLicense-Expression: BSD-3-Clause\n' >"$site/torch-2.10.dist-info/METADATA"
 echo licence | tee usr/share/doc/libc6/copyright usr/local/TensorRT-10.14.1.48/doc/Acknowledgements.txt "$site/torch-2.10.dist-info/LICENSE" >opt/tritonserver/LICENSE
 echo text | tee usr/share/doc/libc6/changelog usr/share/man/page usr/include/x.h usr/local/cuda-13.1/include/cuda.h \
   "$site/torch/include/torch.h" root/.cache/pip/x var/cache/apt/x app/examples/build.py >app/all_models/README.md

@@ -196,6 +196,9 @@ in
   git = tool "git";
   uv = tool "uv";
   skopeo = tool "skopeo";
+  cosign = tool "cosign";
+  oras = tool "oras";
+  zstd = tool "zstd";
   nixfmt = tool "nixfmt";
   nixfmt-tree = tool "treefmt";
 }

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 
 HERE = Path(__file__).parents[2]
 PLACES = ("scripts", "tests/gpu/image")
-MODULES = ("kit_parts", "receive", "installed_files", "parts", "assembled")
+MODULES = (
+    "kit_parts", "receive", "installed_files", "parts", "assembled", "unpack", "driver_files"
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,36 @@ def test_layers_are_laid_over_each_other(gpu: SimpleNamespace, tmp_path: Path) -
         (tmp_path / layer / "opt" / layer).write_text(layer)
     gpu.assembled.merge([tmp_path / "base", tmp_path / "python"], tmp_path / "root")
     assert sorted(path.name for path in (tmp_path / "root/opt").iterdir()) == ["base", "python"]
+
+
+@pytest.mark.skipif(not hasattr(tarfile, "tar_filter"), reason="Python older than its filters")
+def test_a_layer_is_unpacked_below_its_directory_alone(
+    gpu: SimpleNamespace, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    with tarfile.open(tmp_path / "layer.tar", "w") as tar:
+        directory = tarfile.TarInfo(f"{outside}/writable")
+        directory.type, directory.mode = tarfile.DIRTYPE, 0o1777
+        tar.addfile(directory)
+        tar.addfile(tarfile.TarInfo(f"{outside}/file"))
+    with tarfile.open(tmp_path / "layer.tar") as tar:
+        tar.extractall(tmp_path / "made", filter=gpu.unpack.below)
+    assert not outside.exists()
+    made = tmp_path / "made" / outside.relative_to("/")
+    assert sorted(path.name for path in made.iterdir()) == ["file", "writable"]
+    assert (made / "writable").stat().st_mode & 0o7777 == 0o1777
+    with pytest.raises(tarfile.FilterError):
+        gpu.unpack.below(tarfile.TarInfo("a/../../file"), str(tmp_path / "made"))
+
+
+def test_mount_points_are_made_in_the_root_alone(gpu: SimpleNamespace, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "usr").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside").mkdir()
+    assert gpu.driver_files.inside(root, "/etc/hosts") == root / "etc/hosts"
+    with pytest.raises(ValueError, match="a link leads out"):
+        gpu.driver_files.inside(root, "usr/nvidia-smi")
 
 
 @pytest.mark.parametrize("script", ["verify-image", "setup-image", "pack-image"])

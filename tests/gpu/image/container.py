@@ -39,13 +39,21 @@ def mount(source: str, target: Path, kind: str, flags: int, data: str = "") -> N
     _check(_LIBC.mount(*words), f"mount {source} {target}")
 
 
-def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
-    """Bind a file or directory, whose mount point is made."""
-    if source.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-    elif not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+def mount_point(root: Path, path: str | Path, *, is_directory: bool = True) -> Path:
+    """`path` below `root`, made there; raises ValueError for a link."""
+    target = driver_files.inside(root, path)
+    if target.is_symlink():
+        raise ValueError(f"{target}: is a link")
+    if is_directory:
+        target.mkdir(exist_ok=True)
+    else:
         target.touch()
+    return target
+
+
+def bind(source: Path, root: Path, path: str | Path, *, read_only: bool = False) -> None:
+    """Bind a file or directory to `path` below `root`, where its mount point is made."""
+    target = mount_point(root, path, is_directory=source.is_dir())
     mount(str(source), target, "", _BIND | _REC)
     if read_only:
         mount(str(source), target, "", _BIND | _REMOUNT | _RDONLY)
@@ -55,25 +63,25 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
     """Mount everything but /proc, for which the process namespace must be there."""
     driver = driver_files.place(root)
     for name in ("proc", "sys", "dev", *_TEMPORARY):
-        (root / name).mkdir(parents=True, exist_ok=True)
+        mount_point(root, name)
     for source, target in driver:
-        bind(source, target, read_only=True)
+        bind(source, root, target.relative_to(root), read_only=True)
     mount("tmpfs", root / "dev", "tmpfs", _NOSUID, "mode=755")
     for source in [Path("/dev", name) for name in _PLAIN_DEVICES] + driver_files.devices():
         if source.exists():
-            bind(source, root / source.relative_to("/"))
+            bind(source, root, source)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         (root / "dev" / name).symlink_to(f"/proc/self/fd/{number}")
     (root / "dev/fd").symlink_to("/proc/self/fd")
     (root / "dev/shm").mkdir()
     mount("tmpfs", root / "dev/shm", "tmpfs", _NOSUID, f"mode=1777,size={options.shm_size}")
-    bind(Path("/sys"), root / "sys", read_only=True)
+    bind(Path("/sys"), root, "sys", read_only=True)
     for name in ("/etc/hosts", "/etc/resolv.conf"):
         if Path(name).exists():
-            bind(Path(name), root / name.lstrip("/"), read_only=True)
+            bind(Path(name), root, name, read_only=True)
     for pair, read_only in [(p, False) for p in options.bind] + [(p, True) for p in options.read]:
         source, _, target = pair.partition(":")
-        bind(Path(source), root / (target or source).lstrip("/"), read_only=read_only)
+        bind(Path(source), root, target or source, read_only=read_only)
 
 
 def enter(root: Path, options: argparse.Namespace) -> None:

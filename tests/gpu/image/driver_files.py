@@ -54,12 +54,20 @@ def devices() -> list[Path]:
     )
 
 
+def inside(root: Path, path: str | Path) -> Path:
+    """`path` below `root`, in a directory that is made; raises ValueError if a link leads out."""
+    target = root / str(path).lstrip("/")
+    if not target.parent.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{target}: a link leads out of {root}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
 def place(root: Path) -> list[tuple[Path, Path]]:
     """Make links and mount points below `root`; returns what is to be bound where."""
     bound = []
     for source in libraries():
-        target = root / TARGET / source.name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = inside(root, f"{TARGET}/{source.name}")
         if source.is_symlink() and source.resolve().parent == source.parent.resolve():
             if not target.is_symlink():
                 target.symlink_to(source.resolve().name)
@@ -67,7 +75,7 @@ def place(root: Path) -> list[tuple[Path, Path]]:
             target.touch()
             bound.append((source.resolve(), target))
     for source in programs():
-        target = root / "usr/bin" / source.name
+        target = inside(root, f"usr/bin/{source.name}")
         target.touch()
         bound.append((source.resolve(), target))
     return bound

@@ -74,7 +74,7 @@ class Unpacking:
                 _opened(content) as plain,
                 tarfile.open(fileobj=plain, mode="r|") as archive,
             ):
-                archive.extractall(self.root / "made" / layer, filter="fully_trusted")
+                archive.extractall(self.root / "made" / layer, filter=below)
             print(f"{time.strftime('%X')} layer {layer}", flush=True)
         elif kind == "wheels":
             self._wheel(rest.removesuffix(".zst"), content)
@@ -112,6 +112,18 @@ class Unpacking:
         old = zstd.ZstdDict(theirs, is_raw=True).as_prefix
         delta = (self.root / row["delta"]).read_bytes()
         return bytes(zstd.decompress(delta, zstd_dict=old, options=options))
+
+
+def below(item: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
+    """A layer's member below `target`, with all of its mode; raises tarfile.FilterError outside.
+
+    Names in a layer may be absolute.
+    """
+    relative = item.replace(name=item.name.lstrip("/") or ".", deep=False)
+    if item.islnk():
+        raise tarfile.AbsoluteLinkError(item)
+    checked = tarfile.tar_filter(relative, target)
+    return checked.replace(mode=item.mode, deep=False)
 
 
 def _opened(content: IO[bytes]) -> IO[bytes]:

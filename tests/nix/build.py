@@ -28,7 +28,7 @@ def main(name: str, link: str, directory: str = ".work/image") -> None:
         (Path(place) / "wheels").symlink_to(work / "wheels")
         made = factory.Factory(Path(place), tables)
         print(f"wheels in the store after {time.monotonic() - began:.0f} s", flush=True)
-        made.nix("build --out-link", link, made.attribute(name))
+        made.nix("build", "--out-link", link, made.attribute(name))
     print(f"{link}: built in {time.monotonic() - began:.0f} s")
 
 

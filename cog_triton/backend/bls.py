@@ -33,7 +33,7 @@ from cog_triton.backend.text_inputs import (
     encode_word_lists,
     refuse_bias,
 )
-from cog_triton.engines.tensor_contract import refuse_unknown
+from cog_triton.engines.tensor_contract import check_parameters
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError
 from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.stop_strings import WordLimits
@@ -163,7 +163,7 @@ class _TextRequest:
 
     def _engine_inputs(self) -> tuple[list[int], Tensors]:
         inputs, options = self._inputs, self._options
-        refuse_unknown(self._parameters, KNOWN_INPUTS)
+        check_parameters(self._parameters, KNOWN_INPUTS)
         refuse_bias(inputs.get("embedding_bias_words"), inputs.get("embedding_bias_weights"))
         if inputs["text_input"].size != 1:
             raise InvalidArgument(

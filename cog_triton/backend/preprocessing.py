@@ -17,7 +17,7 @@ from cog_triton.backend.text_inputs import (
     pad_rows,
     refuse_bias,
 )
-from cog_triton.engines.tensor_contract import refuse_unknown
+from cog_triton.engines.tensor_contract import check_parameters
 from cog_triton.errors import CogTritonError
 from cog_triton.text.prompt_encoder import PromptEncoder
 
@@ -55,7 +55,7 @@ class TritonPythonModel:
         for request in requests:
             try:
                 # An ensemble passes its parameters on, so its misspelt inputs arrive here.
-                refuse_unknown(python_backend.parameter_names(request), KNOWN_INPUTS)
+                check_parameters(python_backend.parameter_names(request), KNOWN_INPUTS)
                 responses.append(
                     python_backend.response(self._encode(python_backend.input_tensors(request)))
                 )

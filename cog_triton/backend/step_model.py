@@ -81,7 +81,7 @@ class StepModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                tensor_contract.refuse_unknown(
+                tensor_contract.check_parameters(
                     python_backend.parameter_names(request), self._input_names
                 )
                 tensors = python_backend.input_tensors(request)

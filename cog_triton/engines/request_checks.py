@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, PromptTooLong
+from cog_triton.system.log_notes import log_once
+
+_log = logging.getLogger(__name__)
 
 
 def check_prompt(
@@ -36,10 +41,7 @@ def check_prompt(
         )
 
 
-def refuse_length_penalty(request: EngineRequest) -> None:
-    """Raise E1005 for a length penalty, on engines without beam search."""
+def note_length_penalty(request: EngineRequest) -> None:
+    """Log that a length penalty has no effect, on engines without beam search."""
     if request.sampling.length_penalty != 1:
-        raise InvalidArgument(
-            f"length_penalty={request.sampling.length_penalty}: must be 1 on this engine; it only"
-            " has meaning in beam search"
-        )
+        log_once(_log, "length_penalty has no effect without beam search, which this engine lacks")

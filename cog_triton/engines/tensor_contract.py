@@ -7,6 +7,7 @@ an `EngineRequest` into request values and back, so both ends agree by construct
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,8 +16,12 @@ import numpy.typing as npt
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.system.log_notes import log_once
+from cog_triton.system.printable import printable
 from cog_triton.text.json_schema import OBJECT, parse_schema
 from cog_triton.text.sampling import SamplingParams
+
+_log = logging.getLogger(__name__)
 
 _SAMPLING = {
     "request_output_len": "max_tokens",
@@ -53,6 +58,8 @@ _NEUTRAL: dict[str, float] = {
     "skip_cross_attn_blocks": 0,
     "stop": 0,
 }
+# Parameters of released clients: the request's id over HTTP, and NVIDIA's client with `stop`.
+_HABITS = ("id", "Streaming")
 FINISH_REASON = "finish_reason"
 """Output of the last response of Python-backend engines; TensorRT-LLM's has none.
 
@@ -116,12 +123,17 @@ def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
     )
 
 
-def refuse_unknown(parameters: Iterable[str], known: list[str]) -> None:
-    """Refuse request parameters: Triton silently turns misspelt inputs into such; raises E1005."""
+def check_parameters(parameters: Iterable[str], known: list[str]) -> None:
+    """Check request parameters: Triton silently turns inputs that a model lacks into such.
+
+    Near misses of inputs are E1005; what else there is changes nothing, and is logged once a name.
+    """
     for name in parameters:
-        if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
+        if name in _HABITS or name.startswith("triton_"):
             continue
-        raise InvalidArgument(f"{name}: unknown input{nearest(name, known)}")
+        if hint := nearest(name, known):
+            raise InvalidArgument(f"{name}: unknown input{hint}")
+        log_once(_log, f"request parameter {printable(name[:80])!r} is unknown, and ignored")
 
 
 def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:

@@ -149,4 +149,4 @@ class TextDecoder:
         stream = self._text
         full = stream.token_count >= self._request.sampling.max_tokens and not stream.stopped
         self._result.finish_reason = "length" if full else "stop"
-        return stream.finish()
+        return stream.finish(cut_characters=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
 from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
-from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.sampling import SamplingParams, resolve_seed
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -42,7 +41,7 @@ class PredictionInputs:
         """Sampling parameters, with a random seed if none was given; raises E1005, E1101, E1102."""
         return SamplingParams(
             max_tokens=self._max_tokens(),
-            min_tokens=self._min_tokens(),
+            min_tokens=min(self._min_tokens(), self._max_tokens()),
             temperature=self.temperature,
             top_k=max(int(self.top_k), 0),
             top_p=self.top_p,
@@ -50,8 +49,17 @@ class PredictionInputs:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             length_penalty=self.length_penalty,
-            seed=secrets.randbelow(2**31) if self.seed is None else int(self.seed),
+            seed=resolve_seed(self.seed),
         )
+
+    def notes(self) -> list[str]:
+        """What was asked for and has no effect, or not the one that it says."""
+        notes = []
+        if self._min_tokens() > self._max_tokens():
+            notes.append(f"min_tokens {self._min_tokens()} was clamped to max_tokens")
+        if self.length_penalty != 1:
+            notes.append("length_penalty has no effect: there is no beam search")
+        return notes
 
     def _max_tokens(self) -> int:
         new, legacy = self.max_tokens, self.max_new_tokens

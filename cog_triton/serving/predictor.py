@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -129,8 +129,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         ),
         seed: int | None = Input(
             default=None,
-            ge=0,
-            description="Random seed, 0 included. Leave blank for a random one, which is logged.",
+            description="Random seed, 0 included. Leave blank, or -1, for a random one, which is"
+            " logged.",
         ),
         prompt_template: str | None = Input(
             default=None,
@@ -193,14 +193,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         `engine_inputs` are inputs that only this engine has; `transform` may change the stream.
         """
         with self._reporting_rejections():
-            sampling = inputs.sampling()
+            sampling, notes = inputs.sampling(), inputs.notes()
         ticket = Ticket()
 
         def chunks() -> Generator[str, None, None]:
             """Tokenize and generate, on the prediction's own thread."""
             with self._reporting_rejections():
                 request = self._plan(
-                    self._render(inputs), sampling, inputs.stop_sequences, engine_inputs
+                    self._render(inputs), sampling, inputs.stop_sequences, engine_inputs, notes
                 )
             stream = self._runtime.generator.stream(request, ticket)
             log_metrics = (
@@ -236,6 +236,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         sampling: SamplingParams,
         stop_sequences: str | None,
         engine_inputs: Mapping[str, Any],
+        notes: Sequence[str],
     ) -> GenerationRequest:
         settings, runtime = self._runtime.settings, self._runtime
         stops = parse_stop_sequences(
@@ -248,7 +249,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             runtime.generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
             sampling,
             stops,
-            notes=tuple(rendered.warnings),
+            notes=(*notes, *rendered.warnings),
             id=concurrent_streaming.prediction_id(),
             endpoint=_ENDPOINT,
             engine_inputs=dict(engine_inputs),

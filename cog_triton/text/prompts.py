@@ -2,13 +2,13 @@
 
 The first of these that is set is used: the request's ``prompt_template``, the default
 one (``PROMPT_TEMPLATE``), the tokenizer's chat template, ``{prompt}``. The first two are Python
-format strings with no fields but ``{prompt}`` and ``{system_prompt}``; values are never
-interpreted.
+format strings with no fields but ``{prompt}`` and ``{system_prompt}``, as they are or converted
+(``{prompt!r}``); values are never interpreted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from string import Formatter
 
@@ -17,6 +17,12 @@ from cog_triton.text.chat_template import render_chat
 from cog_triton.text.tokenizer import EngineTokenizer
 
 _FIELDS = ["prompt", "system_prompt"]
+_CONVERSIONS: Mapping[str | None, Callable[[str], str]] = {
+    None: str,
+    "s": str,
+    "r": repr,
+    "a": ascii,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +74,13 @@ def render(
 def _format(origin: str, template: str, prompt: str, system_prompt: str) -> RenderedPrompt:
     values = {"prompt": prompt, "system_prompt": system_prompt}
     pieces = list(_parse(origin, template))
-    used = {name for _, name in pieces}
+    used = {name for _, name, _ in pieces}
     if prompt.strip() and "prompt" not in used:
         raise BadPromptTemplate(f"{origin} has no {{prompt}}, so the prompt would not be used")
-    text = "".join(literal + (values[name] if name else "") for literal, name in pieces)
+    text = "".join(
+        literal + (_CONVERSIONS[conversion](values[name]) if name else "")
+        for literal, name, conversion in pieces
+    )
     if not text.strip():
         raise PromptRequired("the prompt is blank")
     warnings: tuple[str, ...] = ()
@@ -80,18 +89,18 @@ def _format(origin: str, template: str, prompt: str, system_prompt: str) -> Rend
     return RenderedPrompt(text, add_special_tokens=True, warnings=warnings)
 
 
-def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None]]:
-    """Parse a template into pairs of literal text and the field after it, if any."""
+def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None, str | None]]:
+    """Parse a template into literal texts, each with the field after it and its conversion."""
     hint = "a brace that is meant as text must be doubled, as in {{ and }}"
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
         raise PromptTemplateError(f"{origin}: {error}; {hint}") from error
     for literal, name, spec, conversion in pieces:
-        if name is not None and (name not in _FIELDS or spec or conversion):
+        if name is not None and (name not in _FIELDS or spec or conversion not in _CONVERSIONS):
             written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
             raise PromptTemplateError(
                 f"{origin}: {{{written}}}: only {{prompt}} and {{system_prompt}} are allowed"
                 f"{nearest(name, _FIELDS) if name not in _FIELDS else ''}; {hint}"
             )
-        yield literal, name
+        yield literal, name, conversion

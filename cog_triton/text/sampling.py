@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass, fields
 
 from cog_triton.errors import InvalidArgument
@@ -62,6 +63,13 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether decoding is greedy, so the random seed has no effect."""
         return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
+
+
+def resolve_seed(seed: float | None) -> int:
+    """A request's seed, without its sign (modulo 2^64); None and -1 ask for a random one."""
+    if seed is None or seed == -1:
+        return secrets.randbelow(2**31)
+    return int(seed) + (2**64 if -(2**63) <= seed < 0 else 0)
 
 
 def _require(holds: bool, name: str, value: float, rule: str) -> None:

@@ -37,6 +37,12 @@ class TextStream:
         text = self._detokenizer.feed(first) if first else ""
         return text + self._matcher.feed(self._detokenizer.feed(rest)) if rest else text
 
-    def finish(self) -> str:
-        """Text that was held back: the start of a character or of a stop string."""
-        return self._matcher.feed(self._detokenizer.flush()) + self._matcher.flush()
+    def finish(self, *, cut_characters: bool = True) -> str:
+        """Text that was held back: the start of a stop string, and of a character as U+FFFD.
+
+        Without `cut_characters`, a character whose end is missing is left out.
+        """
+        rest = self._detokenizer.flush()
+        if not cut_characters:
+            rest = rest.rstrip("\N{REPLACEMENT CHARACTER}")
+        return self._matcher.feed(rest) + self._matcher.flush()

@@ -119,12 +119,17 @@ def test_reached_max_tokens_is_finish_reason_length(max_tokens: int, reason: str
     assert result.finish_reason == reason
 
 
-def test_incomplete_character_is_held_back_until_the_end() -> None:
+def test_a_cut_character_is_held_back_and_left_out() -> None:
     ids = TOKENIZER.encode("\U0001f600")
     decoding, _ = decoder()
     assert decoding.feed([StepItem(1, 0, 0, ids[:1], [])]) == (None, None)
     piece, _ = decoding.feed([StepItem(1, 0, 1, [], [], STOP)])
-    assert piece == TextPiece("\ufffd", (), 1)
+    assert piece is None
+    decoding, _ = decoder(stops=["ab"])
+    whole = TOKENIZER.encode("\ufffda")
+    assert decoding.feed([StepItem(1, 0, 0, [*whole, *ids[:1]], [], LENGTH)])[0] == TextPiece(
+        "\ufffda", (), len(whole) + 1
+    )
 
 
 def test_stop_string_ends_it_before_the_engine() -> None:

@@ -82,6 +82,12 @@ def test_prompt_text_is_never_interpreted(prompt: str, system_prompt: str) -> No
     assert f"\np{prompt}%{{{{ 1 }}}}<|im_end|>" in chat
 
 
+def test_values_may_be_converted() -> None:
+    template = '{{"q": {prompt!r}, "a": {prompt!a}}} {prompt!s}'
+    found = rendered("it's ü", request=template).text
+    assert found == """{"q": "it's ü", "a": "it's \\xfc"} it's ü"""
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -94,7 +100,7 @@ def test_prompt_text_is_never_interpreted(prompt: str, system_prompt: str) -> No
         ("{0}", "{0}"),
         ("{prompt.__class__}", "__class__"),
         ("{prompt[0]}", "{prompt[0]}"),
-        ("{prompt!r}", "{prompt!r}"),
+        ("{prompt!x}", "{prompt!x}"),
         ("{prompt:>10}", "{prompt:>10}"),
         ("{prompt:{system_prompt}}", "{prompt:"),
         ("{ prompt }", "{ prompt }"),

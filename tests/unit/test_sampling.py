@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.text.sampling import MAX_SEED, SamplingParams
+from cog_triton.text.sampling import MAX_SEED, SamplingParams, resolve_seed
 
 FLOATS = (
     "temperature",
@@ -50,6 +50,12 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float, rule: 
         SamplingParams(**{"max_tokens": 10, name: value})
     assert f"{name}={value}" in caught.value.detail
     assert rule in caught.value.detail
+
+
+def test_seeds_lose_their_sign_and_minus_one_is_a_random_one() -> None:
+    assert [resolve_seed(seed) for seed in (0, 7.0, 2**64, -2)] == [0, 7, 2**64, 2**64 - 2]
+    for nothing in (None, -1):
+        assert len({resolve_seed(nothing) for _ in range(8)}) > 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -221,11 +221,20 @@ def test_a_scalar_must_be_one_value() -> None:
 
 def test_misspelt_inputs_are_refused_with_a_suggestion() -> None:
     known = list(INPUTS)
-    tensor_contract.refuse_unknown(["id", "triton_enable_empty_final_response"], known)
     with pytest.raises(InvalidArgument, match=r"temprature: .*did you mean 'temperature'"):
-        tensor_contract.refuse_unknown(["temprature"], known)
-    with pytest.raises(InvalidArgument, match=r"zzz: unknown input$"):
-        tensor_contract.refuse_unknown(["zzz"], known)
+        tensor_contract.check_parameters(["temprature"], known)
+
+
+def test_parameters_that_clients_send_are_taken_and_unknown_ones_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = list(INPUTS)
+    tensor_contract.check_parameters(["id", "triton_enable_empty_final_response"], known)
+    tensor_contract.check_parameters(["Streaming"], known)  # NVIDIA's client, with a stop request
+    assert not caplog.text
+    for _ in range(3):
+        tensor_contract.check_parameters(["my\x1bqueue"], known)
+    assert caplog.text.count("request parameter 'my\\\\x1bqueue' is unknown, and ignored") == 1
 
 
 @given(WORDS, st.booleans())

@@ -186,7 +186,6 @@ def test_sampling_values_reach_vllm(
         (tokens([]), InvalidArgument, "input_ids: empty"),
         (tokens(ABC, temperature=3.0, top_p=0.5), InvalidArgument, "temperature must be in"),
         (tokens(ABC, presence_penalty=3.0), InvalidArgument, "presence_penalty must be in"),
-        (tokens(ABC, length_penalty=2.0), InvalidArgument, "length_penalty=2.0: must be 1"),
         (text("x" * 200), PromptTooLong, "maximum"),
         (text("x" * MAX_MODEL_LEN), PromptTooLong, "longer than the maximum model length"),
         (text("a", {"temperature": -1}), InvalidArgument, "temperature must be in"),

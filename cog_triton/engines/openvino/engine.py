@@ -15,7 +15,7 @@ from typing_extensions import Self
 from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
 from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
-from cog_triton.engines.request_checks import check_prompt, refuse_length_penalty
+from cog_triton.engines.request_checks import check_prompt, note_length_penalty
 from cog_triton.engines.stop_words import StopWords, Tokens
 from cog_triton.errors import (
     CogTritonError,
@@ -120,7 +120,7 @@ class OpenVINOPipeline:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
         if request.bad_words:
             raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
-        refuse_length_penalty(request)
+        note_length_penalty(request)
 
     def _read_tokens(self, handle: int, running: _RunningRequest) -> None:
         output = running.output

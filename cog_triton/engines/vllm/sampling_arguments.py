@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.request_checks import refuse_length_penalty
+from cog_triton.engines.request_checks import note_length_penalty
 from cog_triton.engines.vllm.argument_types import ArgumentTypes, convert, types_of
 from cog_triton.errors import InvalidArgument, nearest
 
@@ -33,7 +33,7 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     see `cog_triton.engines.vllm.engine_api.sampling_params`.
     """
     sampling = request.sampling
-    refuse_length_penalty(request)
+    note_length_penalty(request)
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,

@@ -1,13 +1,14 @@
 """Request bodies of /v1/chat/completions and /v1/completions, parsed into typed requests.
 
 Clients send many fields that are not supported here. One that would change the answer is accepted
-only with a value that has no effect; everything else is rejected by name.
+only with a value that has no effect, else rejected by name, as are misspelt ones; what cannot
+change it is ignored, with a note in the log if it is unknown.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from itertools import islice
@@ -16,8 +17,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.system.log_notes import log_once
 from cog_triton.text import json_schema
-from cog_triton.text.sampling import MAX_TOKENS, SamplingParams
+from cog_triton.text.sampling import MAX_TOKENS, SamplingParams, resolve_seed
+
+_log = logging.getLogger(__name__)
 
 
 class _HashableFailFast(FailFast):
@@ -30,36 +34,55 @@ Count = Field(default=None, ge=0)
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = _HashableFailFast()
 _SHOWN = 80
+# Of the other endpoint: an answer that ignores it answers nothing.
+_PROMPTS = ("messages", "prompt", "input", "suffix")
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
+
+_GUIDED = "use response_format"
 
 # Field -> values that do not change the answer, and the reason why others are rejected.
 _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "audio": (_EMPTY, "this server answers text alone"),
+    "bad_words": (_EMPTY, "not passed to the engine"),
     "best_of": ((None, 1), "one answer is made for each request"),
+    "chat_template": (_EMPTY, "the model's own is used"),
+    "chat_template_kwargs": (_EMPTY, "the model's chat template gets none"),
     "echo": ((None, False), "the prompt is not sent back"),
     "function_call": ((None, "none", "auto"), "tools are not supported"),
     "functions": (_EMPTY, "tools are not supported"),
+    "guided_choice": (_EMPTY, _GUIDED),
+    "guided_grammar": (_EMPTY, _GUIDED),
+    "guided_json": (_EMPTY, _GUIDED),
+    "guided_regex": (_EMPTY, _GUIDED),
     "length_penalty": ((None, 1), "it only has meaning in beam search"),
     "logit_bias": (_EMPTY, "the engines take no bias for each request"),
-    "metadata": (_EMPTY, "answers are not stored"),
     "min_p": ((None, 0), "use top_p or top_k"),
     "modalities": ((None, ["text"]), "this server answers text alone"),
     "n": ((None, 1), "one answer is made for each request"),
-    "prediction": (_EMPTY, "predicted outputs are not supported"),
     "reasoning_effort": ((None,), "the model decides"),
-    "service_tier": ((None, "auto", "default"), "there is one tier"),
     "skip_special_tokens": ((None, True), "special tokens are never part of the text"),
     "stop_token_ids": (_EMPTY, "use stop"),
-    "store": ((None, False), "answers are not stored"),
+    "structured_outputs": (_EMPTY, _GUIDED),
     "suffix": (_EMPTY, "text is not inserted"),
     "tool_choice": ((None, "none", "auto"), "tools are not supported"),
     "tools": (_EMPTY, "tools are not supported"),
     "use_beam_search": ((None, False), "beam search is not supported"),
-    "verbosity": ((None, "medium"), "the model decides"),
     "web_search_options": ((None,), "tools are not supported"),
 }
-# They describe the caller or are hints to a cache: no answer depends on them.
-_IGNORED_FIELDS = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+# They describe the caller, are for a store that there is not, or ask for speed or a style that
+# models of chat templates know nothing of: no text depends on them.
+_IGNORED_FIELDS = (
+    "metadata",
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+    "verbosity",
+)
 
 
 class StreamOptions(BaseModel):
@@ -72,7 +95,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class JSONSchema(BaseModel):
@@ -140,7 +163,7 @@ class GenerationRequest(BaseModel, ABC):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
-            seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
+            seed=resolve_seed(self.seed),
         )
 
     def stops(self) -> list[str] | None:
@@ -164,13 +187,8 @@ class ChatRequest(GenerationRequest):
 
     @property
     def limit(self) -> int:
-        """See `GenerationRequest.limit`; `max_completion_tokens` is the newer name."""
-        old, new = self.max_tokens, self.max_completion_tokens
-        if None not in (old, new) and old != new:
-            raise InvalidArgument(
-                f"max_tokens={old} and max_completion_tokens={new}: set one of them"
-            )
-        return new or old or MAX_TOKENS
+        """See `GenerationRequest.limit`; `max_completion_tokens` is the newer name, and wins."""
+        return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
 
     @property
     def log_probs(self) -> bool:
@@ -251,14 +269,14 @@ def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> 
         raise InvalidArgument(f"{name}={_shortened(value)}: not supported: {reason}")
     known = [*kind.model_fields, *_NO_OP_VALUES, *_IGNORED_FIELDS]
     shown = name if name.isidentifier() else _shortened(name)
-    raise InvalidArgument(f"{shown}: unknown field{nearest(name, known)}")
+    if (hint := nearest(name, known)) or name in _PROMPTS:
+        raise InvalidArgument(f"{shown}: unknown field{hint}")
+    log_once(_log, f"request field {shown[:_SHOWN]} is unknown, and ignored")
 
 
 def _check_combinations(request: GenerationRequest) -> None:
     """Check the rules between fields."""
-    options = request.stream_options
-    if options is not None and not request.stream:
-        raise InvalidArgument("stream_options: only allowed when stream is true")
+    options = request.stream_options if request.stream else None
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise InvalidArgument(
             "stream_options.continuous_usage_stats: only allowed when include_usage is true"

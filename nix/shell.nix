@@ -7,6 +7,9 @@ pkgs.mkShell {
     pkgs.gnumake
     pkgs.crane
     pkgs.skopeo
+    pkgs.cosign
+    pkgs.oras
+    pkgs.zstd
     pkgs.nixfmt
   ];
   LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath (import ./libraries.nix { inherit pkgs; });

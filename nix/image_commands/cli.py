@@ -68,7 +68,7 @@ def _with_registry(image: Image, verb: str, arguments: list[str]) -> int:
     parser.add_argument("--key", metavar="FILE", required=verb != "push")
     if verb == "push":
         choices = ("zstd", "zstd:chunked", "gzip")
-        parser.add_argument("--compression", choices=choices, default="zstd")
+        parser.add_argument("--compression", choices=choices)
         parser.add_argument("--image-only", action="store_true", help="attach no documents")
         return push(image, *parser.parse_known_args(arguments))
     parser.add_argument("--tls-verify", choices=["true", "false"], default="true")

@@ -23,8 +23,12 @@ def push(image: Image, arguments: Namespace, options: list[str]) -> int:
     reference = Reference.parse(arguments.reference, options)
     if holds_nvidia(image):
         print(f"{image.reference}: {_TERMS}", file=sys.stderr)
-    chosen = ["--format", "oci", "--dest-compress-format", arguments.compression]
-    if arguments.compression != "gzip":
+    compression = arguments.compression or "zstd"
+    chosen = ["--format", "oci", "--dest-compress-format", compression]
+    if arguments.compression:
+        # Else a layer that is there in another compression is taken as it is.
+        chosen.append("--dest-force-compress-format")
+    if compression != "gzip":
         chosen += ["--dest-compress-level", str(LEVEL)]
     with TemporaryDirectory() as directory:
         file = Path(directory, "digest")

@@ -267,6 +267,13 @@ def test_keys_of_cosign_sign(small: Image, registry: Registry, tmp_path: Path) -
     done = subprocess.run(sign, env=without, capture_output=True, text=True)
     assert done.returncode == 1
     assert "COSIGN_PASSWORD is not set" in done.stderr
+    # A signature without SBOM and provenance is not enough.
+    offline = ["--use-signing-config=false", "--tlog-upload=false", "--yes"]
+    alone = ["cosign", "sign", "--key", tmp_path / "mine.key", *offline, reference]
+    subprocess.run(alone, env=environment, check=True, capture_output=True)
+    done = verify(small, tmp_path / "mine.pub", reference)
+    assert done.returncode == 1
+    assert "none of the attestations matched the predicate type: spdxjson" in done.stderr
     subprocess.run(sign, env=environment, check=True, capture_output=True)
     assert verify(small, tmp_path / "mine.pub", reference).returncode == 0
 

@@ -88,7 +88,9 @@ def main(arguments: list[str]) -> int:
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:
             write_archive(image, "image:latest", file)
             file.flush()
-            command = ["skopeo", "--insecure-policy", "copy", *options]
+            # Debian 12's skopeo (1.9) has not this one yet.
+            known = [option for option in options if option != "--dest-force-compress-format"]
+            command = ["skopeo", "--insecure-policy", "copy", *known]
             return subprocess.run([*command, f"docker-archive:{file.name}", target]).returncode
     raise SystemExit(f"not understood: {target}")
 

@@ -89,10 +89,13 @@ let
     value = mkVllmRunner { inherit sm; };
   }) archs;
 
-  images = runners // vllmRunners // {
-    cog-triton-builder = mkBuilder { };
-    cog-triton-runner-cpu = cpu;
-  };
+  images =
+    runners
+    // vllmRunners
+    // {
+      cog-triton-builder = mkBuilder { };
+      cog-triton-runner-cpu = cpu;
+    };
 in
 {
   packages.${system} = images // {
@@ -110,11 +113,13 @@ in
   checks.${system} = import ./checks.nix { inherit images; };
   devShells.${system}.default = import ./shell.nix { inherit pkgs python; };
   formatter.${system} = pkgs.nixfmt-tree;
-  apps.${system} = lib.mapAttrs (_: image: {
-    type = "app";
-    program = "${image}";
-    inherit (image) meta;
-  }) images // {
-    update-pins = import ./update-pins.nix { inherit pkgs python ngc; };
-  };
+  apps.${system} =
+    lib.mapAttrs (_: image: {
+      type = "app";
+      program = "${image}";
+      inherit (image) meta;
+    }) images
+    // {
+      update-pins = import ./update-pins.nix { inherit pkgs python ngc; };
+    };
 }

@@ -13,10 +13,19 @@ let
   # Of an image's components, each once, in order.
   all =
     components:
-    lib.naturalSort (lib.unique (lib.concatMap (part: lib.splitString " AND " part.licence) components));
-  line = part: "${lib.concatStringsSep " " (lib.filter (word: word != "") [ part.name part.version ])}: ${part.licence}";
+    lib.naturalSort (
+      lib.unique (lib.concatMap (part: lib.splitString " AND " part.licence) components)
+    );
+  version = part: lib.optionalString (part.version != "") " ${part.version}";
+  line = part: "${part.name}${version part}: ${part.licence}";
   reference = name: "${name}: ${table.references.${name}}";
   isReference = lib.hasPrefix "LicenseRef-";
+  # "(A OR B)" and "A WITH B" have two texts.
+  textsOf =
+    name:
+    lib.filter (word: word != "OR" && word != "WITH" && !(isReference word)) (
+      lib.splitString " " (builtins.replaceStrings [ "(" ")" ] [ "" "" ] name)
+    );
 in
 rec {
   # versions: { name = version; }, as of wheels.nix.
@@ -50,14 +59,7 @@ rec {
             allowedReferences = [ ];
             components = lib.concatStringsSep "\n" lines;
             passAsFile = [ "components" ];
-            # "(A OR B)" and "A WITH B" have two texts.
-            texts = lib.filter (word: !(lib.elem word [ "AND" "OR" "WITH" ]) && !(isReference word)) (
-              lib.unique (
-                lib.concatMap (
-                  name: lib.splitString " " (builtins.replaceStrings [ "(" ")" ] [ "" "" ] name)
-                ) names
-              )
-            );
+            texts = lib.unique (lib.concatMap textsOf names);
           }
           ''
             licences=$out/opt/cog-triton/licenses

@@ -11,8 +11,7 @@ let
   sms = if builtins.isList sm then sm else [ sm ];
 in
 ngcImage {
-  name =
-    if name != null then name else "cog-triton-runner-" + builtins.concatStringsSep "-" sms;
+  name = if name != null then name else "cog-triton-runner-" + builtins.concatStringsSep "-" sms;
   kind = "runner";
   inherit sms archs;
 }

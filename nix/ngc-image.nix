@@ -83,9 +83,7 @@ image {
     ngcEnv.variables
     // {
       PATH = colons (
-        [ "/opt/cog-triton/bin" ]
-        ++ ngcEnv.PATH
-        ++ lib.optionals (kind == "builder") ngcEnv.compiler.PATH
+        [ "/opt/cog-triton/bin" ] ++ ngcEnv.PATH ++ lib.optionals (kind == "builder") ngcEnv.compiler.PATH
       );
       LD_LIBRARY_PATH = colons ngcEnv.LD_LIBRARY_PATH;
       TRITONSERVER = "/opt/tritonserver/bin/tritonserver";

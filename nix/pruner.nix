@@ -14,7 +14,8 @@ let
       let
         inside = lib.last (lib.splitString "/cog_triton/" path);
       in
-      builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|printable|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside != null;
+      builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|printable|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside
+      != null;
   };
   site = "${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages";
 in
@@ -30,10 +31,11 @@ rec {
   # sms: the architectures to keep; tree: a part of NGC's root file system.
   prune =
     sms: tree:
-    pkgs.runCommand "${lib.getName tree}-sm${lib.concatStringsSep "-" sms}" { allowedReferences = [ ]; } ''
-      cp -r ${tree} $out
-      chmod -R u+w $out
-      ${environment}
-      ${python}/bin/python3 -m cog_triton.cli.prune --embedded --sm ${lib.concatStringsSep "," sms} $out
-    '';
+    pkgs.runCommand "${lib.getName tree}-sm${lib.concatStringsSep "-" sms}" { allowedReferences = [ ]; }
+      ''
+        cp -r ${tree} $out
+        chmod -R u+w $out
+        ${environment}
+        ${python}/bin/python3 -m cog_triton.cli.prune --embedded --sm ${lib.concatStringsSep "," sms} $out
+      '';
 }

@@ -12,6 +12,29 @@ let
   # The store's names begin with a hash, and a wheel's name means something: link it back.
   link = wheel: "ln -s ${fetch wheel} ${wheel.file}";
 
+  otherPythons = lib.filter (version: version != python.pythonVersion) [
+    "3.8"
+    "3.9"
+    "3.10"
+    "3.11"
+    "3.12"
+    "3.13"
+  ];
+  # What serving on a CPU does not use: OpenVINO's plugins for Intel's GPUs and NPUs, tests, Triton's
+  # stubs of other Pythons. A pattern that matches nothing fails the build.
+  dropped = {
+    cog = [ "numpy/{,*/}tests" ];
+    engine = [
+      "openvino/libs/libopenvino_intel_{gpu,npu}_plugin.so"
+      "openvino/libs/cache.json"
+      "openvino/include"
+    ];
+    triton = [
+      "pytriton/tritonserver/python_backend_stubs/{${lib.concatStringsSep "," otherPythons}}"
+    ]
+    ++ lib.optional (python.pythonVersion != "3.13") "nvidia_pytriton.libs/libpython3-*.13.so*";
+  };
+
   unpack =
     name: wheels:
     pkgs.runCommand "cog-triton-wheels-${name}"
@@ -23,6 +46,7 @@ let
         ${lib.concatMapStringsSep "\n" link (lib.attrValues wheels)}
         site=opt/cog-triton/lib/python${python.pythonVersion}/site-packages
         ${builder}/bin/python3 ${./install_wheels.py} $out/$site *.whl
+        ${lib.concatMapStringsSep "\n" (pattern: "rm -r $out/$site/${pattern}") (dropped.${name} or [ ])}
         ${builder}/bin/python3 -m compileall -q --invalidation-mode unchecked-hash \
           -s $out -p / $out/$site
       '';

@@ -17,14 +17,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from unit import fatbins
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SYSTEM = "x86_64-linux"
 _NOT_SOURCE = {".git", ".venv", ".work", "dist", "engine.tar", "result", "__pycache__"}
 _WHEEL = re.compile(r"(?P<pname>[^-]+)-(?P<version>[^-]+)-(?P<tags>[^-]+-[^-]+-[^-]+)\.whl")
+
+
+def _python() -> tuple[str, str]:
+    """Python that has pip, and the version: 3.12, as in the flake, where it is, else this one."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [shutil.which("python3.12"), *sorted(root.glob("versions/3.12.*/bin/python3.12"))]
+    for candidate in (*filter(None, found), sys.executable):
+        script = "import pip, sys; print('%d.%d' % sys.version_info[:2])"
+        done = subprocess.run([candidate, "-c", script], capture_output=True, text=True)
+        if done.returncode == 0:
+            return str(candidate), done.stdout.strip()
+    pytest.fail("no Python here has pip")
+
+
+PYTHON, VERSION = _python()
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
@@ -124,8 +139,8 @@ class Image:
 
 
 def _interpreter() -> str:
-    name = f"python{VERSION}"
-    return os.path.realpath(Path(sys.base_prefix) / "bin" / name)
+    script = "import sys; print(sys.base_prefix)"
+    return os.path.realpath(Path(run(PYTHON, "-c", script).strip()) / "bin" / f"python{VERSION}")
 
 
 def _wheels(table: Any) -> Iterator[tuple[str, dict[str, str]]]:
@@ -150,7 +165,7 @@ def _wheels_into_store(cache: Path, tables: Sequence[str]) -> dict[str, Any]:
     own = (HERE / "requirements.txt").read_text()
     requirements.write_text("\n".join(lines) + "\n" + own)
     options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "download"]
     run(*pip, *options, "--dest", str(cache), "--requirement", str(requirements))
     files = sorted(cache.glob("*.whl"))
     assert {path.name for path in files} >= {wheel["file"] for wheel in wanted.values()}

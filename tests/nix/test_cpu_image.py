@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from containers import Container, docker, running
-from factory import Image
+from containers import Container, docker, running, wait_until
+from factory import VERSION, Image
 
 QUESTION = {"prompt": "What is the capital of France?", "temperature": 0, "max_tokens": 16}
 
@@ -57,6 +58,31 @@ def test_many_predictions_at_once(server: Container) -> None:
 def test_inputs_are_validated(server: Container) -> None:
     body = {"input": {"prompt": "x", "max_tokens": "many"}}
     assert httpx.post(f"{server.url}/predictions", json=body).status_code == 422
+
+
+def test_what_a_cpu_does_not_use_is_left_out(cpu: Image) -> None:
+    script = "shopt -s globstar; cd /opt/cog-triton/lib/python*/site-packages; printf '%s\\n' "
+    script += "openvino/** numpy/** pytriton/tritonserver/** nvidia_pytriton.libs/**"
+    said = docker("run", "--rm", "--network=none", cpu.reference, "bash", "-c", script)
+    found = {Path(line) for line in said.splitlines()}
+    names = {path.name for path in found}
+    assert "libopenvino_intel_cpu_plugin.so" in names
+    assert not {"libopenvino_intel_gpu_plugin.so", "libopenvino_intel_npu_plugin.so"} & names
+    assert not {path for path in found if path.parts[0] == "numpy" and "tests" in path.parts}
+    stubs = {path.parent.name for path in found if path.name == "triton_python_backend_stub"}
+    assert stubs == {VERSION}
+    assert not any(name.startswith("libpython3") for name in names)
+
+
+def test_the_address_of_an_image_can_be_loopback(cpu: Image) -> None:
+    for address, elsewhere in (("127.0.0.1", False), ("0.0.0.0", True)):
+        with running(cpu.reference, COG_HOST=address) as container:
+            wait_until(lambda: container.health(), 60)
+            for port in (container.ports[0], container.ports[1]):
+                with socket.socket() as client:
+                    client.settimeout(5)
+                    # Also an address of this machine: only a server on all of them is there.
+                    assert (client.connect_ex(("127.0.0.2", port)) == 0) is elsewhere
 
 
 def test_it_does_not_run_as_root(server: Container) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from containers import docker
-from factory import SYSTEM, VERSION, Factory, Image, run
+from factory import REPOSITORY, SYSTEM, VERSION, Factory, Image, run
 
 SMS = ("80", "86", "89", "90", "100", "103", "120")
 RUNNERS = [f"cog-triton-runner-{sm}" for sm in SMS]
 NAMES = ["cog-triton-builder", *RUNNERS, "cog-triton-runner-cpu"]
+VLLM = [f"cog-triton-runner-vllm-{sm}" for sm in SMS]  # test_vllm_image.py
 SHARED = {"os", "python", "cuda", "tensorrt", "triton", "wheels", "licences", "source"}
 PRUNED = {"torch", "tensorrt_llm"}
 
@@ -32,8 +33,8 @@ def images(factory: Factory) -> dict[str, Image]:
 
 def test_flake_has_the_documented_packages(factory: Factory) -> None:
     shown = json.loads(factory.nix("flake show", "--json", f"git+file://{factory.source}"))
-    assert set(shown["packages"][SYSTEM]) == {*NAMES, "default"}
-    assert set(shown["apps"][SYSTEM]) == {*NAMES, "update-pins"}
+    assert set(shown["packages"][SYSTEM]) == {*NAMES, *VLLM, "default"}
+    assert set(shown["apps"][SYSTEM]) == {*NAMES, *VLLM, "update-pins"}
     assert set(shown["devShells"][SYSTEM]) == {"default"}
     assert {"formatter", "checks", "lib"} <= set(shown)
 
@@ -313,6 +314,19 @@ def test_image_command_files_lists_what_docker_exports(
     assert library["sha256"] == hashlib.sha256(content).hexdigest()
     assert top["bin"]["type"] == "link"
     assert top["usr"]["type"] == "directory"
+
+
+def test_documented_sizes_are_those_of_the_cpu_image(images: dict[str, Image]) -> None:
+    lines = run(str(images["cog-triton-runner-cpu"].result), "size").splitlines()
+    words = [line.replace(",", "").split() for line in lines]
+    sizes = {name: int(size) / 1e6 for size, name, *_ in words}
+    page = (REPOSITORY / "docs" / "images.md").read_text().partition("\n### Sizes\n")[2]
+    header, _, row = (
+        line.strip("| ").split(" | ") for line in re.findall(r"^\|.*", page, re.M)[:3]
+    )
+    assert header == list(sizes)
+    for name, said in zip(header, row, strict=True):
+        assert float(said) == pytest.approx(sizes[name], rel=0.15, abs=1), name
 
 
 def test_image_command_streams_into_docker(images: dict[str, Image], docker_host: str) -> None:

@@ -1,0 +1,1 @@
+"""Incremental parsers of answers: text in, content, reasoning and tool calls out, without IO."""

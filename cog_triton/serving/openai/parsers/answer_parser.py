@@ -1,0 +1,70 @@
+"""Parser of a whole answer: reasoning first, then content and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.serving.openai.parsers.deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+    merge,
+)
+from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
+
+
+class AnswerParser:
+    """Reasoning and call parsers in a row; the deltas of a cut text join to those of the whole."""
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None = None,
+        calls: CallParser | None = None,
+        *,
+        include_reasoning: bool = True,
+        parallel: bool = True,
+    ) -> None:
+        """Without `include_reasoning` it is left out; calls after the first without `parallel`."""
+        self._reasoning = reasoning
+        self._calls = calls
+        self._include_reasoning = include_reasoning
+        self._parallel = parallel
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a call whose arguments are complete."""
+        return self._calls is not None and self._calls.completed > 0
+
+    def feed(self, text: str) -> list[Delta]:
+        """What this text completes."""
+        deltas = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
+        return self._kept(self._parsed(deltas))
+
+    def finish(self) -> list[Delta]:
+        """What was held back; call once, after the last text."""
+        deltas = [] if self._reasoning is None else self._reasoning.finish()
+        found = self._parsed(deltas)
+        if self._calls is not None:
+            found += self._calls.finish()
+        return self._kept(found)
+
+    def _parsed(self, deltas: Iterable[Delta]) -> list[Delta]:
+        if self._calls is None:
+            return list(deltas)
+        found: list[Delta] = []
+        for delta in deltas:
+            found += self._calls.feed(delta.text) if isinstance(delta, Content) else [delta]
+        return found
+
+    def _kept(self, deltas: Iterable[Delta]) -> list[Delta]:
+        return merge(
+            delta
+            for delta in deltas
+            if (self._include_reasoning or not isinstance(delta, Reasoning))
+            and (
+                self._parallel or not isinstance(delta, CallStart | CallArguments) or not delta.call
+            )
+        )

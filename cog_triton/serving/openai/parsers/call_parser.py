@@ -1,0 +1,161 @@
+"""Incremental parser of tool calls: what all formats have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import ClassVar
+
+from cog_triton.serving.openai.parsers.call_object import CallObject
+from cog_triton.serving.openai.parsers.deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    merge,
+)
+from cog_triton.serving.openai.parsers.json_value import SPACE, JsonValue
+
+
+class CallParser(ABC):
+    """Parser that splits text into content and calls of `tools`, however the text is cut.
+
+    What is no call of one of the tools in the format is content, markers included. White space
+    before the first content, and after a call, is left out unless content follows it.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    """What the format marks calls with; tokenizers may have these as special tokens."""
+    arguments_key: ClassVar[str] = "arguments"
+
+    def __init__(self, tools: Collection[str]) -> None:
+        self.completed = 0
+        """How many calls have all their arguments."""
+        self._tools = tools
+        self._buffer = ""
+        self._deltas: list[Delta] = []
+        self._calls = 0
+        self._held = ""
+        self._quiet = True
+        self._candidate: list[str] = []
+        self._object: CallObject | None = None
+        self._arguments: JsonValue | None = None
+        self._broken = False
+
+    def feed(self, text: str) -> list[Delta]:
+        """What this text completes."""
+        self._buffer += text
+        return self._run(final=False)
+
+    def finish(self) -> list[Delta]:
+        """What was held back; call once, after the last text."""
+        deltas = self._run(final=True)
+        if self._arguments or (self._object is not None and self._object.in_arguments):
+            self._argue(self._buffer)
+        else:
+            self._say("".join(self._candidate) + self._buffer)
+        if not self._calls and self._held:
+            self._deltas.append(Content(self._held))
+        return merge([*deltas, *self._drain()])
+
+    @abstractmethod
+    def _step(self, *, final: bool) -> bool:
+        """Take something from the buffer; False if that needs more text."""
+
+    def _run(self, *, final: bool) -> list[Delta]:
+        while self._buffer and self._step(final=final):
+            pass
+        return merge(self._drain())
+
+    def _drain(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _take(self, count: int) -> str:
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def _say(self, text: str) -> None:
+        """Give content."""
+        if self._quiet:
+            text = self._held + text
+            self._held = text if not text.strip() else ""
+            self._quiet = bool(self._held) or not text
+        if text and not self._quiet:
+            self._deltas.append(Content(text))
+
+    def _call(self, name: str) -> None:
+        """Start a call."""
+        self._deltas.append(CallStart(self._calls, name))
+        self._calls += 1
+        self._candidate = []
+        self._held, self._quiet = "", True
+
+    def _argue(self, text: str) -> None:
+        """Give arguments of the last call."""
+        if text:
+            self._deltas.append(CallArguments(self._calls - 1, text))
+
+    def _say_up_to(self, *markers: str, final: bool) -> str | None:
+        """Give content up to the first of `markers`, and return it, which the buffer starts with.
+
+        Without one, its possible start at the end of the buffer is held back.
+        """
+        found = [(at, marker) for marker in markers if (at := self._buffer.find(marker)) >= 0]
+        if found:
+            at, marker = min(found)
+            self._say(self._take(at))
+            return marker
+        longest = 0 if final else max(open_length(self._buffer, marker) for marker in markers)
+        self._say(self._take(len(self._buffer) - longest))
+        return None
+
+    def _read_object(self) -> bool:
+        """Read a call's object from the buffer; False if it has not ended.
+
+        When it has, `_broken` tells whether it was none; what was held back is content then.
+        """
+        call = self._object = self._object or CallObject(self._tools)
+        known, complete = call.name, call.complete
+        count, arguments = call.take(self._buffer)
+        taken = self._take(count)
+        if call.name is None:
+            self._candidate.append(taken)
+        elif known is None:
+            self._call(call.name)
+        self._argue(arguments)
+        self.completed += call.complete and not complete
+        if not (call.done or call.broken):
+            return False
+        self._object, self._broken = None, call.broken
+        if call.broken:
+            self._reject()
+        return True
+
+    def _read_arguments(self) -> bool:
+        """Read arguments alone, of the call that was started; False if they have not ended."""
+        value = self._arguments = self._arguments or JsonValue()
+        self._argue(self._take(value.take(self._buffer)))
+        if not (value.done or value.broken):
+            return False
+        self.completed += value.done
+        self._arguments = None
+        return True
+
+    def _reject(self) -> None:
+        """Give what looked like a call as content."""
+        rejected, self._candidate = "".join(self._candidate), []
+        self._say(rejected)
+
+    def _skip_space(self) -> None:
+        self._buffer = self._buffer.lstrip(SPACE)
+
+    def _keep_space(self) -> None:
+        """Take white space as part of what may become a call."""
+        self._candidate.append(self._take(len(self._buffer) - len(self._buffer.lstrip(SPACE))))
+
+
+def open_length(text: str, marker: str) -> int:
+    """How many characters at the end of `text` may be the start of `marker`."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

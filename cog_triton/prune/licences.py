@@ -29,6 +29,7 @@ _OPEN = {
         "vllm/vllm_flash_attn/_*.so",
         "vllm/third_party/deep_gemm/_*.so",
     ),
+    "NCCL, BSD-3-Clause": ("libnccl.so*",),
     "flash-attn, BSD-3-Clause": (
         "flash_attn_2_cuda*.so",
         "flash_attn_3/_*.so",

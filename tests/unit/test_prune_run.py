@@ -167,7 +167,7 @@ def test_all_licences_prunes_closed_libraries(tmp_path: Path) -> None:
         ("nvidia/cublas/lib/libcublasLt.so.13", False),
         ("nvidia/cudnn/lib/libcudnn_ops.so.9", False),
         ("libnvinfer.so.10", False),
-        ("nvidia/nccl/lib/libnccl.so.2", False),
+        ("nvidia/nccl/lib/libnccl.so.2", True),
         ("vllm/nvidia/libcublas.so", False),
         ("vllm/libcublas.so", False),
         ("libfoo.so", False),

@@ -16,6 +16,7 @@ MAY_HAVE = {
     "left_out": {"wheels", "reason"},
     "parts": {"name", "reason", "wheels", "pruned"},
     "dropped": {"paths", "reason", "kept_for"},
+    "stripped": {"paths", "reason"},
 }
 
 
@@ -46,8 +47,9 @@ def test_the_last_part_takes_the_rest() -> None:
     assert len(names) == len(set(names))
 
 
-def test_dropped_paths_stay_below_site_packages() -> None:
-    paths = [PurePosixPath(path) for row in TABLE["dropped"] for path in row["paths"]]
+def test_paths_stay_below_site_packages() -> None:
+    rows = TABLE["dropped"] + TABLE["stripped"]
+    paths = [PurePosixPath(path) for row in rows for path in row["paths"]]
     assert len(paths) == len(set(paths))
     for path in paths:
         assert not path.is_absolute(), path

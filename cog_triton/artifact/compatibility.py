@@ -18,7 +18,7 @@ from cog_triton.errors import EngineIncompatible
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.machine import Machine
 
-# The architectures of nix/archs.nix, each with an image cog-triton-runner-SM.
+# The architectures of nix/archs.nix, each with images cog-triton-runner-SM and -runner-vllm-SM.
 RUNNER_SMS = (80, 86, 89, 90, 100, 103, 120)
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "tensorrt": "TensorRT"}
 
@@ -49,7 +49,7 @@ def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None =
 def _image_for(sms: Sequence[int]) -> str:
     """Advice: the image for the first of `sms`, if there is one."""
     if sms[0] in RUNNER_SMS:
-        return f"use the image cog-triton-runner-{sms[0]}"
+        return f"use the image cog-triton-runner-{sms[0]}, for vLLM cog-triton-runner-vllm-{sms[0]}"
     return f"there are images for {sm_names(RUNNER_SMS)}; docs/images.md tells how to make another"
 
 

@@ -57,7 +57,8 @@ def test_a_gpu_of_another_sm_is_refused(found: list[int], others: str) -> None:
     assert str(caught.value).startswith(
         f"E1305 EngineIncompatible: this image is for sm_86, this GPU is {others}:"
     )
-    assert others.replace("sm_", "cog-triton-runner-") in str(caught.value)
+    for image in ("cog-triton-runner-", "cog-triton-runner-vllm-"):
+        assert others.replace("sm_", image) in str(caught.value)
 
 
 def test_a_machine_without_gpu_is_refused() -> None:

@@ -169,7 +169,7 @@ in
     } ''cp "$textPath" $out'';
   writeShellScript = name: text: write name "#!/bin/bash\n${text}";
   mkShell =
-    attributes@{ packages, ... }: runCommand "nix-shell" attributes "echo $packages >$out" // attributes;
+    attributes: runCommand "nix-shell" attributes "echo $packages >$out" // attributes;
 
   coreutils = copied "coreutils" "basename cat chmod cp cut date df dirname du echo env false head id install ln ls mkdir mv pwd readlink rm seq sleep sort stat tail tee test touch tr true uname wc";
   stdenv.cc.cc.lib = copied "gcc-lib" "--libraries libstdc++.so.6 libgcc_s.so.1 --with-libc";

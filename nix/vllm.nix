@@ -31,7 +31,9 @@ let
   components = licences.wheels (lib.mapAttrs (name: _: version name) locked) ++ licences.nixpkgs;
   # What other images hold as well is the same derivation there, and so the same layer.
   elsewhere = lib.attrNames wheels.table.cog ++ [ "nvidia-pytriton" ];
-  prunedWheels = builtins.concatMap (part: lib.optionals (part.pruned or false) part.wheels) table.parts;
+  prunedWheels = builtins.concatMap (
+    part: lib.optionals (part.pruned or false) part.wheels
+  ) table.parts;
   compiler = import ./compiler.nix { inherit pkgs; };
 
   # The container toolkit puts the driver's libraries in one of these: by Debian's layout, by others',
@@ -41,6 +43,8 @@ let
     "/usr/lib64"
     "/usr/local/nvidia/lib64"
   ];
+  # Humming compiles its kernels with NVRTC in a process of its own, which asks the loader for it.
+  nvrtc = "/opt/cog-triton/lib/python${base.interpreter.version}/site-packages/nvidia/cu13/lib";
 in
 # sm: a key of archs.nix or of `archs`, or several of them in a list.
 {
@@ -64,8 +68,7 @@ let
   };
 in
 image {
-  name =
-    if name != null then name else "cog-triton-runner-vllm-${lib.concatStringsSep "-" sms}";
+  name = if name != null then name else "cog-triton-runner-vllm-${lib.concatStringsSep "-" sms}";
   description = "Cog and Triton Inference Server with vLLM, for ${
     lib.concatMapStringsSep "; " (arch: arch.gpus) chosen
   }";
@@ -109,7 +112,7 @@ image {
     name: wheel: wheel // lib.optionalAttrs (lib.elem name prunedWheels) { modified = pruned; }
   ) locked;
   env = base.env // {
-    LD_LIBRARY_PATH = lib.concatStringsSep ":" ([ base.env.LD_LIBRARY_PATH ] ++ driver);
+    LD_LIBRARY_PATH = lib.concatStringsSep ":" ([ base.env.LD_LIBRARY_PATH ] ++ driver ++ [ nvrtc ]);
     CC = "/bin/cc";
     # What is compiled is loaded from there, which /tmp may not allow.
     TORCHINDUCTOR_CACHE_DIR = "/opt/cog-triton/work/torchinductor";

@@ -14,18 +14,26 @@ let
   tools = builtins.path {
     name = "cog-triton-wheel-tools";
     path = ./.;
-    filter = path: _: lib.elem (baseNameOf path) [
-      "install_wheels.py"
-      "wheel_part.py"
-    ];
+    filter =
+      path: _:
+      lib.elem (baseNameOf path) [
+        "install_wheels.py"
+        "strip_symbols.py"
+        "wheel_part.py"
+      ];
   };
   # What a part is made from, so that a change of another part makes nothing anew.
   essence =
     part:
     builtins.toFile "part.json" (
       builtins.toJSON {
-        parts = [ (removeAttrs part [ "reason" "wheels" ]) ];
-        inherit (table) dropped;
+        parts = [
+          (removeAttrs part [
+            "reason"
+            "wheels"
+          ])
+        ];
+        inherit (table) dropped stripped;
       }
     );
   site = "opt/cog-triton/lib/python${python.pythonVersion}/site-packages";

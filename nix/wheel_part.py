@@ -1,4 +1,4 @@
-"""Make one part of an image of wheels: unpack them, leave files out, prune to a GPU architecture.
+"""Make one part of an image of wheels: unpack them, leave files out, prune to a GPU, strip.
 
 python wheel_part.py TABLE PART SM SITE WHEEL...
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import install_wheels
+import strip_symbols
 
 
 def left_out(table: dict[str, Any], sm: str, site: Path) -> list[tuple[str, list[Path]]]:
@@ -25,7 +26,7 @@ def left_out(table: dict[str, Any], sm: str, site: Path) -> list[tuple[str, list
         kept_for = {str(number) for number in entry.get("kept_for", [])}
         if kept_for and (sm == "any" or kept_for & set(sm.split(","))):
             continue
-        paths = {path for pattern in entry["paths"] for path in site.glob(pattern)}
+        paths = matching(entry, site)
         files = {
             file
             for path in paths
@@ -33,6 +34,11 @@ def left_out(table: dict[str, Any], sm: str, site: Path) -> list[tuple[str, list
         }
         found.append((entry["reason"], sorted(file for file in files if _is_file(file))))
     return found
+
+
+def matching(entry: dict[str, Any], site: Path) -> set[Path]:
+    """Paths that an entry of the table names."""
+    return {path for pattern in entry["paths"] for path in site.glob(pattern)}
 
 
 def _is_file(path: Path) -> bool:
@@ -68,6 +74,8 @@ def main(arguments: list[str]) -> None:
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "cog_triton.cli.prune", "--sm", sm, str(site)]
         subprocess.run(command, check=True, env=environment)
+    for entry in table["stripped"]:
+        strip_symbols.main(sorted(matching(entry, site)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _ENGINE_OUTPUTS = ("output_ids", "sequence_length")
 
 def reshape(repository: Path) -> None:
     """Change `ensemble` and `postprocessing` in place."""
-    _change(repository / "ensemble", _ensemble)
+    _replace_ensemble(repository / "ensemble")
     _change(repository / "postprocessing", _postprocessing)
     code = Path(__file__).with_name("postprocessing.py")
     shutil.copy(code, repository / "postprocessing" / "1" / "model.py")
@@ -38,6 +38,19 @@ def _change(model: Path, change: Any) -> None:
     config = read_config(model / "config.pbtxt")
     change(config)
     (model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
+
+
+def _replace_ensemble(model: Path) -> None:
+    """Put an ensemble of three models in the place of ours, which is one model."""
+    batch_size = read_config(model / "config.pbtxt").max_batch_size
+    shutil.copy(Path(__file__).with_name("ensemble.pbtxt"), model / "config.pbtxt")
+    (model / "1" / "model.py").unlink()
+
+    def change(config: Any) -> None:
+        config.max_batch_size = batch_size
+        _ensemble(config)
+
+    _change(model, change)
 
 
 def _ensemble(config: Any) -> None:

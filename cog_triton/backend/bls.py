@@ -1,6 +1,6 @@
-"""Triton model ``tensorrt_llm_bls``: streams text by calling the engine model.
+"""Triton models ``ensemble`` and ``tensorrt_llm_bls``: text by calling the engine's model.
 
-Each request has a thread, which waits for the engine's responses; one more thread looks for
+Each prompt has a thread, which waits for the engine's responses; one more thread looks for
 disconnected clients.
 """
 
@@ -8,56 +8,35 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.bls_engine import (
-    Engine,
-    EngineCall,
-    EngineRequest,
-    OutputType,
-    Tensors,
-)
-from cog_triton.backend.bls_responses import TextResponses
-from cog_triton.backend.text_inputs import (
-    ENGINE_NAMES,
-    KNOWN_INPUTS,
-    decode_strings,
-    encode_prompt,
-    encode_word_lists,
-    refuse_bias,
-)
-from cog_triton.engines.tensor_contract import check_parameters
+from cog_triton.backend import bls_inputs, python_backend, triton_log
+from cog_triton.backend.bls_engine import Engine, EngineCall, EngineRequest, OutputType
+from cog_triton.backend.bls_inputs import InputOptions, Prompt, Tensors
+from cog_triton.backend.bls_responses import PromptResponses, joined
+from cog_triton.backend.text_inputs import KNOWN_INPUTS
+from cog_triton.engines.tensor_contract import ALIASES, check_parameters
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError
 from cog_triton.text.prompt_encoder import PromptEncoder
-from cog_triton.text.stop_strings import WordLimits
-from cog_triton.text.tokenizer import EngineTokenizer
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-_MUST_BE_ONE = ("beam_width", "num_return_sequences")
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    tokenizer: EngineTokenizer
-    encoder: PromptEncoder
-    word_limits: WordLimits
-    add_special_tokens: bool
-    accumulate_tokens: bool
+    inputs: InputOptions
     engine: Engine
-    engine_names: Mapping[str, str]
-    end_id: int | None
-    pad_id: int | None
+    accumulate_tokens: bool
 
 
 class TritonPythonModel:
-    """Decoupled: `execute` only starts threads, so requests do not wait for each other."""
+    """`execute` only starts threads, so requests do not wait for each other."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
@@ -65,19 +44,26 @@ class TritonPythonModel:
         parameters = python_backend.Parameters(args)
         tokenizer = parameters.tokenizer()
         self._options = _Options(
-            tokenizer,
-            PromptEncoder(tokenizer, parameters.count("max_input_len")),
-            parameters.word_limits(),
-            parameters.flag("add_special_tokens"),
-            parameters.flag("accumulate_tokens"),
+            InputOptions(
+                model=args["model_name"],
+                tokenizer=tokenizer,
+                encoder=PromptEncoder(tokenizer, parameters.count("max_input_len")),
+                word_limits=parameters.word_limits(),
+                add_special_tokens=parameters.flag("add_special_tokens"),
+                engine_names=parameters.names("engine_input_names"),
+                end_id=parameters.token_id("end_id"),
+                pad_id=parameters.token_id("pad_id"),
+                decoupled=parameters.decoupled,
+                engine_streams=parameters.flag("engine_streams"),
+                excludes_input="exclude_input_in_output" in parameters.inputs,
+                takes_bias=parameters.flag("engine_takes_bias"),
+            ),
             Engine(
                 parameters.text("tensorrt_llm_model_name"),
                 {output["name"]: OutputType.of(output) for output in parameters.outputs},
                 reports_finish_reason=parameters.flag("reports_finish_reason"),
             ),
-            parameters.names("engine_input_names"),
-            parameters.token_id("end_id"),
-            parameters.token_id("pad_id"),
+            parameters.flag("accumulate_tokens"),
         )
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
         self._active: set[_TextRequest] = set()
@@ -89,6 +75,9 @@ class TritonPythonModel:
         """Start a thread for each request; it sends the responses."""
         for request in requests:
             text_request = _TextRequest(self._options, request)
+            if text_request.is_stop:
+                text_request.stop(self._active.copy())
+                continue
             self._active.add(text_request)
             threading.Thread(
                 target=self._serve, args=[text_request], name="request", daemon=True
@@ -112,7 +101,7 @@ class TritonPythonModel:
 
 
 class _TextRequest:
-    """One client's request, and the engine request made for it."""
+    """One client's request, and the engine requests made for it: one for each of its prompts."""
 
     def __init__(self, options: _Options, request: Any) -> None:
         self._options = options
@@ -122,15 +111,18 @@ class _TextRequest:
             name: tensor.copy() for name, tensor in python_backend.input_tensors(request).items()
         }
         self._parameters = python_backend.parameter_names(request)
-        self._outputs = [n for n in request.requested_output_names() if n != "text_output"]
-        self._engine_id = f"{request.request_id() or 'bls'}-{uuid.uuid4().hex}"
-        self._call: EngineCall | None = None
+        self._outputs = list(request.requested_output_names())
+        self._id = request.request_id()
+        self._calls: list[EngineCall] = []
         self._lock = threading.Lock()
+        self._stopped = False
         self._finished = False
+        self._whole: list[Tensors] = []
+        self.is_stop = bls_inputs.is_stop(self._inputs)
 
     def run(self) -> None:
         """Send all responses, the last one with Triton's final flag."""
-        error: CogTritonError = TritonUnknownError("tensorrt_llm_bls failed; see Triton's log")
+        error: CogTritonError = TritonUnknownError("a text model failed; see Triton's log")
         try:
             self._generate()
         except CogTritonError as raised:
@@ -139,80 +131,96 @@ class _TextRequest:
             if not self._finished:
                 self._finish(error)
 
+    def stop(self, others: set[_TextRequest]) -> None:
+        """Stop those with the same id, and answer."""
+        if not self._id:
+            text = "stop=True: Trying to stop a request but request ID is not provided"
+            self._finish(InvalidArgument(text))
+            return
+        for other in others:
+            if other._id == self._id:
+                other._stopped = True  # the watcher does it: it may take a round trip
+        self._finish({})
+
+    def cancel(self) -> None:
+        """Stop the engine; the request ends with the text so far. May need to be repeated."""
+        self._stopped = True
+        for call in self._calls:
+            call.cancel()
+
     def cancel_if_disconnected(self) -> None:
-        """Cancel the engine request if the client has disconnected; repeated until it has ended."""
+        """Cancel the engine requests if the client has disconnected; repeated until they end."""
         with self._lock:
             disconnected = not self._finished and self._sender.is_cancelled()
-        if disconnected and self._call is not None:
-            self._call.cancel()
+        if disconnected or self._stopped:
+            self.cancel()
 
     def _generate(self) -> None:
-        prompt_ids, engine_inputs = self._engine_inputs()
-        text = self._text_responses(prompt_ids)
-        request = EngineRequest(self._engine_id, engine_inputs, self._outputs)
-        self._call = self._options.engine.call(request)
-        with closing(self._call.__iter__()) as responses:
-            for response in responses:
-                answer = text.feed(response.token_ids, response.outputs)
-                if text.finished:
-                    self._finish(answer or text.finish())
-                    return
-                if answer:
-                    self._sender.send(python_backend.response(answer))
-        self._finish(text.finish())
-
-    def _engine_inputs(self) -> tuple[list[int], Tensors]:
-        inputs, options = self._inputs, self._options
         check_parameters(self._parameters, KNOWN_INPUTS)
-        refuse_bias(inputs.get("embedding_bias_words"), inputs.get("embedding_bias_weights"))
-        if inputs["text_input"].size != 1:
-            raise InvalidArgument(
-                f"text_input: {inputs['text_input'].size} prompts; tensorrt_llm_bls takes one"
-            )
-        for name in _MUST_BE_ONE:
-            if self._scalar(name, 1) > 1:
-                raise InvalidArgument(
-                    f"{name}={self._scalar(name, 1)}: must be 1 in tensorrt_llm_bls;"
-                    " tensorrt_llm takes more"
-                )
-        engine: Tensors = {
-            ENGINE_NAMES[name]: tensor for name, tensor in inputs.items() if name in ENGINE_NAMES
-        }
-        engine |= {
-            options.engine_names[name]: engine.pop(name)
-            for name in options.engine_names.keys() & engine.keys()
-        }
-        for name, token in (("end_id", options.end_id), ("pad_id", options.pad_id)):
-            if name in inputs:
-                engine[name] = inputs[name]
-            elif token is not None:
-                engine[name] = np.array([[token]], dtype=np.int32)
-        for name, prefix in (("text_input", ""), ("decoder_text_input", "decoder_")):
-            text = "".join(item for row in decode_strings(name, inputs.get(name)) for item in row)
-            if text or not prefix:
-                ids = encode_prompt(
-                    options.encoder, name, text, add_special_tokens=options.add_special_tokens
-                )
-                engine[f"{prefix}input_ids"] = np.array([ids], dtype=np.int32)
-                engine[f"{prefix}input_lengths"] = np.array([[len(ids)]], dtype=np.int32)
-        bad_words = encode_word_lists(options.tokenizer, self._words("bad_words"))
-        if bad_words is not None:
-            engine["bad_words_list"] = bad_words
-        engine["request_output_len"] = inputs["max_tokens"]
-        engine["streaming"] = np.array([[True]])
-        return engine["input_ids"][0].tolist(), engine
+        bls_inputs.rename(self._inputs, ALIASES)
+        prompts = [
+            bls_inputs.to_prompt(self._options.inputs, row)
+            for row in bls_inputs.split(self._inputs)
+        ]
+        if len(prompts) == 1:
+            self._finish(self._run(0, prompts[0]))
+        else:
+            self._run_all(prompts)
 
-    def _text_responses(self, prompt_ids: list[int]) -> TextResponses:
-        streaming = bool(self._scalar("stream", False))
-        echo = not (streaming or self._scalar("exclude_input_in_output", False))
-        return TextResponses(
-            self._options.tokenizer,
-            [word for row in self._words("stop_words") for word in row],
-            min_tokens=self._scalar("min_tokens", 0),
-            streaming=streaming,
-            accumulate=self._options.accumulate_tokens,
-            prompt_ids=prompt_ids if echo else (),
+    def _run_all(self, prompts: Sequence[Prompt]) -> None:
+        with ThreadPoolExecutor(len(prompts), "prompt") as pool:
+            runs = [pool.submit(self._run, place, prompt) for place, prompt in enumerate(prompts)]
+            try:
+                for run in as_completed(runs):
+                    self._send(run.result())
+            except CogTritonError:
+                self.cancel()
+                raise
+        self._finish({})
+
+    def _run(self, place: int, prompt: Prompt) -> Tensors:
+        """Answer a prompt; returns the last response, which is not sent yet."""
+        options = self._options
+        texts = PromptResponses(
+            options.inputs.tokenizer,
+            prompt,
+            self._outputs,
+            batch_index=place,
+            accumulate=options.accumulate_tokens,
         )
+        outputs = bls_inputs.requested(self._outputs)
+        if prompt.sequences > 1:
+            outputs.append("sequence_index")
+        engine_id = f"{self._id or 'bls'}-{uuid.uuid4().hex}"
+        call = options.engine.call(EngineRequest(engine_id, prompt.engine, outputs))
+        self._calls.append(call)
+        last: Tensors = {}
+        with closing(call.__iter__()) as responses:
+            for response in responses:
+                self._send(last)
+                last = {}
+                answer = texts.feed(response)
+                if texts.finished:
+                    last = answer
+                    break
+                self._send(answer)
+        for answer in texts.finish():
+            self._send(last)
+            last = answer
+        return last
+
+    def _send(self, tensors: Tensors) -> None:
+        """Send a response, if there is any; keep it where all are one in the end.
+
+        One at a time: Triton (24.10) mixes up the outputs of responses that are sent at once.
+        """
+        if not tensors:
+            return
+        with self._lock:
+            if not self._options.inputs.decoupled:
+                self._whole.append(tensors)
+            else:
+                self._sender.send(python_backend.response(tensors))
 
     def _finish(self, last: Tensors | CogTritonError) -> None:
         """Send the final flag, with the last response if any; the sender must not be used after."""
@@ -220,17 +228,12 @@ class _TextRequest:
             self._finished = True
             if isinstance(last, CogTritonError):
                 self._sender.send(python_backend.error_response(last), flags=_FINAL)
-            elif last:
+                return
+            decoupled = self._options.inputs.decoupled
+            if not decoupled and (self._whole or last):
+                self._whole.append(last)
+                last = joined([tensors for tensors in self._whole if tensors])
+            if last or not decoupled:
                 self._sender.send(python_backend.response(last), flags=_FINAL)
             else:
                 self._sender.send(flags=_FINAL)
-
-    def _words(self, name: str) -> list[list[str]]:
-        rows = decode_strings(name, self._inputs.get(name))
-        for row in rows:
-            self._options.word_limits.check(name, row)
-        return rows
-
-    def _scalar(self, name: str, default: int) -> int:
-        tensor = self._inputs.get(name)
-        return default if tensor is None else int(tensor.flat[0])

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from cog_triton.backend.bls_inputs import Tensors
+from cog_triton.backend.bls_responses import EngineResponse
 from cog_triton.backend.generate_stream import GenerateEndpoint
 from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.engines.tensorrt_llm import backend_errors
@@ -31,8 +33,6 @@ from cog_triton.errors import (
 )
 
 _log = logging.getLogger(__name__)
-
-Tensors = dict[str, npt.NDArray[Any]]
 
 _RELEASE_DELAY_S = 5.0
 _TOKENS = ("output_ids", "sequence_length")
@@ -71,14 +71,6 @@ class EngineRequest:
     outputs: Collection[str]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineResponse:
-    """New token ids, and the requested outputs that came with them."""
-
-    token_ids: list[int]
-    outputs: Tensors
-
-
 class EngineCall(Protocol):
     """A request that is sent when it is iterated; closing the iterator stops the engine."""
 
@@ -110,10 +102,10 @@ class Engine:
             return _BLSCall(self, request)
         return _HTTPCall(self, request)
 
-    def stop(self, request_id: str) -> None:
+    def stop(self, request_id: str, *, streaming: bool = True) -> None:
         """Stop a request by its id."""
         try:
-            self.endpoint.stop(request_id)
+            self.endpoint.stop(request_id, streaming=streaming)
         except CogTritonError as error:
             _log.warning("could not stop request %s: %s", request_id, error)
 
@@ -129,6 +121,7 @@ class _HTTPCall:
         self._request = request
         values = {name: _json_value(name, tensor) for name, tensor in request.inputs.items()}
         self._stream = engine.endpoint.request(values, request.request_id)
+        self._streaming = bool(request.inputs["streaming"].any())
         self._cancelled = False
 
     def __iter__(self) -> Generator[EngineResponse, None, None]:
@@ -151,25 +144,28 @@ class _HTTPCall:
             events.close()
             # A closed connection stops the engine when Triton writes to it, so not before the
             # first token.
-            if self._cancelled and not seen:
+            if self._cancelled and self._streaming and not seen:
                 self._engine.stop(self._request.request_id)
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._stream.abort()
+        if self._streaming:
+            self._stream.abort()
+        else:  # stopped, it answers with what it has
+            self._engine.stop(self._request.request_id, streaming=False)
 
     def _response(self, event: dict[str, Any]) -> EngineResponse:
         if not event.keys() >= {*_TOKENS}:
             raise TritonMalformedEvent(f"no {' or '.join(_TOKENS)} in {sorted(event)}")
-        ids, length = event["output_ids"], event["sequence_length"]
         types = self._engine.output_types
         return EngineResponse(
-            (ids if isinstance(ids, list) else [ids])[:length],
+            _beams(event["output_ids"], event["sequence_length"]),
             {
                 name: types[name].restored(name, event[name])
                 for name in self._request.outputs
-                if name in event
+                if name in event and name in types
             },
+            event.get("sequence_index", 0),
         )
 
 
@@ -199,7 +195,8 @@ class _BLSCall:
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._engine.stop(self._request.request_id)
+        streaming = bool(self._request.inputs["streaming"].any())
+        self._engine.stop(self._request.request_id, streaming=streaming)
 
     def _responses(self, responses: Iterator[Any]) -> Iterator[EngineResponse]:
         try:
@@ -209,9 +206,10 @@ class _BLSCall:
                 if tensors := response.output_tensors():
                     # The response's memory goes back to Triton with the response.
                     outputs = {tensor.name(): tensor.as_numpy().copy() for tensor in tensors}
-                    length = outputs.pop("sequence_length").flat[0]
-                    ids = outputs.pop("output_ids").ravel()[:length].tolist()
-                    yield EngineResponse(ids, outputs)
+                    lengths = outputs.pop("sequence_length").ravel().tolist()
+                    beams = _beams(outputs.pop("output_ids").ravel().tolist(), lengths)
+                    index = outputs.pop("sequence_index", np.zeros(1, dtype=np.int32))
+                    yield EngineResponse(beams, outputs, int(index.flat[0]))
         except GeneratorExit:
             self.cancel()
             for _ in responses:
@@ -223,6 +221,13 @@ class _BLSCall:
             timer = threading.Timer(_RELEASE_DELAY_S, id, [responses])
             timer.daemon = True
             timer.start()
+
+
+def _beams(ids: Any, lengths: Any) -> list[list[int]]:
+    """The rows of padded `ids`, flat as JSON has them; Triton writes a single one bare."""
+    ids, lengths = (v if isinstance(v, list) else [v] for v in (ids, lengths))
+    width = len(ids) // len(lengths)
+    return [ids[row * width :][:length] for row, length in enumerate(lengths)]
 
 
 def _json_value(name: str, tensor: npt.NDArray[Any]) -> Any:

@@ -57,10 +57,11 @@ class GenerateEndpoint:
         """Prepare a request; `values` are the inputs, of which Triton takes flat lists."""
         return GenerateStream(self, values, request_id)
 
-    def stop(self, request_id: str) -> None:
+    def stop(self, request_id: str, *, streaming: bool = True) -> None:
         """Stop a request by its id: while it is queued or in prefill, Triton does not notice a
-        closed connection."""
-        for _ in GenerateStream(self, _STOP, request_id, _STOP_TIMEOUT_S).events():
+        closed connection. Without `streaming` for a model that is not decoupled."""
+        values = {**_STOP, "streaming": streaming}
+        for _ in GenerateStream(self, values, request_id, _STOP_TIMEOUT_S).events():
             pass
 
 

@@ -22,6 +22,8 @@ class Parameters:
         config = json.loads(args["model_config"])
         self._model = args["model_name"]
         self.outputs: list[dict[str, Any]] = config["output"]
+        self.inputs = [item["name"] for item in config["input"]]
+        self.decoupled = is_decoupled(config)
         self._values: dict[str, str] = {
             name: item["string_value"] for name, item in config["parameters"].items()
         }
@@ -82,6 +84,11 @@ class Parameters:
     def tokenizer(self) -> EngineTokenizer:
         """The tokenizer in `tokenizer_dir`; raises E2102."""
         return EngineTokenizer.load(Path(self.text("tokenizer_dir")))
+
+
+def is_decoupled(config: Mapping[str, Any]) -> bool:
+    """Whether a model's requests may have any number of responses, not one alone."""
+    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def input_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:

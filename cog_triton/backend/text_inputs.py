@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.engines.tensor_contract import flatten_words
+from cog_triton.engines.tensor_contract import ALIASES, flatten_words
 from cog_triton.errors import InvalidArgument, PromptRequired
 from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -52,7 +52,7 @@ TEXT_NAMES = (
     "embedding_bias_words",
     "embedding_bias_weights",
 )
-KNOWN_INPUTS = [*TEXT_NAMES, *ENGINE_NAMES]
+KNOWN_INPUTS = [*TEXT_NAMES, *ENGINE_NAMES, *ALIASES, "stop"]
 
 
 def decode_strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]]:
@@ -75,6 +75,30 @@ def refuse_bias(*tensors: npt.NDArray[Any] | None) -> None:
                 f"{name}: not supported here; tensorrt_llm takes an embedding_bias, one weight"
                 " for each token id"
             )
+
+
+def embedding_bias(
+    tokenizer: EngineTokenizer,
+    words: npt.NDArray[Any] | None,
+    weights: npt.NDArray[Any] | None,
+) -> npt.NDArray[np.float32] | None:
+    """A bias for each token id as FP32 [1, vocabulary]: for each word, its weight on all its ids.
+
+    None without words; raises E1005 if there are not as many words as weights.
+    """
+    texts = [] if words is None else [w for row in decode_strings("", words) for w in row]
+    values = [] if weights is None else weights.ravel().tolist()
+    if not texts and not any(values):
+        return None
+    if len(texts) != len(values):
+        raise InvalidArgument(
+            f"embedding_bias_words: {len(texts)} words; embedding_bias_weights has {len(values)}"
+        )
+    bias = np.zeros((1, tokenizer.tokenizer.get_vocab_size()), dtype=np.float32)
+    for text, value in zip(texts, values, strict=True):
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            bias[0, token] += value
+    return bias
 
 
 def encode_word_lists(

@@ -1,7 +1,7 @@
 """Triton model ``tensorrt_llm`` of Python engines: a `TokenEngine` behind the tensor contract.
 
-Decoupled: every engine step becomes one response. Runs inside Triton's stub process, so it imports
-little.
+Decoupled, every engine step becomes one response; else there is one in the end. Runs inside
+Triton's stub process, so it imports little.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,17 @@ class ResponseStream:
     """
 
     def __init__(
-        self, handle: int, request_id: str, request: EngineRequest, sender: Any, model: Any
+        self,
+        handle: int,
+        request_id: str,
+        request: EngineRequest,
+        sender: Any,
+        model: Any,
+        indices: Set[str] = frozenset(),
     ) -> None:
+        """`indices` are the names of outputs that are 0: of the only prompt and sequence."""
         self.handle = handle
+        self._indices = indices
         self.request_id = request_id
         self._request = request
         self._sender = sender
@@ -84,6 +92,7 @@ class ResponseStream:
         ]
         if event.finish is not None:
             tensors.append(_tensor(tensor_contract.FINISH_REASON, [[event.finish]], np.object_))
+        tensors += [_tensor(name, [[0]], np.int32) for name in self._indices]
         if request.return_log_probs:
             tensors.append(_tensor("output_log_probs", [[event.log_probs]], np.float32))
             tensors.append(_tensor("cum_log_probs", [[self._log_prob]], np.float32))
@@ -106,6 +115,9 @@ class TokenModel:
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         self._input_names = [item["name"] for item in config["input"]]
+        self._indices = frozenset({"batch_index", "sequence_index"})
+        self._output_count = len(config["output"])
+        self._decoupled = python_backend.is_decoupled(config)
         self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
         self._streams: dict[int, ResponseStream] = {}
         self._handles = itertools.count(1)
@@ -147,7 +159,14 @@ class TokenModel:
             self._stop(request_id, sender)
             return
         parsed = type(self).decode_request(tensors)
-        stream = ResponseStream(next(self._handles), request_id, parsed, sender, self)
+        if parsed.streaming and not self._decoupled:
+            raise InvalidArgument(
+                "streaming=True: Streaming is only supported if model is deployed using decoupled"
+                " mode: tensorrt_llm.args.decoupled_mode"
+            )
+        stream = ResponseStream(
+            next(self._handles), request_id, parsed, sender, self, self._asked(request)
+        )
         self._streams[stream.handle] = stream
         self._engine.submit(stream.handle, parsed, stream.emit)
         self.publish()
@@ -161,7 +180,17 @@ class TokenModel:
         for stream in self._streams.copy().values():
             if stream.request_id == request_id:
                 self._engine.cancel(stream.handle)
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        if self._decoupled:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            sender.send(
+                python_backend.response({}), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            )
+
+    def _asked(self, request: Any) -> Set[str]:
+        """The indices that a client asked for by name; all who name nothing do without."""
+        names = request.requested_output_names()
+        return self._indices & set(names) if len(names) < self._output_count else frozenset()
 
 
 def make_token_model(

@@ -96,6 +96,9 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
         return triton_refusal(400, errors.InvalidArgument(f"body: {text}"))
     if status == 503:
         return triton_refusal(status, errors.TritonUnavailable(text))
+    if "decoupled transaction policy" in text:
+        hint = "use generate or generate_stream, or serve with decoupled_mode: false"
+        return triton_refusal(400, errors.InvalidArgument(f"{text}: {hint}"))
     return triton_refusal(status, errors.TritonUnknownError(text))
 
 

@@ -60,6 +60,8 @@ _NEUTRAL: dict[str, float] = {
 }
 # Parameters of released clients: the request's id over HTTP, and NVIDIA's client with `stop`.
 _HABITS = ("id", "Streaming")
+ALIASES = {"min_length": "min_tokens", "random_seed": "seed"}
+"""Names of inputs before TensorRT-LLM 0.20: ours by theirs."""
 FINISH_REASON = "finish_reason"
 """Output of the last response of Python-backend engines; TensorRT-LLM's has none.
 
@@ -94,6 +96,11 @@ def encode_request(request: EngineRequest) -> dict[str, Any]:
 
 def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
     """Decode a request from input tensors; raises E1005 naming what is missing or unsupported."""
+    if (size := _batch_size(tensors)) > 1:
+        raise InvalidArgument(
+            f"a batch of {size} prompts: send a request for each; they run together anyway"
+        )
+    tensors = {ALIASES.get(name, name): tensor for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if name not in SUPPORTED_INPUTS and not _is_neutral(name, tensor):
             raise InvalidArgument(f"{name}={_show(tensor)}: this engine does not support {name}")
@@ -121,6 +128,12 @@ def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
             **{name: scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
         },
     )
+
+
+def _batch_size(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Prompts in a request; inputs of several have a dimension for the batch, all the same."""
+    lengths = tensors.get("input_lengths")
+    return 1 if lengths is None else lengths.size
 
 
 def check_parameters(parameters: Iterable[str], known: list[str]) -> None:

@@ -10,13 +10,14 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.tensor_contract import FINISH_REASON
+from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import text_model_config
 from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
+from cog_triton.triton.text_model_config import to_flag
 
 ENGINE_MODEL = "tensorrt_llm"
 _STEP_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
@@ -66,7 +67,10 @@ def render_repository(
         version.mkdir(parents=True)
         if model == ENGINE_MODEL:
             engine_config = config
-            model_py = family.render(config, serve_config.arguments_of(model))
+            arguments = dict(serve_config.arguments_of(model))
+            if family.backend == "python":
+                _render_python_engine(config, arguments.pop("decoupled_mode", True))
+            model_py = family.render(config, arguments)
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:
@@ -80,12 +84,12 @@ def render_repository(
             family.render_extra_model(config, serve_config.arguments_of(model))
         else:
             config.max_batch_size = engine_config.max_batch_size
+            if not engine_config.model_transaction_policy.decoupled:
+                config.ClearField("model_transaction_policy")
             if "tokenizer_dir" in config.parameters:
                 config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
             _set_limits(config, engine_config, family, word_limits)
-            if "reports_finish_reason" in config.parameters:
-                told = str(family.reports_finish_reason).lower()
-                config.parameters["reports_finish_reason"].string_value = told
+            _set_abilities(config, engine_config, family)
             family.adapt_text_model(config)
             text_model_config.apply_arguments(
                 config, serve_config.arguments_of(model), family.tokenizer_dir
@@ -105,6 +109,7 @@ def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -
     for tensor in config.input:
         tensor.optional = True
     config.ClearField("output")
+    config.model_transaction_policy.decoupled = True
     text_format.Merge(_STEP_TENSORS, config)
     config.parameters["ack_timeout_ms"].string_value = str(_ACK_TIMEOUT_MS)
     module, _, function = family.request_decoder.partition(":")
@@ -112,6 +117,27 @@ def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -
     (target / "1").mkdir(parents=True)
     (target / "1" / "model.py").write_text(model_py, "utf-8")
     (target / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
+
+
+def _render_python_engine(config: Any, decoupled_mode: Any) -> None:
+    """Set what all engines of ours have: whether it streams, and older names of inputs."""
+    config.model_transaction_policy.decoupled = to_flag("tensorrt_llm", decoupled_mode)
+    for tensor in tuple(config.input):
+        for alias in (alias for alias, name in ALIASES.items() if name == tensor.name):
+            config.input.add().CopyFrom(tensor)
+            config.input[-1].name = alias
+
+
+def _set_abilities(config: Any, engine_config: Any, family: EngineFamily) -> None:
+    """Tell a text model what the engine's model can do."""
+    abilities = {
+        "reports_finish_reason": family.reports_finish_reason,
+        "engine_streams": engine_config.model_transaction_policy.decoupled,
+        "engine_takes_bias": family.backend != "python",
+    }
+    for name, able in abilities.items():
+        if name in config.parameters:
+            config.parameters[name].string_value = str(able).lower()
 
 
 def _set_limits(

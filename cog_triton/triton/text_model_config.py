@@ -27,6 +27,8 @@ _TOKENIZER_TYPES = ("auto", "llama", "t5")
 # Parameters that only our own rendering sets.
 _INTERNAL_PARAMETERS = (
     "engine_input_names",
+    "engine_streams",
+    "engine_takes_bias",
     "max_input_len",
     "max_words",
     "max_word_length",
@@ -94,8 +96,7 @@ def _setters(config: Any) -> dict[str, Setter]:
         }
     if config.name in ("ensemble", "tensorrt_llm_bls"):
         found["logits_datatype"] = _check_logits
-    if config.name == "tensorrt_llm_bls":
-        found["decoupled_mode"] = _check_decoupled
+        found["decoupled_mode"] = _set_decoupled
     return found
 
 
@@ -153,9 +154,17 @@ def _check_logits(config: Any, name: str, value: Any) -> None:
         raise ValueError(f"must be {model_config_pb2.DataType.Name(kind)}, as of tensorrt_llm")
 
 
-def _check_decoupled(config: Any, name: str, value: Any) -> None:
-    if str(value).lower() != "true":
-        raise ValueError("must be true: this model streams")
+def _set_decoupled(config: Any, name: str, value: Any) -> None:
+    config.model_transaction_policy.decoupled = to_flag(config.name, value)
+
+
+def to_flag(model: str, value: Any) -> bool:
+    """Whether a model is to be decoupled; raises E1202."""
+    if str(value).lower() not in ("true", "false"):
+        raise InvalidPredictorConfig(
+            f"{model}.args.decoupled_mode={value!r}: must be true or false"
+        )
+    return str(value).lower() == "true"
 
 
 def _integer(value: Any, least: int) -> int:

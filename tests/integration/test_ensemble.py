@@ -105,6 +105,14 @@ def test_every_input_may_be_omitted_or_given(triton, model):
 
 
 @BOTH
+def test_older_names_of_inputs_are_taken(triton, model):
+    values = {"text_input": QUESTION, "max_tokens": 12, "temperature": 1.0, "top_p": 0.9}
+    named = triton.generate(model, **values, min_tokens=12, seed=9)
+    assert triton.generate(model, **values, min_length=12, random_seed=9) == named
+    assert "two names of one input" in triton.refusal(model, seed=1, random_seed=2)
+
+
+@BOTH
 def test_the_prompt_is_echoed_unless_excluded(triton, model):
     whole = triton.generate(model, text_input=QUESTION, max_tokens=8)["text_output"]
     answer = triton.generate(
@@ -145,37 +153,30 @@ def test_unsupported_inputs_are_refused_by_name(triton, model, values, said):
     assert said in triton.refusal(model, **values)
 
 
-def test_stop_words_of_the_ensemble_match_whole_tokens(triton):
-    reference = triton.text("ensemble", text_input=QUESTION, max_tokens=30)
-    assert " subset" in reference
-    stopped = triton.text("ensemble", text_input=QUESTION, max_tokens=30, stop_words=[" subset"])
-    assert stopped == reference[: reference.index(" subset")]
-
-
+@BOTH
 @pytest.mark.parametrize("stream", [True, False])
-def test_stop_words_of_bls_span_tokens_and_stop_the_engine(triton, stream):
+def test_stop_words_span_tokens_and_stop_the_engine(triton, stream, model):
     values = {"text_input": QUESTION, "max_tokens": 2000, "end_id": -1}
-    reference = triton.text("tensorrt_llm_bls", **{**values, "max_tokens": 30})
+    reference = triton.text(model, **{**values, "max_tokens": 30})
     stop = "ne learning is a sub"
     wanted = reference[: reference.index(stop)]
     if stream:
-        text = triton.text("tensorrt_llm_bls", **values, stop_words=["absent", stop])
+        text = triton.text(model, **values, stop_words=["absent", stop])
     else:
-        body = triton.generate(
-            "tensorrt_llm_bls", **values, stop_words=[stop], exclude_input_in_output=True
-        )
+        body = triton.generate(model, **values, stop_words=[stop], exclude_input_in_output=True)
         text = body["text_output"]
     assert text == wanted
     assert_idle(triton)
 
 
-def test_characters_that_span_tokens_stay_whole_in_bls(triton):
+@BOTH
+def test_characters_that_span_tokens_stay_whole(triton, model):
     prompt = "<|im_start|>user\nRepeat exactly: 🦜🌈 你好世界<|im_end|>\n<|im_start|>assistant\n"
-    events = triton.stream("tensorrt_llm_bls", text_input=prompt, max_tokens=24)
+    events = triton.stream(model, text_input=prompt, max_tokens=24)
     pieces = [event["text_output"] for event in events]
-    whole = triton.generate(
-        "tensorrt_llm_bls", text_input=prompt, max_tokens=24, exclude_input_in_output=True
-    )["text_output"]
+    whole = triton.generate(model, text_input=prompt, max_tokens=24, exclude_input_in_output=True)[
+        "text_output"
+    ]
     assert "".join(pieces) == whole
     assert len(pieces) > 1
     assert not any("\ufffd" in piece for piece in pieces[:-1])
@@ -197,8 +198,9 @@ def test_bls_requests_run_concurrently(triton):
     assert [future.result() for future in together] == [count_from(n) for n in range(8)]
 
 
-def test_a_disconnected_bls_client_stops_the_engine(triton):
-    url = f"{triton.http}/v2/models/tensorrt_llm_bls/generate_stream"
+@BOTH
+def test_a_disconnected_client_stops_the_engine(triton, model):
+    url = f"{triton.http}/v2/models/{model}/generate_stream"
     values = {"text_input": "Once", "max_tokens": 8000, "end_id": -1, "stream": True}
     with httpx.stream("POST", url, json=values, timeout=60) as response:
         events = (line for line in response.iter_lines() if line)

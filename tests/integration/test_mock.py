@@ -415,6 +415,7 @@ def test_the_mock_server_of_benchmarks(monkeypatch: pytest.MonkeyPatch, says: Sa
             "worker",
             "tritonserver",
             "stub tensorrt_llm",
+            "stub ensemble",
         }
         assert httpx.get(f"{server.openai}/v1/models").json()["data"][0]["id"] == "mock"
         pid, log = server.pid, server.log

@@ -27,7 +27,10 @@ OUTPUTS = (
     {"name": "cum_log_probs", "data_type": "TYPE_FP32", "dims": [-1]},
     {"name": "num_output_tokens", "data_type": "TYPE_INT32", "dims": [1]},
 )
-INPUTS = {"input_ids": np.array([[1, 2]], dtype=np.int32)}
+INPUTS = {
+    "input_ids": np.array([[1, 2]], dtype=np.int32),
+    "streaming": np.array([[True]]),
+}
 DTYPES = {"TYPE_FP32": np.float32, "TYPE_INT32": np.int32}
 
 
@@ -66,8 +69,8 @@ def test_outputs_get_their_types_and_shapes_back(module: Any) -> None:
     last = token(finish_reason="stop", num_output_tokens=3, batch_index=0)
     with serving(stream(first, last)) as server:
         one, two = call(module, server)
-    assert one.token_ids == [5, 6]
-    assert two.token_ids == [7]
+    assert one.beams == [[5, 6]]
+    assert two.beams == [[7]]
     assert {n: (t.dtype, t.tolist()) for n, t in one.outputs.items()} == {
         "output_log_probs": (np.float32, [[[-0.5, -1.5]]]),
         "cum_log_probs": (np.float32, [[-2.0]]),
@@ -96,7 +99,7 @@ def test_text_survives_json_and_other_bytes_are_refused(module: Any) -> None:
 def test_the_finish_reason_ends_it_before_the_connection(module: Any) -> None:
     answer = [*stream(token(finish_reason="length"), end=False), HANG]
     with serving(answer) as server:
-        assert [response.token_ids for response in call(module, server)] == [[7]]
+        assert [response.beams for response in call(module, server)] == [[[7]]]
 
 
 def test_a_lost_end_is_an_error_where_the_engine_tells_it(module: Any) -> None:
@@ -131,7 +134,7 @@ def test_a_cancelled_request_ends_and_is_stopped_by_id_before_its_first_token(mo
 def test_leaving_it_after_a_token_closes_the_connection(module: Any) -> None:
     with serving([*stream(token(), end=False), HANG]) as server:
         with closing(iter(call(module, server))) as responses:
-            assert next(responses).token_ids == [7]
+            assert next(responses).beams == [[7]]
         assert server.request().left.wait(PATIENCE_S)
     assert len(server.requests) == 1
 

@@ -172,3 +172,28 @@ def test_misspelt_arguments_are_refused_with_the_nearest_name(
 
 def test_instance_count_of_another_model_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path, "ensemble", "bls_instance_count", 1)
+
+
+def test_models_answer_whole_where_the_engines_does(tmp_path: Path) -> None:
+    configs = render(tmp_path, {"tensorrt_llm": {"decoupled_mode": False}})
+    decoupled = {name for name, c in configs.items() if c.model_transaction_policy.decoupled}
+    assert decoupled == {STEP_MODEL}
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        assert configs[model].parameters["engine_streams"].string_value == "false"
+
+
+def test_one_text_model_may_answer_whole_beside_others(tmp_path: Path) -> None:
+    configs = render(tmp_path, {"ensemble": {"decoupled_mode": "False"}})
+    decoupled = {name for name, c in configs.items() if c.model_transaction_policy.decoupled}
+    assert decoupled == {"tensorrt_llm", "tensorrt_llm_bls", STEP_MODEL}
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
+def test_decoupled_mode_is_true_or_false(model: str, tmp_path: Path) -> None:
+    assert "must be true or false" in refusal(tmp_path, model, "decoupled_mode", "yes")
+
+
+def test_engines_of_ours_take_older_names_of_inputs(tmp_path: Path) -> None:
+    inputs = {item.name: item for item in render(tmp_path)["tensorrt_llm"].input}
+    for alias, name in (("min_length", "min_tokens"), ("random_seed", "seed")):
+        assert inputs[alias].data_type == inputs[name].data_type

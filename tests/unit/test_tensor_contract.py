@@ -212,6 +212,20 @@ def test_empty_tensors_are_ignored() -> None:
     )
 
 
+def test_older_names_of_inputs_are_taken() -> None:
+    older = {"min_length": np.array([2], np.int32), "random_seed": np.array([3], np.uint64)}
+    plain = request()
+    del plain["min_tokens"], plain["seed"]
+    sampling = tensor_contract.decode_request({**plain, **older}).sampling
+    assert (sampling.min_tokens, sampling.seed) == (2, 3)
+
+
+def test_a_batch_is_refused_by_its_size() -> None:
+    batch = {**request(), "input_lengths": np.array([3, 3], dtype=np.int32)}
+    with pytest.raises(InvalidArgument, match="a batch of 2 prompts: send a request for each"):
+        tensor_contract.decode_request(batch)
+
+
 def test_a_scalar_must_be_one_value() -> None:
     with pytest.raises(InvalidArgument, match="temperature: shape"):
         tensor_contract.decode_request(

@@ -153,26 +153,23 @@ def test_every_release_gets_a_consistent_repository(version: str, tmp_path: Path
     old = ReleaseContract.of(version).release < (0, 20)
     assert {"min_length", "random_seed"} <= inputs.keys() if old else "seed" in inputs
     assert not inputs.keys() & ({"min_tokens", "seed"} if old else {"min_length", "random_seed"})
-    steps = {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}
-    assert inputs.keys() >= steps["tensorrt_llm"].input_map.keys()
-    assert outputs.keys() >= steps["tensorrt_llm"].output_map.keys()
-    fed = {tensor.name for tensor in configs["ensemble"].input}
-    made = {tensor for step in steps.values() for tensor in step.output_map.values()}
-    used = {tensor for step in steps.values() for tensor in step.input_map.values()}
-    sent = {tensor.name for tensor in configs["ensemble"].output}
-    assert used <= fed | made
-    assert fed <= used
-    assert made <= used | sent
-    assert sent <= made
     bls = configs["tensorrt_llm_bls"]
-    assert {tensor.name for tensor in bls.input} == fed
-    assert {tensor.name for tensor in bls.output} == sent
+    fed, sent = ({tensor.name for tensor in side} for side in (bls.input, bls.output))
+    own = {"text_output", "batch_index", "sequence_index"}
+    assert sent - own <= outputs.keys()
+    assert own <= sent
+    assert {tensor.name for tensor in configs["ensemble"].input} == fed
+    assert {tensor.name for tensor in configs["ensemble"].output} == sent | {"output_ids"}
+    assert (
+        parameters(configs["ensemble"])["engine_input_names"]
+        == (parameters(bls)["engine_input_names"])
+    )
     names = dict(
         pair.split(":") for pair in parameters(bls)["engine_input_names"].split(",") if pair
     )
     for name in fed & ENGINE_NAMES.keys():
         assert names.get(ENGINE_NAMES[name], ENGINE_NAMES[name]) in inputs
-    for model in ("preprocessing", "tensorrt_llm_bls"):
+    for model in ("preprocessing", "ensemble", "tensorrt_llm_bls"):
         assert parameters(configs[model])["end_id"] == str(END)
 
 

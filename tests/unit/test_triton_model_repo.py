@@ -1,6 +1,5 @@
 """Model repository: consistency of the config.pbtxt files, and the text models' helpers."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +58,7 @@ def test_postprocessing_has_one_instance():
     assert group.count == 1
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "tensorrt_llm_bls"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
 def test_models_that_stream_are_decoupled(model):
     assert CONFIGS[model].model_transaction_policy.decoupled
 
@@ -81,54 +80,25 @@ def test_engine_inputs_are_scalars_ragged_or_positions():
             assert name in ("mrope_rotary_cos_sin", "mrope_position_deltas")
 
 
-def edges() -> Iterator[tuple[str, Any, str, Any]]:
-    """(ensemble tensor, its producer's tensor, consuming model, the consumer's tensor)"""
-    steps = CONFIGS["ensemble"].ensemble_scheduling.step
-    produced = inputs("ensemble")
-    for step in steps:
-        for name, tensor in step.output_map.items():
-            assert tensor not in produced, f"{tensor} is produced twice"
-            produced[tensor] = outputs(step.model_name)[name]
-    for step in steps:
-        for name, tensor in step.input_map.items():
-            yield tensor, produced[tensor], step.model_name, inputs(step.model_name)[name]
-    for name, tensor in outputs("ensemble").items():
-        yield name, produced[name], "ensemble", tensor
+def test_ensemble_is_bls_with_output_ids():
+    kinds = [
+        {
+            side: {name: shape(tensor) for name, tensor in tensors(model).items()}
+            for side, tensors in (("in", inputs), ("out", outputs))
+        }
+        for model in ("ensemble", "tensorrt_llm_bls")
+    ]
+    assert kinds[0]["in"] == kinds[1]["in"]
+    ids = kinds[0]["out"].pop("output_ids")
+    assert kinds[0]["out"] == kinds[1]["out"]
+    assert ids == (*shape(outputs("tensorrt_llm")["output_ids"])[:1], (-1,))
 
 
-def test_ensemble_connects_tensors_of_equal_type_and_shape():
-    for name, source, model, target in edges():
-        assert source.data_type == target.data_type, (name, model)
-        assert len(source.dims) == len(target.dims), (name, model)
-        assert all(a == b or -1 in (a, b) for a, b in zip(source.dims, target.dims, strict=True))
-
-
-def test_ensemble_uses_all_its_tensors_and_feeds_required_inputs():
-    steps = CONFIGS["ensemble"].ensemble_scheduling.step
-    used = {tensor for step in steps for tensor in step.input_map.values()}
-    assert inputs("ensemble").keys() <= used
-    for step in steps:
-        required = {n for n, tensor in inputs(step.model_name).items() if not tensor.optional}
-        assert required <= set(step.input_map)
-
-
-def test_ensemble_and_bls_have_the_same_inputs_and_outputs():
-    for side in (inputs, outputs):
-        offered = [
-            {n: shape(t) for n, t in side(m).items()} for m in ("ensemble", "tensorrt_llm_bls")
-        ]
-        assert offered[0] == offered[1]
-
-
-def test_ensemble_and_text_inputs_have_the_same_names():
-    (step,) = (
-        step
-        for step in CONFIGS["ensemble"].ensemble_scheduling.step
-        if step.model_name == "tensorrt_llm"
-    )
-    assert sorted(text_inputs.KNOWN_INPUTS) == sorted(inputs("ensemble"))
-    passed_on = {t: name for name, t in step.input_map.items() if t in inputs("ensemble")}
-    assert passed_on == text_inputs.ENGINE_NAMES
+def test_text_models_and_text_inputs_have_the_same_names():
+    assert sorted(text_inputs.KNOWN_INPUTS) == sorted(inputs("tensorrt_llm_bls"))
+    for name, theirs in text_inputs.ENGINE_NAMES.items():
+        ours, engines = inputs("tensorrt_llm_bls")[name], inputs("tensorrt_llm")[theirs]
+        assert (ours.data_type, len(ours.dims)) == (engines.data_type, len(engines.dims))
 
 
 def test_decode_strings_drops_empty_words_and_refuses_invalid_utf8():

@@ -118,11 +118,11 @@ def _keep_tensors(tensors: Any, wanted: Any) -> None:
 
 def adapt_text_config(config: Any, parameters: Parameters, engine: Engine) -> None:
     """Adapt a text model's config, by its name, to the inputs and outputs of ``tensorrt_llm``."""
-    if config.name == "ensemble":
-        _adapt_ensemble(config, engine.contract)
-    elif config.name == "tensorrt_llm_bls":
+    if config.name in ("ensemble", "tensorrt_llm_bls"):
         _keep_tensors(config.input, lambda name: _is_accepted(name, engine.contract))
-        _keep_tensors(config.output, engine.contract.has_output)
+        _keep_tensors(
+            config.output, lambda name: name in _INDICES or engine.contract.has_output(name)
+        )
         renamed = engine.contract.renamed
         config.parameters["engine_input_names"].string_value = ",".join(
             f"{name}:{theirs}" for name, theirs in renamed.items()
@@ -135,38 +135,11 @@ def adapt_text_config(config: Any, parameters: Parameters, engine: Engine) -> No
             config.parameters[key].string_value = str(token)
 
 
+# Outputs that the text models make themselves, for engines of all releases.
+_INDICES = ("batch_index", "sequence_index")
 # Inputs of the text models by the input of tensorrt_llm that they become.
 _ENGINE_INPUTS: Mapping[str, str] = {"decoder_text_input": "decoder_input_ids"}
 
 
 def _is_accepted(name: str, contract: ReleaseContract) -> bool:
     return contract.has_input(_ENGINE_INPUTS.get(name, name))
-
-
-def _adapt_ensemble(config: Any, contract: ReleaseContract) -> None:
-    """Remove from the ensemble what the engine step does not have, and what only fed that."""
-    steps = config.ensemble_scheduling.step
-    (engine,) = (step for step in steps if step.model_name == "tensorrt_llm")
-    for name in list(engine.input_map):
-        tensor = engine.input_map[name]
-        if not contract.has_input(name):
-            del engine.input_map[name]
-        elif name in contract.renamed:
-            del engine.input_map[name]
-            engine.input_map[contract.renamed[name]] = tensor
-    for name in list(engine.output_map):
-        if not contract.has_output(name):
-            del engine.output_map[name]
-    _keep_tensors(config.input, lambda name: _is_accepted(name, contract))
-    _keep_tensors(config.output, contract.has_output)
-    fed = {tensor.name for tensor in config.input}
-    used = {tensor for step in steps for tensor in step.input_map.values()}
-    used |= {tensor.name for tensor in config.output}
-    for step in steps:
-        for name in list(step.output_map):
-            if step.output_map[name] not in used:
-                del step.output_map[name]
-        made = {tensor for other in steps for tensor in other.output_map.values()}
-        for name in list(step.input_map):
-            if step.input_map[name] not in fed | made:
-                del step.input_map[name]

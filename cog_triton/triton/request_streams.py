@@ -55,7 +55,17 @@ class RequestStreams:
         """See `TokenTransport.submit`."""
         request_id = f"{os.getpid()}-{next(_numbers)}"
         values = {**self._encode_request(request), **engine_inputs, "id": request_id}
-        stream = _Stream(self, request_id, request.return_log_probs, put)
+        streaming = values["streaming"]
+        repeats = not (streaming or values.get("exclude_input_in_output"))
+        prompt = list(request.input_ids) if repeats else []
+        stream = _Stream(
+            self,
+            request_id,
+            put,
+            log_probs=request.return_log_probs,
+            streaming=streaming,
+            prompt=prompt,
+        )
         self._running.add(stream)
         try:
             stream.exchange = self._connections.send(_PATH, json.dumps(values).encode(), stream)
@@ -78,13 +88,13 @@ class RequestStreams:
         """Watch a request no longer, since it has ended."""
         self._running.discard(stream)
 
-    def stop(self, request_id: str) -> None:
+    def stop(self, request_id: str, *, streaming: bool) -> None:
         """Stop a request by its id, without waiting for the answer."""
         values = {
             "input_ids": [0],
             "input_lengths": 1,
             "request_output_len": 1,
-            "streaming": True,
+            "streaming": streaming,
             "stop": True,
             "id": request_id,
         }
@@ -99,11 +109,23 @@ class RequestStreams:
 class _Stream:
     """One request: `Receiver` of its responses, and `Submission` of its caller."""
 
-    def __init__(self, streams: RequestStreams, request_id: str, log_probs: bool, put: Put) -> None:
+    def __init__(
+        self,
+        streams: RequestStreams,
+        request_id: str,
+        put: Put,
+        *,
+        log_probs: bool,
+        streaming: bool,
+        prompt: list[int],
+    ) -> None:
+        """`prompt` are ids that the answer begins with."""
         self._streams = streams
         self._request_id = request_id
-        self._log_probs = log_probs
         self._put = put
+        self._log_probs = log_probs
+        self._streaming = streaming
+        self._prompt = prompt
         self._count = 0
         self._ended = False
         self.exchange: Exchange | None = None
@@ -112,8 +134,8 @@ class _Stream:
     def cancel(self) -> None:
         """See `Submission.cancel`.
 
-        Triton notices a closed connection only when it writes to it, so before the first token the
-        request is stopped by its id.
+        Triton notices a closed connection only when it writes to it, so before the first token, and
+        where all come at once, the request is stopped by its id.
         """
         if self._ended:
             return
@@ -123,7 +145,7 @@ class _Stream:
             self.exchange.abort()
         if not self._count:
             try:
-                self._streams.stop(self._request_id)
+                self._streams.stop(self._request_id, streaming=self._streaming)
             except TritonUnavailable as error:
                 _log.warning("request %s could not be stopped: %s", self._request_id, error)
 
@@ -184,6 +206,8 @@ class _Stream:
         new = as_list(event["output_ids"])
         if any(type(token) is not int for token in new):
             raise TritonMalformedEvent(f"output_ids are not all integers: {excerpt(payload)}")
+        if not self._streaming:
+            new = self._generated(new, event.get("sequence_length"))
         if self._log_probs:
             values = as_list(event.get("output_log_probs"))
             if len(values) < len(new) or any(type(v) not in (float, int) for v in values):
@@ -193,6 +217,12 @@ class _Stream:
             # The last ones, where an engine repeats earlier ones.
             log_probs += values[len(values) - len(new) :]
         ids += new
+
+    def _generated(self, ids: list[int], length: Any) -> list[int]:
+        """The new ids of a whole answer, which may begin with the prompt and end in padding."""
+        ids = ids[:length] if type(length) is int else ids
+        size = len(self._prompt)
+        return ids[size:] if ids[:size] == self._prompt else ids
 
 
 class _LoggedAnswer:

@@ -107,6 +107,30 @@ def test_output_ids_may_be_a_scalar_or_a_list() -> None:
     assert read(answer) == ([5, 6, 7], None)
 
 
+@pytest.mark.parametrize(
+    ("excluded", "answer"), [(True, [1, 2, 7]), (False, [1, 2, 1, 2, 7]), (False, [1, 2, 7])]
+)
+def test_a_whole_answer_has_neither_prompt_nor_padding(excluded: bool, answer: list[int]) -> None:
+    inputs = {"streaming": False, "exclude_input_in_output": excluded}
+    payload = event(output_ids=[*answer, 0, 0], sequence_length=len(answer))
+    with connected(stream(payload)) as (streams, _):
+        expected = answer if excluded else answer[2:]
+        assert Running(streams, **inputs).wait() == (expected, None)
+
+
+def test_a_whole_answer_that_nobody_waits_for_is_stopped_by_its_id() -> None:
+    def answer(request: Any) -> Any:
+        return stream() if "stop" in request.json else [HANG]
+
+    with connected(answer) as (streams, server):
+        one = Running(streams, streaming=False)
+        server.request()
+        one.submission.cancel()
+        stop = server.request(1)
+        assert (stop.json["stop"], stop.json["streaming"]) == (True, False)
+        assert stop.json["id"] == server.requests[0].json["id"]
+
+
 def test_empty_stream_has_no_tokens() -> None:
     assert read(stream()) == ([], None)
 

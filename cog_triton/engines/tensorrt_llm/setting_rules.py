@@ -70,8 +70,6 @@ def _batching(parameters: Parameters, engine: Engine) -> Problems:
             "triton_max_batch_size",
             f"must not be above the engine's max_batch_size, {limits.max_batch_size}",
         )
-    if not parameters.decoupled_mode:
-        yield "decoupled_mode", "must be true: text is streamed as it is made"
     if parameters.max_beam_width > (limits.max_beam_width or 1):
         yield (
             "max_beam_width",

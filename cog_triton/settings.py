@@ -54,6 +54,13 @@ def _level(value: object) -> object:
 
 
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)]
+ToolCallParser = Annotated[
+    Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "none"],
+    BeforeValidator(lambda value: value or "auto"),
+]
+ReasoningParser = Annotated[
+    Literal["auto", "think", "mistral", "none"], BeforeValidator(lambda value: value or "auto")
+]
 EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]
 _MOCK = "mock_"
 _LOOPBACK = "127.0.0.1"
@@ -144,6 +151,21 @@ class Settings(BaseSettings):
     prompt_template: str | None = Field(
         None,
         description="Default of the input `prompt_template`. Unset: the model's chat template.",
+    )
+    chat_template: OptionalPath = Field(
+        None,
+        description="File with a chat template (Jinja), in place of the model's: one that knows"
+        " tools, for example.",
+    )
+    tool_call_parser: ToolCallParser = Field(
+        "auto",
+        description="Format of the model's tool calls: `hermes` (also Qwen), `llama3_json`,"
+        " `mistral`, `pythonic`, or `none`. `auto` knows it from the chat template.",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="Marks around the model's reasoning: `think` (`<think>`), `mistral`"
+        " (`[THINK]`), or `none`. `auto` knows them from the chat template.",
     )
     stop_sequences: str | None = Field(
         None, description="Default of the input `stop_sequences`, separated by commas."

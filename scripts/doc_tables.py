@@ -31,7 +31,8 @@ SECTIONS = {
         *("max_stop_length",),
     ),
     "Requests": (
-        *("system_prompt", "prompt_template", "stop_sequences", "cog_max_concurrency"),
+        *("system_prompt", "prompt_template", "chat_template", "tool_call_parser"),
+        *("reasoning_parser", "stop_sequences", "cog_max_concurrency"),
         *("max_concurrency", "max_queue", "webhook_hosts"),
     ),
     "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -37,7 +37,8 @@ class GenerationRequest:
     """Generation request, fitted into the engine's limits by `TextGenerator.plan`.
 
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
-    inputs that only this engine has, as JSON values for Triton. `id` and `endpoint` are for logs.
+    inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
+    are part of the text. `id` and `endpoint` are for logs.
     """
 
     input_ids: Sequence[int]
@@ -49,6 +50,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     return_log_probs: bool = False
     guide: str | None = None
+    visible: Collection[str] = ()
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -100,7 +102,12 @@ class TextDecoder:
     ) -> None:
         self._request = request
         self._result = result
-        self._text = TextStream(tokenizer, request.stops, min_tokens=request.sampling.min_tokens)
+        self._text = TextStream(
+            tokenizer,
+            request.stops,
+            min_tokens=request.sampling.min_tokens,
+            visible=request.visible,
+        )
         self.started = time.perf_counter()
         """When the request arrived, by time.perf_counter()."""
         self._received = 0

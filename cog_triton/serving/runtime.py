@@ -93,6 +93,8 @@ class Runtime:
         prepared = await prepare_engine(settings, weights)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
+        if settings.chat_template is not None:
+            tokenizer = tokenizer.with_template(settings.chat_template)
         if tokenizer.chat_template is not None:
             template_process.POOL.warm_up()
         server = TritonServer(

@@ -6,34 +6,38 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.text import tool_messages
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.text.tool_messages import parse_tool_call_id, parse_tool_calls, require_unicode
 
-ROLES = ("system", "developer", "user", "assistant")
-_REFUSED_ROLES = ("tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 # Keys that clients echo back from responses: accepted while empty, refused with a value.
 _EMPTY_ONLY = (
     "annotations",
     "audio",
     "function_call",
-    "name",
-    "reasoning",
-    "reasoning_content",
     "refusal",
-    "tool_call_id",
-    "tool_calls",
 )
+_ONLY_OF = {
+    "reasoning": "assistant",
+    "reasoning_content": "assistant",
+    "tool_call_id": "tool",
+    "tool_calls": "assistant",
+}
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 def parse_messages(value: object, most: int | None = None) -> list[Message]:
-    """Messages as role and text; raises BadMessages (E1006) naming the invalid one.
+    """Messages as templates expect them; raises BadMessages (E1006) naming the invalid one.
 
-    Raises InvalidArgument (E1005) for more than `most` messages, or parts of one.
-    A `developer` message is one of role `system`, and a content of several parts is joined by
-    line breaks, as in vLLM.
+    Each has a role and text as `content`, and what it was sent with of `name`, `tool_calls`,
+    `tool_call_id` and `reasoning_content`. Raises InvalidArgument (E1005) for more than `most`
+    messages, or parts of one. A `developer` message is one of role `system`, and a content of
+    several parts is joined by line breaks, as in vLLM.
     """
     if not isinstance(value, list):
         raise BadMessages(f"messages: must be a list, not {_kind(value)}")
@@ -43,23 +47,29 @@ def parse_messages(value: object, most: int | None = None) -> list[Message]:
     for place, item in enumerate(value):
         if isinstance(item, dict) and isinstance(item.get("content"), list):
             _check_count(f"messages[{place}].content", item["content"], most)
+    tool_messages.check_value_count(value)
     messages = [_message(f"messages[{place}]", item) for place, item in enumerate(value)]
-    if not any(message["content"].strip() for message in messages):
+    if not any(message["content"].strip() or "tool_calls" in message for message in messages):
         raise BadMessages("messages: every content is blank; there is nothing to answer")
     return messages
 
 
 def render_messages(
-    messages: Sequence[Message], system_prompt: str | None, tokenizer: EngineTokenizer
+    messages: Sequence[Message],
+    system_prompt: str | None,
+    tokenizer: EngineTokenizer,
+    variables: Mapping[str, Any] | None = None,
 ) -> RenderedPrompt:
     """Prompt of `messages`, with `system_prompt` first if they have no system message.
 
-    Raises BadMessages (E1006) when the model's chat template refuses them or there is none.
+    `variables` are more of what the template reads, such as `tools`. Raises BadMessages (E1006)
+    when the model's chat template refuses them, would leave out calls of tools, or there is none.
     """
     has_system = any(message["role"] == "system" for message in messages)
     if system_prompt and not has_system:
         messages = [{"role": "system", "content": system_prompt}, *messages]
-    return RenderedPrompt(render_chat(messages, tokenizer), add_special_tokens=False)
+    text = render_chat(messages, tokenizer, variables or {})
+    return RenderedPrompt(text, add_special_tokens=False)
 
 
 def _check_count(where: str, items: Sized, most: int | None) -> None:
@@ -70,23 +80,43 @@ def _check_count(where: str, items: Sized, most: int | None) -> None:
 def _message(where: str, value: object) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"{where}: must be an object with role and content, not {_kind(value)}")
-    for key, item in value.items():
-        if key in ("role", "content"):
-            continue
-        if key not in _EMPTY_ONLY:
-            known = ["role", "content", *_EMPTY_ONLY]
-            raise BadMessages(f"{where}.{key}: unknown key{nearest(str(key), known)}")
-        if item is not None and item != []:
+    given = {key: item for key, item in value.items() if item is not None and item != []}
+    for key in value:
+        if key not in _KEYS and key not in _EMPTY_ONLY:
+            raise BadMessages(
+                f"{where}.{key}: unknown key{nearest(str(key), [*_KEYS, *_EMPTY_ONLY])}"
+            )
+        if key in _EMPTY_ONLY and key in given:
             raise BadMessages(f"{where}.{key}: is not supported; leave it out")
-    return {"role": _role(where, value), "content": _content(where, value)}
+    role = _role(where, value)
+    for key, only in _ONLY_OF.items():
+        if key in given and role != only:
+            raise BadMessages(f"{where}.{key}: only allowed in messages of role '{only}'")
+    message: Message = {"role": role}
+    if "tool_calls" in given:
+        message["tool_calls"] = parse_tool_calls(f"{where}.tool_calls", given["tool_calls"])
+        # Templates join it to other text, so that it must not be null.
+        message["content"] = _content(where, value) if given.get("content") else ""
+    else:
+        message["content"] = _content(where, value)
+    if role == "tool":
+        at = f"{where}.tool_call_id"
+        message["tool_call_id"] = parse_tool_call_id(at, given.get("tool_call_id"))
+    reasoning = given.get("reasoning_content", given.get("reasoning"))
+    for key, text in (("name", given.get("name")), ("reasoning_content", reasoning)):
+        if text is not None:
+            if not isinstance(text, str):
+                raise BadMessages(f"{where}.{key}: must be text, not {_kind(text)}")
+            message[key] = require_unicode(f"{where}.{key}", text)
+    return message
 
 
 def _role(where: str, value: Mapping[str, Any]) -> str:
     role = value.get("role")
     if isinstance(role, str) and role in ROLES:
         return "system" if role == "developer" else role
-    if role in _REFUSED_ROLES:
-        raise BadMessages(f"{where}.role={role!r}: tools are not supported")
+    if role == "function":
+        raise BadMessages(f"{where}.role='function': functions are not supported; use tools")
     shown = repr(role)[:80] if "role" in value else "missing"
     hint = nearest(role, list(ROLES)) if isinstance(role, str) else ""
     raise BadMessages(f"{where}.role: {shown}; must be one of {', '.join(ROLES)}{hint}")
@@ -95,7 +125,7 @@ def _role(where: str, value: Mapping[str, Any]) -> str:
 def _content(where: str, value: Mapping[str, Any]) -> str:
     content = value.get("content")
     if isinstance(content, str):
-        return _text(f"{where}.content", content)
+        return require_unicode(f"{where}.content", content)
     if not isinstance(content, list):
         found = _kind(content) if "content" in value else "missing"
         raise BadMessages(f"{where}.content: {found}; must be text or a list of text parts")
@@ -111,17 +141,8 @@ def _content(where: str, value: Mapping[str, Any]) -> str:
             raise BadMessages(f"{at}.{unknown[0]}: unknown key; a part has type and text")
         if not isinstance(part.get("text"), str):
             raise BadMessages(f"{at}.text: must be text, not {_kind(part.get('text'))}")
-        texts.append(_text(f"{at}.text", part["text"]))
+        texts.append(require_unicode(f"{at}.text", part["text"]))
     return "\n".join(texts)
-
-
-def _text(where: str, text: str) -> str:
-    """`text`, refused if it has a lone surrogate: JSON can spell one, tokenizers take none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadMessages(f"{where}: not Unicode text: {error.reason}") from None
-    return text
 
 
 def _kind(value: object) -> str:

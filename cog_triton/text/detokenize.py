@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -27,19 +28,20 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer:
-    """Incremental decoder of one stream of token ids; special tokens are left out.
+    """Incremental decoder of one stream of token ids; special ones are left out unless `visible`.
 
     ``"".join(feed(ids) ...) + flush()`` equals ``tokenizer.decode(all_ids,
     skip_special_tokens=True)`` however the ids are cut into chunks. The cost of a token does not
     depend on how many came before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str] = ()) -> None:
+        """`visible` are special tokens that are part of the text."""
         self._stream: _Stream
         if isinstance(tokenizer.decoder, decoders.ByteLevel):
-            self._stream = _ByteLevelStream(tokenizer)
+            self._stream = _ByteLevelStream(tokenizer, visible)
         else:
-            self._stream = _WindowStream(tokenizer)
+            self._stream = _WindowStream(tokenizer, visible)
 
     def feed(self, ids: Sequence[int]) -> str:
         """Text that these ids complete; ``""`` while a character is incomplete."""
@@ -57,8 +59,8 @@ class _Stream(Protocol):
 
 
 class _ByteLevelStream:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._vocabulary = _Vocabulary(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
+        self._vocabulary = _Vocabulary(tokenizer, visible)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes: dict[int, bytes] = {}
 
@@ -80,9 +82,10 @@ class _ByteLevelStream:
 class _WindowStream:
     """Decodes pending ids together with the one visible id before them, as context."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode = tokenizer.decode
-        self._vocabulary = _Vocabulary(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
+        # Of special tokens, only visible ones are among the ids.
+        self._decode = partial(tokenizer.decode, skip_special_tokens=not visible)
+        self._vocabulary = _Vocabulary(tokenizer, visible)
         self._context: list[int] = []
         self._pending: list[int] = []
 
@@ -110,17 +113,21 @@ class _WindowStream:
 
 
 class _Vocabulary:
-    """Tokens as the vocabulary spells them, without special ones."""
+    """Tokens as the vocabulary spells them, without special ones that are not `visible`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
         added = tokenizer.get_added_tokens_decoder()
-        self._special = {token_id for token_id, token in added.items() if token.special}
+        self._hidden = {
+            token_id
+            for token_id, token in added.items()
+            if token.special and token.content not in visible
+        }
         self._id_to_token = tokenizer.id_to_token
 
     def visible(self, token_id: int) -> str | None:
-        """The token; None when it is special, or when there is no such id."""
+        """The token; None when it is hidden, or when there is no such id."""
         token: str | None = self._id_to_token(token_id)
-        return None if token_id in self._special else token
+        return None if token_id in self._hidden else token
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:

@@ -15,14 +15,16 @@ from cog_triton.errors import InvalidArgument, nearest
 
 OBJECT: Final = '{"type":"object"}'
 """Any JSON object: OpenAI's ``json_object``."""
-_TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
+TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
 _ANNOTATIONS = ("$schema", "title", "description", "default", "examples")
-_KEYWORDS = (
+KEYWORDS = (
     "type",
     "properties",
     "required",
     "additionalProperties",
     "items",
+    "minItems",
+    "maxItems",
     "enum",
     "const",
     "anyOf",
@@ -31,8 +33,10 @@ _KEYWORDS = (
 )
 _MAX_LENGTH = 64 * 1024
 _MAX_DEPTH = 24
-_NAME = re.compile(r"[\w .-]{1,64}")
-_DEFINITIONS = "#/$defs/"
+# The grammar has a rule for each of these.
+MAX_ITEMS = 64
+NAME = re.compile(r"[\w .-]{1,64}")
+DEFINITIONS = "#/$defs/"
 
 
 def parse_schema(text: str, where: str) -> dict[str, Any]:
@@ -72,9 +76,9 @@ class _Check:
         if depth > _MAX_DEPTH:
             raise InvalidArgument(f"{at[:200]}: nested deeper than {_MAX_DEPTH} levels")
         for name in schema:
-            if name not in _KEYWORDS and name not in _ANNOTATIONS:
+            if name not in KEYWORDS and name not in _ANNOTATIONS:
                 raise InvalidArgument(
-                    f"{at[:200]}.{name[:80]}: not supported{nearest(name, list(_KEYWORDS))}"
+                    f"{at[:200]}.{name[:80]}: not supported{nearest(name, list(KEYWORDS))}"
                 )
         if "$defs" in schema and schema is not self._root:
             raise InvalidArgument(f"{at[:200]}.$defs: only allowed at the top")
@@ -90,8 +94,8 @@ class _Check:
             self._follow(at, schema["$ref"], depth, through)
 
     def _follow(self, at: str, reference: Any, depth: int, through: frozenset[str]) -> None:
-        name = str(reference).removeprefix(_DEFINITIONS)
-        if reference != f"{_DEFINITIONS}{name}" or name not in self._definitions:
+        name = str(reference).removeprefix(DEFINITIONS)
+        if reference != f"{DEFINITIONS}{name}" or name not in self._definitions:
             raise InvalidArgument(
                 f"{at[:200]}.$ref={str(reference)[:80]!r}: must name one of $defs"
             )
@@ -108,30 +112,38 @@ class _Check:
         at = at[:200]
         kinds = schema.get("type", "object")
         listed = kinds if isinstance(kinds, list) else [kinds]
-        if not listed or any(not isinstance(k, str) or k not in _TYPES for k in listed):
-            raise InvalidArgument(f"{at}.type={str(kinds)[:80]}: must be of {', '.join(_TYPES)}")
+        if not listed or any(not isinstance(k, str) or k not in TYPES for k in listed):
+            raise InvalidArgument(f"{at}.type={str(kinds)[:80]}: must be of {', '.join(TYPES)}")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict):
             raise InvalidArgument(f"{at}.properties: must be an object")
         for name in properties:
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 raise InvalidArgument(
                     f"{at}.properties: {name[:80]!r}: a name has 1 to 64 letters, digits, spaces,"
                     " and of _.-"
                 )
         if not isinstance(required, list) or any(str(name) not in properties for name in required):
             raise InvalidArgument(f"{at}.required: must be a list of names of properties")
-        if "enum" in schema and not _are_scalars(schema["enum"]):
+        if "enum" in schema and not are_scalars(schema["enum"]):
             raise InvalidArgument(f"{at}.enum: must be a list of texts, numbers, booleans or null")
-        if "const" in schema and not _are_scalars([schema["const"]]):
+        if "const" in schema and not are_scalars([schema["const"]]):
             raise InvalidArgument(f"{at}.const: must be a text, number, boolean or null")
+        bounds = [schema.get("minItems", 0), schema.get("maxItems", MAX_ITEMS)]
+        if any(type(bound) is not int or not 0 <= bound <= MAX_ITEMS for bound in bounds):
+            raise InvalidArgument(f"{at}: minItems and maxItems must be from 0 to {MAX_ITEMS}")
+        if bounds[0] > bounds[1]:
+            raise InvalidArgument(
+                f"{at}.minItems={bounds[0]}: must not exceed maxItems={bounds[1]}"
+            )
         if "anyOf" in schema and not (isinstance(schema["anyOf"], list) and schema["anyOf"]):
             raise InvalidArgument(f"{at}.anyOf: must be a list of schemas, not empty")
         if not isinstance(schema.get("additionalProperties", True), bool | dict):
             raise InvalidArgument(f"{at}.additionalProperties: must be true, false or a schema")
 
 
-def _are_scalars(values: Any) -> bool:
+def are_scalars(values: Any) -> bool:
+    """Whether it is a list of plain values, and not empty."""
     return (
         isinstance(values, list)
         and bool(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cog_triton.text.detokenize import Detokenizer
 from cog_triton.text.stop_strings import StopMatcher
@@ -13,9 +13,15 @@ class TextStream:
     """Detokenizer and stop matcher in one; stop strings count after `min_tokens`, as in vLLM."""
 
     def __init__(
-        self, tokenizer: EngineTokenizer, stops: Sequence[str], *, min_tokens: int = 0
+        self,
+        tokenizer: EngineTokenizer,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        visible: Collection[str] = (),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer.tokenizer)
+        """`visible` are special tokens that are part of the text."""
+        self._detokenizer = Detokenizer(tokenizer.tokenizer, visible)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
         self.token_count = 0

@@ -55,18 +55,22 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
-@lru_cache(maxsize=16)
-def _compile(source: str) -> Template:
-    """The template in the environment that Hugging Face gives chat templates."""
-    environment = ImmutableSandboxedEnvironment(
+def environment() -> ImmutableSandboxedEnvironment:
+    """The environment that Hugging Face gives chat templates."""
+    made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", _Generation],
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source)
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    return environment().from_string(source)
 
 
 def _joined(pieces: Iterable[str], most: int) -> str:

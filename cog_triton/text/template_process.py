@@ -93,7 +93,7 @@ class TemplatePool:
         Raises TemplateRefused, BadMessages (E1006) when it exceeds a limit, TritonTokenizerError
         (E2102) when it is broken, TritonUnknownError (E2100) when no process can be started.
         """
-        size = sum(len(message["content"]) for message in variables["messages"])
+        size = sum(map(_size, variables.values()))
         taken = self._take()
         kind = child.EXCEEDED
         try:
@@ -161,6 +161,15 @@ class TemplatePool:
         with self._changed:
             self._started -= 1
             self._changed.notify()
+
+
+def _size(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + _size(item) for key, item in value.items())
+    return sum(map(_size, value)) if isinstance(value, list) else 0
 
 
 POOL = TemplatePool()

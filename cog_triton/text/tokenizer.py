@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from cog_triton.errors import TritonTokenizerError
+from cog_triton.errors import InvalidArgument, TritonTokenizerError
 
 # Prompts are encoded one by one, each on a thread of its own.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -21,11 +21,13 @@ class EngineTokenizer:
     """Tokenizer with the settings that its vocabulary file does not carry.
 
     `add_bos` is tokenizer_config.json's ``add_bos_token``: whether a prompt starts with BOS, or
-    None to leave that to tokenizer.json's post-processor, as Hugging Face does.
+    None to leave that to tokenizer.json's post-processor, as Hugging Face does. `tool_template` is
+    the chat template for chats with tools, None if there is only one.
     """
 
     tokenizer: Tokenizer
     chat_template: str | None = None
+    tool_template: str | None = None
     bos_token: str | None = None
     eos_token: str | None = None
     add_bos: bool | None = None
@@ -51,9 +53,11 @@ class EngineTokenizer:
         add_bos = config.get("add_bos_token")
         if not isinstance(add_bos, bool | None):
             raise TritonTokenizerError(f"{path}: add_bos_token={add_bos!r}: must be true or false")
+        template, tool_template = _chat_templates(directory, path, config)
         loaded = cls(
             tokenizer=tokenizer,
-            chat_template=_chat_template(directory, path, config),
+            chat_template=template,
+            tool_template=tool_template,
             bos_token=_special_token(path, config, "bos_token"),
             eos_token=_special_token(path, config, "eos_token"),
             add_bos=add_bos,
@@ -68,6 +72,18 @@ class EngineTokenizer:
         """Number of tokens, including added ones."""
         size: int = self.tokenizer.get_vocab_size()
         return size
+
+    def with_template(self, path: Path) -> EngineTokenizer:
+        """The tokenizer with the chat template in a file; raises E1005 if it cannot be read."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"CHAT_TEMPLATE={path}: cannot be read: {error}") from error
+        return replace(self, chat_template=text, tool_template=None)
+
+    def template_for(self, *, tools: bool) -> str | None:
+        """The chat template, of a chat with tools or without."""
+        return (self.tool_template if tools else None) or self.chat_template
 
     def token_id(self, token: str) -> int | None:
         """Id of a token as the vocabulary spells it; None if unknown."""
@@ -120,21 +136,26 @@ def _special_token(path: Path, config: dict[str, Any], name: str) -> str | None:
     return value
 
 
-def _chat_template(directory: Path, path: Path, config: dict[str, Any]) -> str | None:
-    """Chat template from the place Hugging Face prefers: a file of its own, then the config."""
+def _chat_templates(
+    directory: Path, path: Path, config: dict[str, Any]
+) -> tuple[str | None, str | None]:
+    """Chat template from the place Hugging Face prefers: a file of its own, then the config.
+
+    The second one is for chats with tools, if there are several.
+    """
     own = directory / "chat_template.jinja"
     if own.is_file():
-        return _read(own)
-    value = config.get("chat_template")
+        return _read(own), None
+    value, tools = config.get("chat_template"), None
     beside = directory / "chat_template.json"
     if value is None and beside.is_file():
         path, value = beside, _read_json(beside).get("chat_template")
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
+        value, tools = named.get("default"), named.get("tool_use")
         if value is None:
             names = ", ".join(map(str, named)) or "none"
             raise TritonTokenizerError(f"{path}: chat_template has no 'default' (has {names})")
-    if value is not None and not isinstance(value, str):
+    if not isinstance(value, str | None) or not isinstance(tools, str | None):
         raise TritonTokenizerError(f"{path}: chat_template: must be text or a list of templates")
-    return value
+    return value, tools

@@ -94,7 +94,13 @@ def to_error(text: str) -> CogTritonError:
 
 @contextmanager
 def api(
-    answer: Answer, *, slots: int = 4, queue: float = 8, guides: bool = False, **options: Any
+    answer: Answer,
+    *,
+    slots: int = 4,
+    queue: float = 8,
+    guides: bool = False,
+    tokenizer: EngineTokenizer = TOKENIZER,
+    **options: Any,
 ) -> Iterator[Served]:
     settings = load_settings(served_model_name="small", **options)
     limits = EngineLimits(
@@ -106,7 +112,7 @@ def api(
             triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request
         )
         generator = TextGenerator(
-            settings, limits, TOKENIZER, transport, to_error, admission, observer=metrics
+            settings, limits, tokenizer, transport, to_error, admission, observer=metrics
         )
         listening = bind("OPENAI_PORT", "127.0.0.1", 0, 64)
         served = Served(
@@ -115,7 +121,7 @@ def api(
         served.ended = metrics.generations
         key = settings.openai_api_key
         app = create_app(
-            OpenAIRoutes(settings, TOKENIZER, generator, "small", guides=guides).routes(),
+            OpenAIRoutes(settings, tokenizer, generator, "small", guides=guides).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

@@ -11,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_level
 
-from cog_triton.errors import BadMessages
+from cog_triton.errors import BadMessages, InvalidArgument
 from cog_triton.text.chat import parse_messages, render_messages
 from cog_triton.text.tokenizer import EngineTokenizer
 
 USER = {"role": "user", "content": "Hi"}
+
+
+TOOL = {"role": "tool", "content": "4"}
+DEEP = '{"a":' * 70 + "1" + "}" * 70
+
+
+def called(call: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def tokenizer(template: str | None, bos: str | None = None, eos: str | None = None) -> Any:
@@ -50,7 +58,11 @@ def test_messages_are_role_and_text() -> None:
         ([{"role": "usr", "content": "Hi"}], ["messages[0].role:", "'usr'", "'user'"]),
         ([{"role": 1, "content": "Hi"}], ["messages[0].role:", "1;"]),
         ([{"role": ["user"], "content": "Hi"}], ["messages[0].role:"]),
-        ([{"role": "tool", "content": "4"}], ["messages[0].role='tool'", "tools"]),
+        ([{"role": "function", "content": "4"}], ["messages[0].role='function'", "tools"]),
+        ([{"role": "tool", "content": "4"}], ["messages[0].tool_call_id", "id of a tool call"]),
+        ([{**TOOL, "tool_call_id": 4}], ["messages[0].tool_call_id"]),
+        ([{**TOOL, "tool_call_id": "\ud83e"}], ["messages[0].tool_call_id", "surrogates"]),
+        ([{**USER, "tool_call_id": "a"}], ["messages[0].tool_call_id", "role 'tool'"]),
         ([{"role": "user"}], ["messages[0].content:", "missing"]),
         ([{"role": "user", "content": None}], ["messages[0].content:", "null"]),
         ([{"role": "user", "content": 7}], ["messages[0].content:", "a number"]),
@@ -66,8 +78,21 @@ def test_messages_are_role_and_text() -> None:
             ["content[0].cache", "unknown"],
         ),
         ([{**USER, "contents": "x"}], ["messages[0].contents", "did you mean 'content'"]),
-        ([{**USER, "name": "Bob"}], ["messages[0].name", "not supported"]),
-        ([{**USER, "tool_calls": [{}]}], ["messages[0].tool_calls", "not supported"]),
+        ([{**USER, "name": 4}], ["messages[0].name", "a number"]),
+        ([{**USER, "refusal": "No"}], ["messages[0].refusal", "not supported"]),
+        ([{**USER, "tool_calls": [{}]}], ["messages[0].tool_calls", "role 'assistant'"]),
+        ([called(None)], ["tool_calls[0]:", "object"]),
+        ([called({"type": "custom"})], ["tool_calls[0]:", "'function'"]),
+        ([called({})], ["tool_calls[0].function:"]),
+        ([called({"function": {}})], ["tool_calls[0].function.name:"]),
+        ([called({"function": {"name": "f", "arguments": {}}})], ["function.arguments:", "text"]),
+        ([called({"function": {"name": "f", "arguments": "{"}})], ["function.arguments:", "JSON"]),
+        ([called({"function": {"name": "f", "arguments": "[]"}})], ["function.arguments:"]),
+        ([called({"function": {"name": "f", "arguments": '{"a": NaN}'}})], ["NaN is not JSON"]),
+        ([called({"function": {"name": "f", "arguments": '{"a": "\\ud83e"}'}})], ["surrogates"]),
+        ([called({"function": {"name": "f", "arguments": DEEP}})], ["nested deeper than 64"]),
+        ([called({"function": {"name": "f", "arguments": "[" * 99999}})], ["arguments: not JSON"]),
+        ([{**called({}), "tool_calls": {}}], ["tool_calls: must be a list"]),
         ([{"role": "user", "content": " \n"}], ["blank"]),
         ([{"role": "user", "content": "\ud83e"}], ["messages[0].content:", "surrogates"]),
     ],
@@ -83,7 +108,9 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "x"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "tool_calls", "name", "x"]), inner
+        )
     ),
     max_leaves=8,
 )
@@ -95,7 +122,60 @@ def test_any_json_is_accepted_or_refused_with_e1006(value: Any) -> None:
         messages = parse_messages(value)
     except BadMessages:
         return
-    assert all(set(message) == {"role", "content"} for message in messages)
+    assert all({"role", "content"} <= set(message) for message in messages)
+
+
+def test_calls_of_tools_come_as_templates_expect_them() -> None:
+    call = {"id": "a1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1]}'}}
+    value = [
+        {**USER, "name": "Ann"},
+        {**called(call), "reasoning_content": "Hm.", "refusal": None, "function_call": None},
+        {"role": "tool", "tool_call_id": "a1", "content": [{"type": "text", "text": "4"}]},
+        {"role": "assistant", "content": "Four", "reasoning": "So.", "tool_calls": []},
+        called({"function": {"name": "f", "arguments": ""}}),
+    ]
+    function = {"name": "f", "arguments": {"x": [1]}}
+    assert parse_messages(value) == [
+        {**USER, "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "a1", "type": "function", "function": function}],
+        },
+        {**TOOL, "tool_call_id": "a1"},
+        {"role": "assistant", "content": "Four", "reasoning_content": "So."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
+    ]
+
+
+def test_calls_have_a_bound_of_values() -> None:
+    many = called({"function": {"name": "f", "arguments": '{"a": [' + "0," * 99999 + "0]}"}})
+    with pytest.raises(InvalidArgument, match="arguments of tool calls have some 30"):
+        parse_messages([many, many, many])
+
+
+@pytest.mark.parametrize("message", [called({"function": {"name": "f"}}), TOOL])
+def test_calls_that_a_template_would_leave_out_are_refused(message: dict[str, Any]) -> None:
+    messages = parse_messages(
+        [USER, {**message, **({"tool_call_id": "a"} if message is TOOL else {})}]
+    )
+    with pytest.raises(BadMessages, match=r"messages\[1\]: .* set CHAT_TEMPLATE"):
+        render_messages(messages, None, tokenizer(SMOLLM2))
+
+
+def test_tools_are_rendered_by_the_template_for_tools() -> None:
+    both = EngineTokenizer(
+        byte_level(), chat_template="plain", tool_template="{{ tools | tojson }}"
+    )
+    assert render_messages([USER], None, both).text == "plain"
+    assert render_messages([USER], None, both, {"tools": [{"a": "ü"}]}).text == '[{"a": "ü"}]'
+    one = tokenizer("{{ tools is defined }} {{ enable_thinking }}")
+    assert render_messages([USER], None, one, {"enable_thinking": False}).text == "False False"
 
 
 CHAT = [

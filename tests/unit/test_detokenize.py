@@ -110,3 +110,21 @@ def test_no_id_is_decoded_more_than_three_times(tokenizer: Tokenizer) -> None:
     for token_id in ids:
         detokenizer.feed([token_id])
     assert sum(decoded) <= 3 * len(ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids_and_cuts())
+def test_visible_special_tokens_are_part_of_the_text(
+    case: tuple[Tokenizer, list[int], list[int]],
+) -> None:
+    tokenizer, ids, _ = case
+    added = tokenizer.get_added_tokens_decoder().values()
+    specials = [token.content for token in added if token.special]
+    detokenizer = Detokenizer(tokenizer, specials)
+    text = "".join([*(detokenizer.feed([i]) for i in ids), detokenizer.flush()])
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
+    (hidden, *shown) = specials
+    shown_ids = [i for i in ids if tokenizer.id_to_token(i) != hidden]
+    detokenizer = Detokenizer(tokenizer, shown)
+    text = detokenizer.feed(ids) + detokenizer.flush()
+    assert text == tokenizer.decode(shown_ids, skip_special_tokens=False)

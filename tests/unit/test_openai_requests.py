@@ -12,6 +12,9 @@ from cog_triton.errors import BadMessages, InvalidArgument, UserError
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest, parse
 from cog_triton.text.sampling import MAX_TOKENS
 
+F = {"name": "f"}
+TOOL = {"type": "function", "function": F}
+LISTING = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "Hi"}
 
@@ -101,17 +104,28 @@ def test_unsupported_fields_with_neutral_values_are_accepted(neutral: dict[str, 
         ({"n": True}, ["n=True"]),
         ({"n": "1"}, ["n='1'"]),
         ({"best_of": 4}, ["best_of=4"]),
-        ({"tools": [{"type": "function"}]}, ["tools=", "not supported"]),
-        ({"tool_choice": "required"}, ["tool_choice='required'"]),
-        ({"functions": [{}]}, ["functions="]),
+        ({"tools": [{"type": "function"}]}, ["tools.0.function", "missing"]),
+        ({"tools": [{"type": "custom", "function": F}]}, ["tools.0.type='custom'"]),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, ["function.name='a b'"]),
+        ({"tools": [TOOL, TOOL]}, ["tools[1].function.name='f'", "twice"]),
+        ({"tools": [LISTING]}, ["tools[0].function.parameters.type='array'", "'object'"]),
+        ({"tool_choice": "required"}, ["tool_choice='required'", "needs tools"]),
+        ({"tool_choice": "any"}, ["tool_choice='any'"]),
+        ({"tool_choice": {"type": "function", "function": F}}, ["'f': is not among the tools"]),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "ff"}}},
+            ["tool_choice.function.name='ff'", "did you mean 'f'"],
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, ["tool_choice"]),
+        ({"functions": [{}]}, ["functions=", "use tools"]),
         ({"logit_bias": {"1": 5}}, ["logit_bias="]),
         ({"modalities": ["text", "audio"]}, ["modalities="]),
-        ({"reasoning_effort": "high"}, ["reasoning_effort="]),
+        ({"reasoning_effort": "much"}, ["reasoning_effort='much'"]),
         ({"echo": True}, ["echo=True"]),
         ({"temprature": 1}, ["temprature: unknown field", "'temperature'"]),
         ({"top k": 1}, ["'top k': unknown field; did you mean 'top_k'?"]),
         ({"guided_json": {"type": "object"}}, ["guided_json=", "response_format"]),
-        ({"chat_template_kwargs": {"a": 1}}, ["chat_template_kwargs="]),
+        ({"chat_template_kwargs": [1]}, ["chat_template_kwargs=[1]"]),
         ({"temperature": 2.1}, ["temperature=2.1", "less than or equal to 2"]),
         ({"temperature": -0.1}, ["temperature=-0.1"]),
         ({"temperature": "0"}, ["temperature='0'", "number"]),

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from small_tokenizers import byte_fallback, byte_level, save
 
-from cog_triton.errors import TritonTokenizerError
+from cog_triton.errors import InvalidArgument, TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
 
 
@@ -133,3 +133,18 @@ def test_a_missing_or_broken_file_is_named(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TritonTokenizerError, match=f"E2102 .*{name}.*{message}"):
         EngineTokenizer.load(tmp_path)
+
+
+def test_template_for_tools_is_apart(tmp_path: Path) -> None:
+    loaded = EngineTokenizer.load(save(tmp_path, byte_level(), chat_template=NAMED))
+    assert (loaded.template_for(tools=False), loaded.template_for(tools=True)) == ("D", "T")
+
+
+def test_a_file_replaces_the_templates(tmp_path: Path) -> None:
+    loaded = EngineTokenizer.load(save(tmp_path, byte_level(), chat_template=NAMED))
+    path = tmp_path / "own.jinja"
+    with pytest.raises(InvalidArgument, match=r"E1005 .*CHAT_TEMPLATE=.*own.jinja: cannot be read"):
+        loaded.with_template(path)
+    path.write_text("Own ü", "utf-8")
+    own = loaded.with_template(path)
+    assert own.template_for(tools=False) == own.template_for(tools=True) == "Own ü"

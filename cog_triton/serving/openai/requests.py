@@ -14,9 +14,15 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.serving.openai.tool_requests import (
+    HashableFailFast,
+    ToolChoice,
+    Tools,
+    check_tools,
+)
 from cog_triton.system.log_notes import log_once
 from cog_triton.text import json_schema
 from cog_triton.text.sampling import MAX_TOKENS, SamplingParams, resolve_seed
@@ -24,20 +30,14 @@ from cog_triton.text.sampling import MAX_TOKENS, SamplingParams, resolve_seed
 _log = logging.getLogger(__name__)
 
 
-class _HashableFailFast(FailFast):
-    """`FailFast` for members of a union, which Python hashes."""
-
-    __hash__ = object.__hash__
-
-
 Count = Field(default=None, ge=0)
 # Else each of a million wrong items would be an error of its own.
-_FAIL_FAST = _HashableFailFast()
+_FAIL_FAST = HashableFailFast()
 _SHOWN = 80
 # Of the other endpoint: an answer that ignores it answers nothing.
 _PROMPTS = ("messages", "prompt", "input", "suffix")
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
-
+_CHATS = "only chats have it"
 _GUIDED = "use response_format"
 
 # Field -> values that do not change the answer, and the reason why others are rejected.
@@ -46,28 +46,29 @@ _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "bad_words": (_EMPTY, "not passed to the engine"),
     "best_of": ((None, 1), "one answer is made for each request"),
     "chat_template": (_EMPTY, "the model's own is used"),
-    "chat_template_kwargs": (_EMPTY, "the model's chat template gets none"),
+    "chat_template_kwargs": (_EMPTY, _CHATS),
     "echo": ((None, False), "the prompt is not sent back"),
-    "function_call": ((None, "none", "auto"), "tools are not supported"),
-    "functions": (_EMPTY, "tools are not supported"),
+    "function_call": ((None, "none", "auto"), "use tool_choice"),
+    "functions": (_EMPTY, "use tools"),
     "guided_choice": (_EMPTY, _GUIDED),
     "guided_grammar": (_EMPTY, _GUIDED),
     "guided_json": (_EMPTY, _GUIDED),
     "guided_regex": (_EMPTY, _GUIDED),
+    "include_reasoning": ((None, True), _CHATS),
     "length_penalty": ((None, 1), "it only has meaning in beam search"),
     "logit_bias": (_EMPTY, "the engines take no bias for each request"),
     "min_p": ((None, 0), "use top_p or top_k"),
     "modalities": ((None, ["text"]), "this server answers text alone"),
     "n": ((None, 1), "one answer is made for each request"),
-    "reasoning_effort": ((None,), "the model decides"),
+    "reasoning_effort": ((None,), _CHATS),
     "skip_special_tokens": ((None, True), "special tokens are never part of the text"),
     "stop_token_ids": (_EMPTY, "use stop"),
     "structured_outputs": (_EMPTY, _GUIDED),
     "suffix": (_EMPTY, "text is not inserted"),
-    "tool_choice": ((None, "none", "auto"), "tools are not supported"),
-    "tools": (_EMPTY, "tools are not supported"),
+    "tool_choice": ((None, "none", "auto"), _CHATS),
+    "tools": (_EMPTY, _CHATS),
     "use_beam_search": ((None, False), "beam search is not supported"),
-    "web_search_options": ((None,), "tools are not supported"),
+    "web_search_options": ((None,), "this server searches nothing"),
 }
 # They describe the caller, are for a store that there is not, or ask for speed or a style that
 # models of chat templates know nothing of: no text depends on them.
@@ -184,6 +185,14 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def limit(self) -> int:
@@ -289,6 +298,7 @@ def _check_combinations(request: GenerationRequest) -> None:
                 f"top_logprobs={request.top_logprobs}: not supported: the engines tell the"
                 " probability of the chosen token alone; use 0"
             )
+        check_tools(request.tools or [], request.tool_choice)
         form = request.response_format
         if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
             raise InvalidArgument("response_format: json_schema goes with type 'json_schema'")

@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 
 from cog_triton.serving.generate import Generation
 from cog_triton.serving.generation import TokenLogProb
+from cog_triton.serving.openai.delta_objects import delta_object, message_object
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.deltas import Content, Delta, join
 from cog_triton.text.detokenize import TokenText
 
 Object = dict[str, Any]
@@ -33,11 +36,24 @@ class ResponseBuilder(ABC):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._head: Object = {"id": self.id, "created": int(time.time()), "model": model}
         self._token_text = token_text
+        self._texts: list[str] = []
         self._around_text: tuple[bytes, bytes] | None = None
 
     def first_chunk(self) -> Object | None:
         """The chunk before any text, if the endpoint has one."""
         return None
+
+    def add(self, text: str) -> None:
+        """Take new text of a complete response."""
+        self._texts.append(text)
+
+    def chunks(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> list[Object]:
+        """The chunks of new text, and log probabilities of its tokens if requested."""
+        return [self.chunk(text, log_probs)]
+
+    def end_chunks(self) -> list[Object]:
+        """The chunks of what was held back, after the last text."""
+        return []
 
     @abstractmethod
     def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
@@ -49,11 +65,15 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def full_response(
-        self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
+        self, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
-        """The complete response in one object."""
+        """The complete response in one object, of all texts that were added."""
 
-    def text_event(self, text: str) -> bytes:
+    def events(self, text: str) -> bytes:
+        """The events of new text, without log probabilities or usage."""
+        return self._text_event(text)
+
+    def _text_event(self, text: str) -> bytes:
         """The event of a chunk without log probabilities: all of it but the text is the same."""
         if self._around_text is None:
             before, after = sse_event(self.chunk(_TEXT, None)).split(_encode(_TEXT))
@@ -78,6 +98,43 @@ class ChatResponseBuilder(ResponseBuilder):
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    parser: AnswerParser | None = None
+    """Parser of reasoning and tool calls, if the request needs one."""
+
+    def __init__(self, model: str, token_text: TokenText) -> None:
+        super().__init__(model, token_text)
+        self._deltas: list[Delta] = []
+
+    def add(self, text: str) -> None:
+        """See `ResponseBuilder.add`."""
+        self._deltas += self.parser.feed(text) if self.parser else [Content(text)]
+
+    def chunks(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> list[Object]:
+        """See `ResponseBuilder.chunks`; log probabilities are in the first one."""
+        if self.parser is None:
+            return [self.chunk(text, log_probs)]
+        made = [self._delta(delta_object(delta), None) for delta in self.parser.feed(text)]
+        if log_probs is not None:
+            made = made or [self._delta({}, None)]
+            made[0]["choices"][0]["logprobs"] = self._log_probs(log_probs)
+        return made
+
+    def events(self, text: str) -> bytes:
+        """See `ResponseBuilder.events`."""
+        if self.parser is None:
+            return self._text_event(text)
+        return b"".join(
+            self._text_event(delta.text)
+            if isinstance(delta, Content)
+            else sse_event(self._delta(delta_object(delta), None))
+            for delta in self.parser.feed(text)
+        )
+
+    def end_chunks(self) -> list[Object]:
+        """See `ResponseBuilder.end_chunks`."""
+        deltas = self.parser.finish() if self.parser else []
+        return [self._delta(delta_object(delta), None) for delta in deltas]
+
     def first_chunk(self) -> Object | None:
         """The chunk with the role."""
         return self._delta({"role": "assistant", "content": ""}, None)
@@ -88,22 +145,27 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def last_chunk(self, generation: Generation) -> Object:
         """See `ResponseBuilder.last_chunk`."""
-        return self._delta({}, None, generation.result.finish_reason)
+        return self._delta({}, None, self._finish_reason(generation))
 
     def full_response(
-        self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
+        self, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
         """See `ResponseBuilder.full_response`."""
+        held = self.parser.finish() if self.parser else []
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message_object(join([*self._deltas, *held])),
             "logprobs": self._log_probs(log_probs),
-            "finish_reason": generation.result.finish_reason,
+            "finish_reason": self._finish_reason(generation),
         }
         return {
             **self._object(self.full_object, [choice]),
             "usage": usage(generation, generation.result.output_token_count),
         }
+
+    def _finish_reason(self, generation: Generation) -> str | None:
+        reason = generation.result.finish_reason
+        return self.parser.finish_reason(reason) if self.parser else reason
 
     def _delta(
         self,
@@ -157,9 +219,10 @@ class CompletionResponseBuilder(ResponseBuilder):
         return self._choice("", None, generation.result.finish_reason)
 
     def full_response(
-        self, text: str, log_probs: Sequence[TokenLogProb] | None, generation: Generation
+        self, log_probs: Sequence[TokenLogProb] | None, generation: Generation
     ) -> Object:
         """See `ResponseBuilder.full_response`."""
+        text = "".join(self._texts)
         answer = self._choice(text, log_probs, generation.result.finish_reason)
         return {**answer, "usage": usage(generation, generation.result.output_token_count)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -18,6 +18,7 @@ from cog_triton.errors import InvalidArgument, NotFound, RequestTooLarge
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import GenerationRequest as PlannedRequest
 from cog_triton.serving.inbox import LoopInboxes
+from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.requests import (
     ChatRequest,
@@ -34,12 +35,13 @@ from cog_triton.serving.openai.responses import (
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
-from cog_triton.text import chat
 from cog_triton.text.detokenize import TokenText
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
 R = TypeVar("R", bound=GenerationRequest)
+Prompt = tuple[list[int], Mapping[str, Any]]
+"""Token ids, and further fields of the planned request."""
 
 
 class OpenAIRoutes:
@@ -60,7 +62,7 @@ class OpenAIRoutes:
         self._tokenizer = tokenizer
         self._generator = generator
         self._model = model
-        self._guides = guides
+        self._planner = ChatPlanner(settings, tokenizer, guides=guides)
         self._token_text = TokenText(tokenizer)
         self._created = int(time.time())
         self._inboxes: LoopInboxes | None = None
@@ -82,26 +84,33 @@ class OpenAIRoutes:
         return json_response(self._description())
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, ChatRequest, self._chat_prompt, ChatResponseBuilder)
+        builder = ChatResponseBuilder(self._model, self._token_text)
+
+        def prompt(chat: ChatRequest) -> Prompt:
+            plan = self._planner.plan(chat)
+            builder.parser = plan.parser
+            special = plan.prompt.add_special_tokens
+            ids = self._generator.encode(plan.prompt.text, add_special_tokens=special)
+            return ids, {"guide": plan.guide, "visible": plan.visible}
+
+        return await self._answer(request, ChatRequest, prompt, builder)
 
     async def _complete(self, request: Request) -> Response:
-        return await self._answer(
-            request, CompletionRequest, self._plain_prompt, CompletionResponseBuilder
-        )
+        builder = CompletionResponseBuilder(self._model, self._token_text)
+        return await self._answer(request, CompletionRequest, self._plain_prompt, builder)
 
     async def _answer(
         self,
         request: Request,
         kind: type[R],
-        to_ids: Callable[[R], list[int]],
-        builder_type: type[ResponseBuilder],
+        to_prompt: Callable[[R], Prompt],
+        builder: ResponseBuilder,
     ) -> Response:
-        builder = builder_type(self._model, self._token_text)
         request_id.set(builder.id)  # this task is of this request alone
         # In a list, so that it is freed as soon as it is parsed.
         raw = [await _body(request, self._settings.max_request_bytes)]
         # A long prompt takes long to parse and encode, and must not block the event loop.
-        planned, parsed = await asyncio.to_thread(self._plan, raw, kind, to_ids, builder)
+        planned, parsed = await asyncio.to_thread(self._plan, raw, kind, to_prompt, builder)
         if self._inboxes is None:  # this is the event loop
             self._inboxes = LoopInboxes()
         inbox = self._inboxes.new()
@@ -119,7 +128,7 @@ class OpenAIRoutes:
         self,
         raw: list[bytearray],
         kind: type[R],
-        to_ids: Callable[[R], list[int]],
+        to_prompt: Callable[[R], Prompt],
         builder: ResponseBuilder,
     ) -> tuple[PlannedRequest, R]:
         body = _json(raw.pop())
@@ -132,7 +141,7 @@ class OpenAIRoutes:
             stops = parse_stop_sequences(self._settings.stop_sequences)
         else:
             self._stop_limits.check("stop", stops)
-        ids = to_ids(request)
+        ids, others = to_prompt(request)
         if not ids:
             raise errors.PromptRequired("the prompt is blank")
         planned = self._generator.plan(
@@ -141,29 +150,13 @@ class OpenAIRoutes:
             stops,
             ignore_eos=bool(request.ignore_eos),
             return_log_probs=request.log_probs,
-            guide=self._guide(request),
             id=builder.id,
             endpoint=builder.endpoint,
+            **others,
         )
         return planned, request
 
-    def _guide(self, request: GenerationRequest) -> str | None:
-        guide = request.guide()
-        if guide is not None and not self._guides:
-            raise InvalidArgument(
-                "response_format: only type 'text' is supported: this engine has no guided decoding"
-            )
-        return guide
-
-    def _chat_prompt(self, request: ChatRequest) -> list[int]:
-        rendered = chat.render_messages(
-            chat.parse_messages(request.messages, self._settings.max_messages),
-            self._settings.system_prompt,
-            self._tokenizer,
-        )
-        return self._generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
-
-    def _plain_prompt(self, request: CompletionRequest) -> list[int]:
+    def _plain_prompt(self, request: CompletionRequest) -> Prompt:
         prompt = request.one_prompt()
         if isinstance(prompt, str):
             if not prompt:
@@ -172,14 +165,14 @@ class OpenAIRoutes:
                 prompt.encode()
             except UnicodeEncodeError as error:
                 raise InvalidArgument(f"prompt: not Unicode text: {error.reason}") from None
-            return self._generator.encode(prompt)
+            return self._generator.encode(prompt), {}
         for token in prompt:
             if not 0 <= token < self._tokenizer.vocab_size:
                 raise InvalidArgument(
                     f"prompt: holds {token}; must be from 0 to {self._tokenizer.vocab_size - 1},"
                     " the model's vocabulary"
                 )
-        return prompt
+        return prompt, {}
 
     def _require_model(self, model: str) -> None:
         if model != self._model:
@@ -192,6 +185,7 @@ class OpenAIRoutes:
             "created": self._created,
             "owned_by": "cog-triton",
             "max_model_len": self._generator.max_seq_len,
+            "capabilities": self._planner.abilities,
         }
 
 

@@ -26,30 +26,38 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+_TEXT = {"type": "string"}
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"type": "string", "const": "text"}, "text": _TEXT},
+}
+_CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": _TEXT,
+        "type": {"type": "string", "const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": _TEXT, "arguments": _TEXT},
+        },
+    },
+}
 _MESSAGES: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["role"],
         "properties": {
             "role": {"type": "string", "enum": list(chat.ROLES)},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["type", "text"],
-                            "properties": {
-                                "type": {"type": "string", "const": "text"},
-                                "text": {"type": "string"},
-                            },
-                        },
-                    },
-                ]
-            },
+            "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]},
+            "name": _TEXT,
+            "reasoning_content": _TEXT,
+            "tool_calls": {"type": "array", "items": _CALL},
+            "tool_call_id": _TEXT,
         },
     },
 }

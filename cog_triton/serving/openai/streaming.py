@@ -63,20 +63,18 @@ class GenerationResponse(Response):
         self._generation.ticket.cancel()
 
     async def _complete_response(self) -> Response:
-        texts: list[str] = []
         log_probs: list[TokenLogProb] = []
         try:
             with self._generation as generation:
                 while not generation.ended:
                     piece = generation.advance(await self._inbox.take() or ())
                     if piece is not None:
-                        texts.append(piece.text)
+                        self._builder.add(piece.text)
                         log_probs += piece.log_probs
         except Exception as error:  # noqa: BLE001 - answered with its code
             return error_responses.error_response(error_responses.to_coded_error(error))
         return error_responses.json_response(
             self._builder.full_response(
-                "".join(texts),
                 log_probs if generation.request.return_log_probs else None,
                 generation,
             )
@@ -126,8 +124,9 @@ class GenerationResponse(Response):
 
     def _last_events(self) -> bytes:
         generation = self._generation
-        last = self._builder.last_chunk(generation)
-        data = self._event(last, generation.result.output_token_count)
+        chunks = [*self._builder.end_chunks(), self._builder.last_chunk(generation)]
+        tokens = generation.result.output_token_count
+        data = b"".join(self._event(chunk, tokens) for chunk in chunks)
         if self._include_usage:
             data += sse_event(self._builder.usage_chunk(generation))
         return data + DONE
@@ -135,8 +134,9 @@ class GenerationResponse(Response):
     def _piece_event(self, piece: TextPiece) -> bytes:
         log_probs = piece.log_probs if self._generation.request.return_log_probs else None
         if log_probs is None and not self._include_usage:
-            return self._builder.text_event(piece.text)
-        return self._event(self._builder.chunk(piece.text, log_probs), piece.tokens)
+            return self._builder.events(piece.text)
+        chunks = self._builder.chunks(piece.text, log_probs)
+        return b"".join(self._event(chunk, piece.tokens) for chunk in chunks)
 
     def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
         if not self._include_usage:

@@ -13,6 +13,7 @@ from cog_triton.serving.openai.parsers.deltas import (
     Reasoning,
     merge,
 )
+from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser
 from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
 
 
@@ -37,6 +38,14 @@ class AnswerParser:
     def called(self) -> bool:
         """Whether there is a call whose arguments are complete."""
         return self._calls is not None and self._calls.completed > 0
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """What to tell for the engine's `reason`: tool_calls if it has stopped after a call.
+
+        A cut one stays `length`, and a call that was forced by name `stop`, as in OpenAI's API.
+        """
+        forced = isinstance(self._calls, NamedCallParser)
+        return "tool_calls" if reason == "stop" and self.called and not forced else reason
 
     def feed(self, text: str) -> list[Delta]:
         """What this text completes."""

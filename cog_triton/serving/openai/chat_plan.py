@@ -1,0 +1,174 @@
+"""Plan of a chat: its prompt, what guides its answer, and how the answer is parsed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser, RequiredCallsParser
+from cog_triton.serving.openai.parsers.parser_choice import (
+    CALL_PARSERS,
+    REASONING_MARKERS,
+    call_parser,
+    reasoning_parser,
+)
+from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
+from cog_triton.serving.openai.requests import ChatRequest
+from cog_triton.serving.openai.tool_requests import NamedTool, Tool, functions
+from cog_triton.settings import Settings
+from cog_triton.system.log_notes import log_once
+from cog_triton.text import chat
+from cog_triton.text.prompts import RenderedPrompt
+from cog_triton.text.template_variables import template_variables
+from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.text.tool_schema import arguments_guide, calls_guide
+
+_log = logging.getLogger(__name__)
+
+_NOT_SETTINGS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+
+
+class ChatPlan(NamedTuple):
+    """`guide` is the answer's JSON Schema, `visible` the special tokens that `parser` needs."""
+
+    prompt: RenderedPrompt
+    guide: str | None = None
+    parser: AnswerParser | None = None
+    visible: Collection[str] = ()
+
+
+class ChatPlanner:
+    """Plans chats for one model; tells in the log how it parses their answers."""
+
+    def __init__(self, settings: Settings, tokenizer: EngineTokenizer, *, guides: bool) -> None:
+        """`guides` says whether the engine supports guided decoding."""
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._guides = guides
+        self._calls = call_parser(settings, tokenizer)
+        self._reasoning = reasoning_parser(settings, tokenizer)
+        self._reads_tools = "tools" in self._variables(tools=True)
+        _log.info(
+            "tool calls are parsed as %s, reasoning as %s",
+            self._calls or "text",
+            self._reasoning or "text",
+        )
+
+    @property
+    def abilities(self) -> dict[str, Any]:
+        """What chats can do, for the description of the model."""
+        choices = ["none"]
+        if self._reads_tools and self._calls:
+            choices.append("auto")
+        if self._guides:
+            choices += ["required", "function"]
+        return {
+            "tool_choice": choices,
+            "tool_call_parser": self._calls,
+            "reasoning_parser": self._reasoning,
+            "guided_decoding": self._guides,
+        }
+
+    def plan(self, request: ChatRequest) -> ChatPlan:
+        """The plan; raises E1005 for what cannot be honoured, E1006 for bad messages."""
+        messages = chat.parse_messages(request.messages, self._settings.max_messages)
+        tools = [] if request.tool_choice == "none" else request.tools or []
+        guide, parser = self._call_plan(request, tools)
+        prompt = chat.render_messages(
+            messages,
+            self._settings.system_prompt,
+            self._tokenizer,
+            self._template_variables(request, tools),
+        )
+        reasoning = None
+        if self._reasoning is not None and guide is None:
+            opening, closing = REASONING_MARKERS[self._reasoning]
+            opened = prompt.text.rstrip().endswith(opening)
+            reasoning = ReasoningParser(opening, closing, opened=opened)
+        if reasoning is None and parser is None:
+            return ChatPlan(prompt, guide)
+        answer = AnswerParser(
+            reasoning,
+            parser,
+            include_reasoning=request.include_reasoning is not False,
+            parallel=request.parallel_tool_calls is not False,
+        )
+        visible = {
+            *(REASONING_MARKERS[self._reasoning] if self._reasoning and reasoning else ()),
+            *(parser.markers if parser else ()),
+        }
+        return ChatPlan(prompt, guide, answer, visible)
+
+    def _call_plan(
+        self, request: ChatRequest, tools: list[Tool]
+    ) -> tuple[str | None, CallParser | None]:
+        """The guide of the answer, and the parser of its calls."""
+        form, choice = request.guide(), request.tool_choice
+        names = [tool.function.name for tool in tools]
+        forced = choice == "required" or isinstance(choice, NamedTool)
+        if not tools:
+            return self._guided("response_format", form), None
+        if forced or form is not None:
+            cause = f"tool_choice={'required' if choice == 'required' else 'function'!r}"
+            self._guided(cause if forced else "response_format", "")
+        if isinstance(choice, NamedTool):
+            name = choice.function.name
+            (chosen,) = (item for item in functions(tools) if item.name == name)
+            return arguments_guide(chosen), NamedCallParser([name])
+        if forced or form is not None:
+            guide = calls_guide(
+                functions(tools),
+                CALL_PARSERS[self._calls or "hermes"].arguments_key,
+                parallel=request.parallel_tool_calls is not False,
+                or_else=None if forced or form is None else json.loads(form),
+            )
+            return guide, RequiredCallsParser(names)
+        if not self._reads_tools:
+            raise InvalidArgument(
+                "tools: the model's chat template does not tell the model about tools; set"
+                " CHAT_TEMPLATE to one that does, or send tool_choice 'required' or 'none'"
+            )
+        if self._calls is None:
+            raise InvalidArgument(
+                "tools: it is not known how this model writes calls; set TOOL_CALL_PARSER, or send"
+                " tool_choice 'required' or 'none'"
+            )
+        return None, CALL_PARSERS[self._calls](names)
+
+    def _guided(self, cause: str, guide: str | None) -> str | None:
+        if guide is not None and not self._guides:
+            rule = (
+                "only type 'text' is supported" if cause == "response_format" else "not supported"
+            )
+            raise InvalidArgument(f"{cause}: {rule}: this engine has no guided decoding")
+        return guide
+
+    def _variables(self, *, tools: bool) -> frozenset[str]:
+        return template_variables(self._tokenizer.template_for(tools=tools) or "")
+
+    def _template_variables(self, request: ChatRequest, tools: list[Tool]) -> dict[str, Any]:
+        """What the template reads besides the messages."""
+        known = self._variables(tools=bool(tools))
+        values = dict(request.chat_template_kwargs or {})
+        for name in values:
+            if name in _NOT_SETTINGS:
+                raise InvalidArgument(f"chat_template_kwargs.{name}: is set by the server")
+            hint = nearest(name, [item for item in known if item not in _NOT_SETTINGS])
+            if name not in known and hint:
+                raise InvalidArgument(f"chat_template_kwargs.{name[:80]}: unknown{hint}")
+            if name not in known:
+                log_once(_log, f"chat_template_kwargs: the chat template reads no {name[:80]!r}")
+        effort = request.reasoning_effort
+        if effort is not None and not known & {"reasoning_effort", "enable_thinking"}:
+            log_once(_log, "reasoning_effort: the chat template reads none")
+        if effort is not None:
+            values.setdefault("reasoning_effort", effort)
+            values.setdefault("enable_thinking", effort != "none")
+        if tools and self._reads_tools:
+            values["tools"] = [tool.model_dump(exclude_unset=True) for tool in tools]
+        return values

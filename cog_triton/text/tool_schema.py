@@ -1,0 +1,141 @@
+"""JSON Schema of an answer that calls tools, for guided decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cog_triton.text import json_schema
+from cog_triton.text.json_schema import DEFINITIONS, KEYWORDS, MAX_ITEMS, NAME, TYPES
+
+Schema = dict[str, Any]
+# A call has four levels of its own above its arguments.
+_MAX_DEPTH = 16
+
+
+class ToolFunction(NamedTuple):
+    """A function that may be called; `where` names its parameters in errors."""
+
+    where: str
+    name: str
+    parameters: Schema
+    strict: bool
+
+
+def arguments_guide(function: ToolFunction) -> str:
+    """Schema of the arguments of one call; raises E1005 for one that is strict and unsupported."""
+    adapted = _Adapted(function, "")
+    schema = {**adapted.schema}
+    if adapted.definitions:
+        schema["$defs"] = adapted.definitions
+    return _checked(schema)
+
+
+def calls_guide(
+    functions: Sequence[ToolFunction],
+    arguments_key: str,
+    *,
+    parallel: bool,
+    or_else: Schema | None = None,
+) -> str:
+    """Schema of a list of calls, of one call unless `parallel`; or of `or_else` instead.
+
+    Each call has the function's name, and its arguments as `arguments_key`.
+    """
+    definitions: Schema = {}
+    calls = []
+    for place, function in enumerate(functions):
+        adapted = _Adapted(function, f"{place}.")
+        definitions |= adapted.definitions
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, arguments_key: adapted.schema},
+                "required": ["name", arguments_key],
+                "additionalProperties": False,
+            }
+        )
+    schema: Schema = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
+    if not parallel:
+        schema["maxItems"] = 1
+    if or_else is not None:
+        definitions |= or_else.get("$defs", {})
+        other = {key: value for key, value in or_else.items() if key != "$defs"}
+        schema = {"anyOf": [schema, other]}
+    if definitions:
+        schema["$defs"] = definitions
+    return _checked(schema)
+
+
+def _checked(schema: Schema) -> str:
+    text = json.dumps(schema)
+    json_schema.parse_schema(text, "tools")
+    return text
+
+
+class _Adapted:
+    """Parameters of a function, with definitions of their own names.
+
+    A strict function's are as they are, or refused. Of another's, what guided decoding does not
+    support is left out, so that more than they allow may be generated, as without guidance.
+    """
+
+    def __init__(self, function: ToolFunction, prefix: str) -> None:
+        parameters = function.parameters
+        if function.strict:
+            json_schema.parse_schema(json.dumps(parameters), function.where)
+        found = parameters.get("$defs", {})
+        self._prefix = prefix
+        self._known: Mapping[str, Any] = found if isinstance(found, dict) else {}
+        self.schema = {"type": "object", **self._adapt(parameters, 0)}
+        self.definitions = {
+            prefix + name: self._adapt(value, 1) for name, value in self._known.items()
+        }
+
+    def _adapt(self, schema: Any, depth: int) -> Schema:
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return {}
+        kept = {key: schema[key] for key in KEYWORDS if key in schema and key != "$defs"}
+        kept.setdefault("anyOf", schema.get("oneOf"))
+        for key, value in list(kept.items()):
+            if (new := self._keyword(key, value, depth)) is None:
+                del kept[key]
+            else:
+                kept[key] = new
+        if "required" in kept:
+            known = kept.get("properties", {})
+            kept["required"] = [name for name in kept["required"] if name in known]
+        return kept
+
+    def _keyword(self, key: str, value: Any, depth: int) -> Any:
+        """The keyword's value, None for what is not supported."""
+        match key, value:
+            case "type", str() | list():
+                listed = value if isinstance(value, list) else [value]
+                return value if listed and all(kind in TYPES for kind in listed) else None
+            case "properties", dict():
+                return {
+                    name: self._adapt(inner, depth + 1)
+                    for name, inner in value.items()
+                    if NAME.fullmatch(name)
+                }
+            case "required", list():
+                return [name for name in value if isinstance(name, str)]
+            case "additionalProperties", bool():
+                return value
+            case (("items" | "additionalProperties"), dict()):
+                return self._adapt(value, depth + 1)
+            case (("minItems" | "maxItems"), int()) if 0 <= value <= MAX_ITEMS:
+                return value
+            case "enum", list() if json_schema.are_scalars(value):
+                return value
+            case "const", _ if json_schema.are_scalars([value]):
+                return value
+            case "anyOf", list() if value:
+                return [self._adapt(inner, depth + 1) for inner in value]
+            case "$ref", str():
+                name = value.removeprefix(DEFINITIONS)
+                known = value.startswith(DEFINITIONS) and name in self._known
+                return f"{DEFINITIONS}{self._prefix}{name}" if known else None
+        return None

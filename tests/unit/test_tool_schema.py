@@ -1,0 +1,117 @@
+"""Schemas that force calls: what guided decoding does not support is left out, unless strict."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.text.json_schema import parse_schema
+from cog_triton.text.tool_schema import ToolFunction, arguments_guide, calls_guide
+
+
+def function(parameters: dict[str, Any], *, name: str = "f", strict: bool = False) -> ToolFunction:
+    return ToolFunction(f"tools.{name}", name, parameters, strict)
+
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"of": {"$ref": "#/$defs/Person"}, "age": {"type": "integer"}},
+    "required": ["age"],
+}
+
+
+def test_calls_are_a_list_of_any_of_the_functions() -> None:
+    guide = json.loads(
+        calls_guide([function(PERSON), function({}, name="g")], "parameters", parallel=False)
+    )
+    assert (guide["minItems"], guide["maxItems"]) == (1, 1)
+    assert [list(kind["properties"]) for kind in guide["items"]["anyOf"]] == [
+        ["name", "parameters"],
+        ["name", "parameters"],
+    ]
+    assert [kind["properties"]["name"]["const"] for kind in guide["items"]["anyOf"]] == ["f", "g"]
+    assert "maxItems" not in calls_guide([function({})], "arguments", parallel=True)
+
+
+def test_definitions_of_tools_do_not_meet() -> None:
+    first = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "string"}}}
+    second = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "null"}}}
+    answer = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "number"}}}
+    guide = json.loads(
+        calls_guide(
+            [function(first), function(second, name="g", strict=True)],
+            "arguments",
+            parallel=True,
+            or_else=answer,
+        )
+    )
+    assert guide["$defs"] == {
+        "0.X": {"type": "string"},
+        "1.X": {"type": "null"},
+        "X": {"type": "number"},
+    }
+    calls, other = guide["anyOf"]
+    kinds = [kind["properties"]["arguments"]["properties"] for kind in calls["items"]["anyOf"]]
+    assert kinds == [{"a": {"$ref": "#/$defs/0.X"}}, {"a": {"$ref": "#/$defs/1.X"}}]
+    assert other == {"properties": {"a": {"$ref": "#/$defs/X"}}}
+
+
+UNSUPPORTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "day": {"type": "string", "format": "date", "pattern": "^.", "minLength": 1},
+        "size": {"oneOf": [{"type": "integer", "minimum": 1}, {"enum": [{"a": 1}]}]},
+        'odd"name': {"type": "string"},
+        "other": {"$ref": "#/definitions/Y"},
+        "never": False,
+        "many": {"type": "array", "minItems": 99999, "maxItems": 3, "items": {"not": {}}},
+    },
+    "required": ["day", 'odd"name', "missing"],
+}
+
+
+def test_what_is_not_supported_is_left_out() -> None:
+    assert json.loads(arguments_guide(function(UNSUPPORTED))) == {
+        "type": "object",
+        "properties": {
+            "day": {"type": "string"},
+            "size": {"anyOf": [{"type": "integer"}, {}]},
+            "other": {},
+            "never": {},
+            "many": {"type": "array", "maxItems": 3, "items": {}},
+        },
+        "required": ["day"],
+    }
+
+
+def test_what_is_not_supported_is_refused_if_strict() -> None:
+    with pytest.raises(InvalidArgument, match=r"tools.f.properties.day.format: not supported"):
+        arguments_guide(function({"properties": {"day": {"format": "date"}}}, strict=True))
+
+
+WORDS = st.sampled_from(
+    ["type", "properties", "anyOf", "items", "$ref", "$defs", "minItems", "const", "a", "required"]
+)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | WORDS | st.sampled_from(["#/$defs/a", "object"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(WORDS, ANY, max_size=5))
+def test_any_schema_gives_a_supported_one_or_is_refused(parameters: dict[str, Any]) -> None:
+    for guided in (
+        lambda: arguments_guide(function(parameters)),
+        lambda: calls_guide([function(parameters)], "arguments", parallel=True),
+    ):
+        try:
+            guide = guided()
+        except InvalidArgument:
+            continue
+        parse_schema(guide, "guide")

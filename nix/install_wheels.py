@@ -11,6 +11,9 @@ from installer import install
 from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
 
+# Of the scripts, which RECORD has the hashes of: the same wherever this runs.
+_INTERPRETER = "/opt/cog-triton/bin/python"
+
 
 def main(site: Path, wheels: list[Path]) -> None:
     """Install every wheel; what would go beside site-packages is dropped with `aside`.
@@ -24,7 +27,7 @@ def main(site: Path, wheels: list[Path]) -> None:
     for wheel in sorted(wheels):
         destination = SchemeDictionaryDestination(
             schemes,
-            interpreter=sys.executable,
+            interpreter=_INTERPRETER,
             script_kind="posix",
             bytecode_optimization_levels=(),
         )

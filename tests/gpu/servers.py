@@ -67,11 +67,13 @@ class Server:
             )
 
     def healthy(self) -> bool:
-        """Whether it is ready."""
+        """Whether it is ready; raises `NotStarted` where it says that it never will be."""
         try:
             answer = httpx.get(self.health, timeout=10)
         except httpx.TransportError:
             return False
+        if b'"SETUP_FAILED"' in answer.content:
+            raise NotStarted(f"{self.name} did not start; {self.log} ends:\n{self.tail()}")
         return answer.status_code == 200 and self.says in answer.content
 
     def wait(self) -> None:
@@ -172,8 +174,8 @@ def ours(
             "COG_TRITON_WORK_DIR": str(work / "work"),
             "COG_TRITON_CONFIG": str(work / "serve.yaml"),
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
-            # As many again: Cog frees a slot a little after it has answered.
-            "COG_MAX_CONCURRENCY": str(2 * MAX_AT_ONCE),
+            # More than can run and wait: Cog frees a slot a little after it has answered.
+            "COG_MAX_CONCURRENCY": str(3 * MAX_AT_ONCE),
             "MAX_QUEUE": str(MAX_AT_ONCE),  # vLLM's own server queues them all
             "SERVED_MODEL_NAME": "verify",
             **environment,

@@ -117,10 +117,12 @@ def main() -> int:
     options = parser.parse_args()
     options.command = options.command[options.command[:1] == ["--"] :]
     root: Path = options.root.resolve()
-    _check(_LIBC.unshare(_CLONE_NEWNS | _CLONE_NEWPID), "unshare")
+    _check(_LIBC.unshare(_CLONE_NEWNS), "unshare")
     mount("", Path("/"), "", _PRIVATE | _REC)
     mount(str(root), root, "", _BIND)
     prepare(root, options)
+    # The first process from here on is process 1, and nothing can start once it has ended.
+    _check(_LIBC.unshare(_CLONE_NEWPID), "unshare")
     child = os.fork()
     if not child:
         try:

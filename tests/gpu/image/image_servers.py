@@ -37,6 +37,8 @@ class Container:
     models: Path
     shared: Path
     read_only: bool = False
+    beside: tuple[Path, ...] = ()
+    """Directories that are there besides, at their own place."""
 
     def command(
         self, words: Sequence[str], work: Path, environment: Mapping[str, str]
@@ -55,7 +57,8 @@ class Container:
         given |= {**MULTICAST_OFF, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **environment}
         options = [f"--env={name}={value}" for name, value in given.items()]
         options += [f"--bind={work}:{_WORK}", f"--bind={self.shared}:/cache"]
-        options += [f"--read={self.models}", f"--user={USER}"]
+        options += [f"--read={path}" for path in (self.models, *self.beside)]
+        options.append(f"--user={USER}")
         options += [f"--workdir={self.config['WorkingDir']}"]
         options += ["--read-only"] * self.read_only
         return [sys.executable, str(_CONTAINER), f"--root={self.root}", *options, "--", *words]
@@ -79,7 +82,7 @@ class Container:
             "COG_WEIGHTS": str(engine),
             "COG_TRITON_CONFIG": f"{_WORK}/serve.yaml",
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
-            "COG_MAX_CONCURRENCY": str(2 * MAX_AT_ONCE),
+            "COG_MAX_CONCURRENCY": str(3 * MAX_AT_ONCE),
             "MAX_QUEUE": str(MAX_AT_ONCE),
             "SERVED_MODEL_NAME": "verify",
             **environment,

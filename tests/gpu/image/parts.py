@@ -14,8 +14,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SITE = "opt/cog-triton/lib/python3.12/site-packages"
-# As nix/wheel-part.nix compiles: what it wrote is compared, byte by byte.
 _LARGE = 1_000_000
+# As nix/wheel-part.nix compiles: what it wrote is compared, byte by byte.
 _COMPILE = ("-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
 
 
@@ -30,7 +30,8 @@ class Maker:
         self._tables["made"].write_text(json.dumps(table), "utf-8")
         self._pruned = {part["name"] for part in table["parts"] if part.get("pruned")}
         plain = [{"name": part["name"]} for part in table["parts"]]
-        self._tables["peer"].write_text(json.dumps({"parts": plain, "dropped": []}), "utf-8")
+        whole: dict[str, Any] = {**{key: [] for key in table}, "parts": plain}
+        self._tables["peer"].write_text(json.dumps(whole), "utf-8")
         # The repository's own files may change while this runs.
         self._source = root / "source"
         shutil.rmtree(self._source, ignore_errors=True)

@@ -29,6 +29,7 @@ from results import Phase, Results
 from servers import Ours, Server, running
 
 _ASSEMBLY_S = 900
+_DOUBLES = REPOSITORY / "tests" / "doubles"
 
 
 class _KeptResults(Results):
@@ -69,8 +70,9 @@ class ImageDriver(verify.Driver):
         super().__init__(options)
         self.results = _KeptResults(self.root / "results.json")
         common = (self.about["config"], self.root / "models")
+        beside = (_DOUBLES,) if options.rehearse else ()
         self.image = Container(
-            self.root / "root", *common, self.root / "image-cache", options.read_only
+            self.root / "root", *common, self.root / "image-cache", options.read_only, beside
         )
         self.peer = Container(self.root / "peer-root", *common, self.root / "peer-cache")
 
@@ -175,7 +177,7 @@ class ImageDriver(verify.Driver):
     def environment(self) -> dict[str, str]:
         shared = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
         if self.rehearsal:
-            shared |= {"COG_TRITON_SM": "", "PYTHONPATH": str(REPOSITORY / "tests" / "doubles")}
+            shared |= {"COG_TRITON_SM": "", "PYTHONPATH": str(_DOUBLES)}
         return shared
 
 

@@ -305,8 +305,10 @@ class Driver:
 
 
 def _said(command: Sequence[str]) -> str:
+    # What this Python's libraries are found by is not for programs of the machine.
+    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     except OSError as error:
         return str(error)
     return done.stdout.strip() or done.stderr.strip()[-400:]

@@ -64,6 +64,8 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
     driver = driver_files.place(root)
     for name in ("proc", "sys", "dev", *_TEMPORARY):
         mount_point(root, name)
+    for name in _TEMPORARY if options.read_only else ():
+        mount("tmpfs", root / name, "tmpfs", _NOSUID, "mode=1777")
     for source, target in driver:
         bind(source, root, target.relative_to(root), read_only=True)
     mount("tmpfs", root / "dev", "tmpfs", _NOSUID, "mode=755")
@@ -88,8 +90,6 @@ def enter(root: Path, options: argparse.Namespace) -> None:
     """Become the command."""
     mount("proc", root / "proc", "proc", _NOSUID)
     if options.read_only:
-        for name in _TEMPORARY:
-            mount("tmpfs", root / name, "tmpfs", _NOSUID, "mode=1777")
         mount(str(root), root, "", _BIND | _REMOUNT | _RDONLY)
     os.chroot(root)
     os.chdir(options.workdir)

@@ -29,7 +29,8 @@ _PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced")
 def libraries() -> list[Path]:
     """The driver's libraries and the links to them, all of the directory that has libcuda.so.1."""
     try:
-        told = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+        command, environment = ["ldconfig", "-p"], {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
+        told = subprocess.run(command, capture_output=True, text=True, env=environment).stdout
     except OSError:
         told = ""
     known = [Path(path).parent for path in re.findall(r"libcuda\.so\.1 .*=> (\S+)", told)]

@@ -1,4 +1,7 @@
-"""Print a variable of an image's environment: python image_variable.py ROOT NAME."""
+"""Print the places in /nix that a variable of an image names: python image_variable.py ROOT NAME.
+
+The others are this machine's, whose libraries are for another C library than the image's.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from pathlib import Path
 
 
 def main(root: Path, name: str) -> None:
-    """Print it; nothing where there is none."""
+    """Print them, with colons between."""
     about = json.loads((root / "image.json").read_text("utf-8"))["image"]
-    print(dict(item.split("=", 1) for item in about["config"]["Env"]).get(name, ""))
+    value = dict(item.split("=", 1) for item in about["config"]["Env"]).get(name, "")
+    print(":".join(place for place in value.split(":") if place.startswith("/nix/")))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cog_triton.door.event_stream import CodedEnd, worker_death
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
-from cog_triton.door.message import Answer, Forward, Request, json_answer
+from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.refusals import cog_refusal, status_of
 from cog_triton.door.webhooks import WebhookRules, check_webhook
 
@@ -61,11 +61,14 @@ class CogGate(PrivateGate):
             self._access.check_stop(request)
             return self._forward(request)
         self._access.check(request)
+        if reads and path == "/docs":  # Cog's own index names it
+            return Answer(307, b"", headers=((b"location", b"/openapi.json"),))
         if (reads and path in _READ) or _CANCEL.fullmatch(asked):
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
         body = request.body
+        request = _require_json(request)
         await self._require_bounded(body)
         if body.count(b",") > _FEW_ITEMS:
             await self._large_bodies.run(len(body), _require_objects, body)
@@ -75,6 +78,21 @@ class CogGate(PrivateGate):
                 await asyncio.to_thread(check_webhook, url, self._webhooks)
         await self._state.require_serving()
         return replace(self._forward(request), revise=_revised, edit=CodedEnd())
+
+
+def _require_json(request: Request) -> Request:
+    """The request, of the type JSON if it names none: coglet would take an empty input then."""
+    if not request.body:
+        return request
+    kind = request.header(b"content-type").partition(b";")[0].strip().lower()
+    if not kind:
+        others = [pair for pair in request.headers if pair[0] != b"content-type"]
+        return replace(request, headers=[*others, (b"content-type", b"application/json")])
+    if kind != b"application/json" and not kind.endswith(b"+json"):
+        rule = "must be application/json, as of curl -H 'Content-Type: application/json'"
+        shown = kind[:80].decode("latin-1")
+        raise Refused(415, errors.InvalidArgument(f"Content-Type: {shown!r}: {rule}"))
+    return request
 
 
 def _require_objects(body: bytes) -> None:

@@ -342,6 +342,38 @@ def test_predictions_are_a_coded_503_while_cog_cannot_take_them(
         assert json.loads(found.body)["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ([], 200),
+        ([b""], 200),
+        ([b"application/json"], 200),
+        ([b"Application/JSON; charset=utf-8"], 200),
+        ([b"application/vnd.api+json"], 200),
+        ([b"application/x-www-form-urlencoded"], 415),
+        ([b"text/plain"], 415),
+    ],
+)
+def test_predictions_are_json_even_if_nobody_says_so(kind: list[bytes], code: int) -> None:
+    headers = [(b"content-type", each) for each in kind]
+    found = decided(cog(), "POST", "/predictions", b'{"input":{}}', *headers)
+    if code == 200:
+        assert isinstance(found, Forward)
+        assert [value for name, value in found.headers if name == b"content-type"] == [
+            kind[0] if kind and kind[0] else b"application/json"
+        ]
+    else:
+        assert isinstance(found, Answer)
+        assert found.status == code
+        assert b"E1005 InvalidArgument: Content-Type: " in found.body
+
+
+def test_docs_that_cogs_index_names_are_the_schema() -> None:
+    found = decided(cog(), "GET", "/docs")
+    assert isinstance(found, Answer)
+    assert (found.status, found.headers) == (307, ((b"location", b"/openapi.json"),))
+
+
 def test_webhooks_to_private_addresses_are_refused_before_anything_runs() -> None:
     for url in (b'"http://169.254.169.254/"', b'"http://127.0.0.1:9/"', b'"ftp://a/"', b"7"):
         body = b'{"input":{"prompt":"\\"webhook\\""},"webhook":%s}' % url

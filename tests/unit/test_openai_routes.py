@@ -214,3 +214,16 @@ def test_models_are_listed() -> None:
             served.client().models.retrieve("large")
         with pytest.raises(openai.NotFoundError, match=r"'large'.*'small'"):
             served.client().completions.create(model="large", prompt="Hi")
+
+
+def test_every_answer_has_an_id_that_of_a_generation_is_its_own() -> None:
+    with api(THREE) as served, httpx.Client(base_url=served.url) as http:
+        body = {"model": "small", "messages": USER}
+        whole = http.post("/v1/chat/completions", json=body)
+        assert whole.headers["x-request-id"] == whole.json()["id"]
+        refused = http.post("/v1/chat/completions", json={**body, "n": 99999})
+        assert refused.status_code == 400
+        others = [refused, *(http.get("/v1/models") for _ in range(2)), http.get("/v1/nothing")]
+        ids = [answer.headers.get_list("x-request-id") for answer in others]
+        assert all(len(each) == 1 and each[0] for each in ids)
+        assert len({each[0] for each in ids}) == len(ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import uuid
 from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
@@ -16,8 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.system.log_format import request_id
 
 AUTHENTICATED_PREFIX = "/v1/"
+_REQUEST_ID = b"x-request-id"
 
 
 def create_app(
@@ -72,18 +75,19 @@ class _AuthMiddleware:
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._authorized(scope):
-            error = Unauthorized("send the server's API key, as Authorization: Bearer KEY")
-            self._on_refused(endpoint_of(scope), error)
-            await error_responses.error_response(error)(scope, receive, send)
-            return
         begun = False
 
         async def watched(message: Message) -> None:
             nonlocal begun
             begun = True
-            await send(message)
+            started = message["type"] == "http.response.start"
+            await send(_identified(message) if started else message)
 
+        if scope["type"] == "http" and not self._authorized(scope):
+            error = Unauthorized("send the server's API key, as Authorization: Bearer KEY")
+            self._on_refused(endpoint_of(scope), error)
+            await error_responses.error_response(error)(scope, receive, watched)
+            return
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
@@ -91,7 +95,7 @@ class _AuthMiddleware:
                 raise
             found = error_responses.to_coded_error(error)
             self._on_refused(endpoint_of(scope), found)
-            await error_responses.error_response(found)(scope, receive, send)
+            await error_responses.error_response(found)(scope, receive, watched)
 
     def _authorized(self, scope: Scope) -> bool:
         if self._expected is None or not scope["path"].startswith(AUTHENTICATED_PREFIX):
@@ -99,6 +103,15 @@ class _AuthMiddleware:
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = sent.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
+
+
+def _identified(start: Message) -> Message:
+    """A response's start with the header x-request-id: its own id in the log, if it has one."""
+    headers = list(start.get("headers", ()))
+    if all(name.lower() != _REQUEST_ID for name, _ in headers):
+        found = request_id.get() or f"req-{uuid.uuid4().hex}"
+        headers.append((_REQUEST_ID, found.encode()))
+    return {**start, "headers": headers}
 
 
 def endpoint_of(scope: Scope) -> str:

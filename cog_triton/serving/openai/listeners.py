@@ -10,10 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cog_triton import __version__
 from cog_triton.artifact import engine_manifest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
+from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.uvicorn_server import BACKLOG, HTTPServer
@@ -62,7 +64,11 @@ class HTTPListeners:
                     model_name(runtime),
                     guides=runtime.family.supports_guided_decoding,
                 )
-                routes += [*api.routes(), Route("/openapi.json", _schema, methods=["GET"])]
+                routes += [
+                    *api.routes(),
+                    Route("/openapi.json", _schema, methods=["GET"]),
+                    Route("/version", _version, methods=["GET"]),
+                ]
             app.current = create_app(
                 routes,
                 require_ready=runtime.require_ready,
@@ -140,6 +146,10 @@ async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _is_ready(runtime: Runtime) -> float:
     return float(runtime.supervisor.error is None)
+
+
+async def _version(request: Request) -> Response:
+    return json_response({"version": __version__})
 
 
 async def _schema(request: Request) -> Response:

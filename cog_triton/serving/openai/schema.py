@@ -83,6 +83,7 @@ def openapi() -> dict[str, Any]:
             },
             "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
+            "/version": {"get": _operation("The server's version", "401")},
             "/health": {"get": _operation("Whether requests are served", "503")},
         },
         "components": {

@@ -69,6 +69,8 @@ def render_messages(
     if system_prompt and not has_system:
         messages = [{"role": "system", "content": system_prompt}, *messages]
     text = render_chat(messages, tokenizer, variables or {})
+    if variables:
+        require_unicode("messages, with tools and chat_template_kwargs", text)
     return RenderedPrompt(text, add_special_tokens=False)
 
 

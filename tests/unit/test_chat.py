@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +177,32 @@ def test_tools_are_rendered_by_the_template_for_tools() -> None:
     assert render_messages([USER], None, both, {"tools": [{"a": "ü"}]}).text == '[{"a": "ü"}]'
     one = tokenizer("{{ tools is defined }} {{ enable_thinking }}")
     assert render_messages([USER], None, one, {"enable_thinking": False}).text == "False False"
+
+
+def test_variables_are_unicode_text() -> None:
+    with pytest.raises(BadMessages, match="not Unicode text"):
+        render_messages([USER], None, tokenizer("{{ tools[0] }}"), {"tools": ["\ud83e"]})
+
+
+def test_the_shipped_template_tells_of_tools_and_calls() -> None:
+    path = Path(__file__).parents[2] / "configs" / "chat_templates" / "chatml-tools.jinja"
+    shipped = tokenizer(SMOLLM2).with_template(path)
+    call = {"id": "a1", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    result = {**TOOL, "tool_call_id": "a1"}
+    messages = parse_messages([USER, called(call), result])
+    assert render_messages(messages, "Be brief.", shipped, {"tools": [{"name": "f"}]}).text == (
+        "<|im_start|>system\nBe brief.\n\nYou may call these functions:\n<tools>\n"
+        '{"name": "f"}\n</tools>\nFor each call, write a JSON object with the name and arguments'
+        ' within tags:\n<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
+        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        '{"name": "f", "arguments": {"x": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert render_messages([USER], None, shipped).text == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 CHAT = [

@@ -80,7 +80,9 @@ class Settings(BaseSettings):
         " path, or a `file://` or `http(s)://` URL, whose download goes on after a restart.",
     )
     cog_triton_config: OptionalPath = Field(
-        None, description="Serve config, YAML: arguments of the Triton models (serve-config.md)."
+        None,
+        description="Serve config, YAML: arguments of the Triton models (serve-config.md). Unset:"
+        " `config.yaml` in the working directory, if that has the key `instantiate`.",
     )
     cog_triton_sm: str | None = Field(
         None,
@@ -356,6 +358,9 @@ class Settings(BaseSettings):
     )
     tritonserver: OptionalPath = Field(
         None, description="Path of the tritonserver binary. Unset: the one that is found."
+    )
+    tritonserver_backend_dir: OptionalPath = Field(
+        None, description="Directory of Triton's backends. Unset: the one beside tritonserver."
     )
 
     @property

@@ -41,7 +41,13 @@ SECTIONS = {
         *("triton_max_restarts", "cog_probe_period", "cog_probe_timeout", "cog_probe_failures"),
         *("drain_timeout", "cog_triton_drain_file"),
     ),
-    "Files and programs": ("cog_triton_work_dir", "tritonserver", "mpirun", "mpirun_args"),
+    "Files and programs": (
+        "cog_triton_work_dir",
+        "tritonserver",
+        "tritonserver_backend_dir",
+        "mpirun",
+        "mpirun_args",
+    ),
     "Several ranks": (
         *("mpi_hosts", "cog_triton_rank", "trtllm_orchestrator"),
         "trtllm_orchestrator_spawn_processes",

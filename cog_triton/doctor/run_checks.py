@@ -16,7 +16,7 @@ from cog_triton.system.machine import Machine, backends_in, library_versions
 from cog_triton.system.ports import OPENAI_PORT
 from cog_triton.triton import installation
 from cog_triton.triton.installation import TritonInstallation
-from cog_triton.triton.serve_config import load_serve_config
+from cog_triton.triton.serve_config import find_serve_config
 
 
 def run(engine: Path | None) -> list[Check]:
@@ -35,8 +35,7 @@ def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     try:
         own = {} if "OPENAI_PORT" in os.environ else {"openai_port": OPENAI_PORT}
         settings = load_settings(**own)
-        if settings.cog_triton_config:
-            load_serve_config(settings.cog_triton_config)
+        find_serve_config(settings.cog_triton_config)
     except CogTritonError as error:
         yield fail("settings", error.detail, "correct it in the environment or the file")
         return
@@ -72,7 +71,9 @@ def _triton(
     settings: Settings, scratch: Path
 ) -> tuple[TritonInstallation | None, TritonStartFailed | None]:
     try:
-        return installation.find_installation(scratch, settings.tritonserver), None
+        return installation.find_installation(
+            scratch, settings.tritonserver, settings.tritonserver_backend_dir
+        ), None
     except TritonStartFailed as error:
         return None, error
 

@@ -24,7 +24,7 @@ from cog_triton.system.work_dir import require_usable, work_dir_errors
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
-from cog_triton.triton.serve_config import ServeConfig, load_serve_config
+from cog_triton.triton.serve_config import ServeConfig, find_serve_config
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +48,7 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     if settings.cog_triton_engine is None:
         compatibility.require_gpu(settings.cog_triton_sm)
     require_usable(settings.work_dir)
-    config = (
-        load_serve_config(settings.cog_triton_config)
-        if settings.cog_triton_config
-        else ServeConfig()
-    )
+    config = find_serve_config(settings.cog_triton_config)
     family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
     if isinstance(family, MockFamily):
         config = config.with_overrides(ENGINE_MODEL, settings.mock_options)
@@ -83,7 +79,9 @@ def _require_compatible(
     settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
 ) -> None:
     """Pre-flight check of the engine against this machine; raises E1305 or E1306."""
-    triton = installation.find_installation(run_dir, settings.tritonserver)
+    triton = installation.find_installation(
+        run_dir, settings.tritonserver, settings.tritonserver_backend_dir
+    )
     nodes = str(config.arguments_of(ENGINE_MODEL).get("num_nodes", 1))
     try:
         needs = compatibility.needs_of(

@@ -29,21 +29,25 @@ class TritonInstallation:
     environment: Mapping[str, str]
 
 
-def find_installation(work_dir: Path, binary: Path | None = None) -> TritonInstallation:
+def find_installation(
+    work_dir: Path, binary: Path | None = None, backends: Path | None = None
+) -> TritonInstallation:
     """Find `binary`, the image's, PATH's, or the nvidia-pytriton wheel's tritonserver.
 
     The wheel's server runs models in our own Python, and its Python backend is assembled under
-    `work_dir`. Any other runs them in its own Python, to which only this package is added. Raises
-    E2106 saying what to do.
+    `work_dir`. Any other runs them in its own Python, to which only this package is added.
+    `backends` replaces the server's own. Raises E2106 saying what to do.
     """
+    if backends is not None and not backends.is_dir():
+        raise TritonStartFailed(f"TRITONSERVER_BACKEND_DIR={str(backends)!r}: not a directory")
     if binary is None:
         found = shutil.which("tritonserver")
         binary = _IMAGE_BINARY if _IMAGE_BINARY.is_file() else Path(found) if found else None
     if binary is None:
-        return _from_wheel(work_dir)
+        return _from_wheel(work_dir, backends)
     if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
-    backends = binary.resolve().parent.parent / "backends"
+    backends = backends or binary.resolve().parent.parent / "backends"
     return TritonInstallation(binary, backends, isolated_python.environment(work_dir / "python"))
 
 
@@ -60,7 +64,7 @@ def release_of(triton: TritonInstallation) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _from_wheel(work_dir: Path) -> TritonInstallation:
+def _from_wheel(work_dir: Path, backends: Path | None) -> TritonInstallation:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise TritonStartFailed(
@@ -75,7 +79,7 @@ def _from_wheel(work_dir: Path) -> TritonInstallation:
     library_dir = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     return TritonInstallation(
         root / "bin" / "tritonserver",
-        _link_backends(root / "backends", stub, work_dir / "backends"),
+        _link_backends(backends or root / "backends", stub, work_dir / "backends"),
         {
             **os.environ,
             "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",

@@ -29,6 +29,7 @@ _DEPLOYMENT_KEYS: Mapping[str, Mapping[str, str | None]] = {
         "prompt_template": "PROMPT_TEMPLATE",
     },
 }
+_DEFAULT = Path("config.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,23 @@ class ServeConfig:
     def with_overrides(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
         """A copy with more arguments for `model`, which override those that it has."""
         return ServeConfig({**self.arguments, model: {**self.arguments_of(model), **arguments}})
+
+
+def find_serve_config(path: Path | None) -> ServeConfig:
+    """The serve config at `path`; without one, ./config.yaml, where the original looks for it.
+
+    That name is common: without the key ``instantiate`` it is something else. Raises E1202.
+    """
+    if path is not None:
+        return load_serve_config(path)
+    try:
+        raw = yaml.safe_load(_DEFAULT.read_text("utf-8"))
+    except (OSError, yaml.YAMLError, ValueError):
+        return ServeConfig()
+    if not isinstance(raw, dict) or "instantiate" not in raw:
+        return ServeConfig()
+    _log.info("serve config: %s, as COG_TRITON_CONFIG is not set", _DEFAULT.resolve())
+    return load_serve_config(_DEFAULT)
 
 
 def load_serve_config(path: Path) -> ServeConfig:

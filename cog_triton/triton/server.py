@@ -73,7 +73,9 @@ class TritonServer:
             self.log.replace(self.log.with_name("triton.previous.log"))
         self._oom_kills = OomKills()
         with work_dir_errors(self._settings.work_dir):
-            triton = installation.find_installation(self._work_dir, self._settings.tritonserver)
+            triton = installation.find_installation(
+                self._work_dir, self._settings.tritonserver, self._settings.tritonserver_backend_dir
+            )
         prefix = new_shm_prefix(self._work_dir)
         command = launch.launch_command(
             self._settings, triton, self._repository, self._work_dir, prefix, self._world_size

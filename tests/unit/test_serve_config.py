@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cog_triton.errors import InvalidPredictorConfig
-from cog_triton.triton.serve_config import MODELS, ServeConfig, load_serve_config
+from cog_triton.triton.serve_config import MODELS, ServeConfig, find_serve_config, load_serve_config
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text("abc :#'\"{}[]\n0123")
 ARGUMENTS = st.dictionaries(st.text("abc_", min_size=1), SCALARS)
@@ -161,3 +161,26 @@ def test_unknown_keys_are_refused_with_the_nearest_key(
 @pytest.mark.parametrize("key", ["5", "true", "1.5", "null", "2020-01-01"])
 def test_argument_names_must_be_strings(key: str, tmp_path: Path) -> None:
     assert "tensorrt_llm.args" in refusal(tmp_path, f"tensorrt_llm: {{args: {{{key}: 1}}}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("instantiate: {server: {tensorrt_llm: {args: {a: 1}}}}", {"a": 1}),
+        ("build: {}\ninstantiate: {base_model: x}", {}),
+        ("tensorrt_llm: {args: {a: 1}}", {}),
+        ("model: {id: gpt2}", {}),
+        ("[", {}),
+        (None, {}),
+    ],
+)
+def test_config_yaml_is_the_default_where_it_is_one_of_the_originals(
+    text: str | None, found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "config.yaml").write_text(text)
+    assert find_serve_config(None).arguments_of("tensorrt_llm") == found
+    named = tmp_path / "named.yaml"
+    named.write_text("tensorrt_llm: {args: {b: 2}}")
+    assert find_serve_config(named).arguments_of("tensorrt_llm") == {"b": 2}

@@ -266,6 +266,15 @@ def test_given_binary_is_used(tmp_path: Path) -> None:
     assert kept.items() <= found.environment.items()
 
 
+def test_given_backends_replace_the_servers_own(tmp_path: Path) -> None:
+    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
+    backends = tmp_path / "backends"
+    with pytest.raises(TritonStartFailed, match=r"TRITONSERVER_BACKEND_DIR='.*': not a directory"):
+        installation.find_installation(tmp_path, binary, backends)
+    (backends / "mine").mkdir(parents=True)
+    assert installation.find_installation(tmp_path, binary, backends).backend_directory == backends
+
+
 @pytest.mark.parametrize("kind", ["missing", "not executable", "a directory"])
 def test_binary_must_be_an_executable_file(kind: str, tmp_path: Path) -> None:
     binary = tmp_path / "tritonserver"

@@ -75,7 +75,23 @@ class TritonPythonModel:
                 continue
             self.answer(sender, seen)
 
+    def answer_whole(self, sender, seen):
+        ids = seen["input_ids"]
+        echo = [] if seen.get("exclude_input_in_output") == [True] else ids
+        whole = [*echo, *ids]
+        tensors = [
+            pb_utils.Tensor("output_ids", np.array([[[*whole, 0, 0]]], dtype=np.int32)),
+            pb_utils.Tensor("sequence_length", np.array([[len(whole)]], dtype=np.int32)),
+        ]
+        sender.send(
+            pb_utils.InferenceResponse(output_tensors=tensors),
+            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+
     def answer(self, sender, seen):
+        if seen.get("streaming") == [False]:
+            self.answer_whole(sender, seen)
+            return
         for place, token in enumerate(seen["input_ids"]):
             tensors = [
                 pb_utils.Tensor("output_ids", np.array([[[token]]], dtype=np.int32)),
@@ -289,6 +305,27 @@ def test_bls_requests_wait_in_no_http_thread(tmp_path: Path) -> None:
             for _ in range(64)
         ]
         assert {"".join(answer.result(60)) for answer in answers} == {"the quick fox"}
+
+
+@pytest.mark.parametrize(
+    "config", [tensorrt_llm_engines.V0_9, tensorrt_llm_engines.V1], ids=["0.9", "1.2"]
+)
+def test_a_model_that_answers_whole_serves_text_and_predictions(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    with served(tmp_path, config, "whole-answers.yaml") as triton:
+        for model in ("ensemble", "tensorrt_llm_bls"):
+            tensor = grpcclient.InferInput("text_input", [1, 1], "BYTES")
+            tensor.set_data_from_numpy(np.array([[b"the quick"]], dtype=object))
+            size = grpcclient.InferInput("max_tokens", [1, 1], "INT32")
+            size.set_data_from_numpy(np.array([[4]], dtype=np.int32))
+            with grpcclient.InferenceServerClient(triton.grpc) as client:
+                found = client.infer(model, [tensor, size]).as_numpy("text_output")
+            assert found.tolist() == [b"the quickthe quick"]
+        ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
+        plan = triton.generator.plan(ids, SamplingParams(max_tokens=9, temperature=0))
+        assert "".join(triton.generator.stream(plan)) == "the quick fox"
+        assert triton.last()["streaming"] == [False]
 
 
 def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> None:

@@ -8,8 +8,9 @@ import os
 import queue
 import re
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-import tritonclient.grpc.aio as grpc_aio
 from stack import Stack, processes_of, text_of, wait_until
 from step_client import StepClient, private_port
 from vllm_engines import calls, double_environment, hugging_face, vllm_engine
@@ -28,6 +28,9 @@ from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.triton import launch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "clients"))
+import vllm_sample
 
 pytestmark = pytest.mark.integration
 
@@ -122,51 +125,22 @@ def test_the_curl_line_of_vllm_backend_answers(vllm: VLLMStack) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_sample_client_of_vllm_backend_gets_its_texts(vllm: VLLMStack, streaming: bool) -> None:
-    """What samples/client.py of vllm_backend sends, and how it reads what comes."""
+@pytest.mark.parametrize("release", vllm_sample.RELEASES)
+def test_the_sample_client_of_vllm_backend_gets_its_texts(
+    vllm: VLLMStack, release: str, streaming: bool
+) -> None:
     prompts = ["Hello, my name is\n", "The most dangerous animal is\n"]
-    sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "40"}
-    results: dict[str, list[bytes]] = {"0": [], "1": []}
-
-    def request(number: int, prompt: str) -> dict[str, Any]:
-        values = {
-            "text_input": ("BYTES", np.array([prompt.encode()], dtype=np.object_)),
-            "stream": ("BOOL", np.array([streaming], dtype=bool)),
-            "sampling_parameters": (
-                "BYTES",
-                np.array([json.dumps(sampling).encode()], dtype=np.object_),
-            ),
-            "exclude_input_in_output": ("BOOL", np.array([streaming], dtype=bool)),
-        }
-        inputs = []
-        for name, (kind, value) in values.items():
-            inputs.append(grpc.InferInput(name, [1], kind))
-            inputs[-1].set_data_from_numpy(value)
-        return {
-            "model_name": "vllm_model",
-            "inputs": inputs,
-            "outputs": [grpc.InferRequestedOutput("text_output")],
-            "request_id": str(number),
-            "parameters": sampling,
-        }
-
-    async def run() -> None:
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            for number, prompt in enumerate(prompts):
-                yield request(number, prompt)
-
-        async with grpc_aio.InferenceServerClient(f"127.0.0.1:{vllm.grpc}") as client:
-            async for result, error in client.stream_infer(inputs_iterator=requests()):
-                assert error is None
-                for item in result.as_numpy("text_output"):
-                    results[result.get_response().id].append(item)
-
-    asyncio.run(run())
-    for number, prompt in enumerate(prompts):
-        generated = (prompt * 10)[:40]
-        text = b"".join(results[str(number)]).decode()
-        assert text == (generated if streaming else prompt + generated)
-        assert (len(results[str(number)]) > 1) is streaming
+    found = vllm_sample.run(
+        f"127.0.0.1:{vllm.grpc}",
+        release,
+        prompts,
+        streaming=streaming,
+        exclude_input_in_output=streaming,
+    )
+    size = 16 if release == "23.10" else 100  # vLLM's default, or what the client asks for
+    generated = [(prompt * 10)[:size] for prompt in prompts]
+    texts = [text if streaming else p + text for p, text in zip(prompts, generated, strict=True)]
+    assert found == {str(place): text for place, text in enumerate(texts)}
 
 
 def test_text_streams_over_http(vllm: VLLMStack) -> None:

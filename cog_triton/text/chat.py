@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.system.log_notes import log_once
 from cog_triton.text import tool_messages
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.text.tool_messages import parse_tool_call_id, parse_tool_calls, require_unicode
+
+_log = logging.getLogger(__name__)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
@@ -21,6 +25,8 @@ _EMPTY_ONLY = (
     "function_call",
     "refusal",
 )
+# What libraries add to answers, which come back in the next request.
+_IGNORED = ("provider_specific_fields", "reasoning_details", "thinking_blocks")
 _ONLY_OF = {
     "reasoning": "assistant",
     "reasoning_content": "assistant",
@@ -84,10 +90,10 @@ def _message(where: str, value: object) -> Message:
         raise BadMessages(f"{where}: must be an object with role and content, not {_kind(value)}")
     given = {key: item for key, item in value.items() if item is not None and item != []}
     for key in value:
-        if key not in _KEYS and key not in _EMPTY_ONLY:
-            raise BadMessages(
-                f"{where}.{key}: unknown key{nearest(str(key), [*_KEYS, *_EMPTY_ONLY])}"
-            )
+        if key not in (*_KEYS, *_EMPTY_ONLY, *_IGNORED):
+            if hint := nearest(str(key), [*_KEYS, *_EMPTY_ONLY]):
+                raise BadMessages(f"{where}.{key}: unknown key{hint}")
+            log_once(_log, f"message key {str(key)[:80]!r} is unknown, and ignored")
         if key in _EMPTY_ONLY and key in given:
             raise BadMessages(f"{where}.{key}: is not supported; leave it out")
     role = _role(where, value)

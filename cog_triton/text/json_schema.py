@@ -132,6 +132,8 @@ class _Check:
         bounds = [schema.get("minItems", 0), schema.get("maxItems", MAX_ITEMS)]
         if any(type(bound) is not int or not 0 <= bound <= MAX_ITEMS for bound in bounds):
             raise InvalidArgument(f"{at}: minItems and maxItems must be from 0 to {MAX_ITEMS}")
+        if bounds[0] and "items" not in schema:
+            raise InvalidArgument(f"{at}.minItems={bounds[0]}: needs items")
         if bounds[0] > bounds[1]:
             raise InvalidArgument(
                 f"{at}.minItems={bounds[0]}: must not exceed maxItems={bounds[1]}"

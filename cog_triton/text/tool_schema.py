@@ -103,6 +103,10 @@ class _Adapted:
                 del kept[key]
             else:
                 kept[key] = new
+        if "array" in kept.get("type", ()):
+            kept.setdefault("items", {})
+        if "items" not in kept:
+            kept.pop("minItems", None)
         if "required" in kept:
             known = kept.get("properties", {})
             kept["required"] = [name for name in kept["required"] if name in known]

@@ -154,6 +154,12 @@ def test_calls_of_tools_come_as_templates_expect_them() -> None:
     ]
 
 
+def test_what_libraries_add_to_messages_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    added = {"provider_specific_fields": {"a": 1}, "reasoning_details": [], "\ud83eodd": 1}
+    assert parse_messages([{**USER, **added}]) == [USER]
+    assert caplog.messages == [r"message key '\ud83eodd' is unknown, and ignored"]
+
+
 def test_calls_have_a_bound_of_values() -> None:
     many = called({"function": {"name": "f", "arguments": '{"a": [' + "0," * 99999 + "0]}"}})
     with pytest.raises(InvalidArgument, match="arguments of tool calls have some 30"):

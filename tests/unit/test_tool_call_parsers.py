@@ -232,6 +232,12 @@ MISTRAL: list[tuple[str, Expected, str]] = [
     ("[TOOL_CALLS]" + "x" * 300 + "{}", [], "[TOOL_CALLS]" + "x" * 300 + "{}"),
     ("[TOOL_CALLS]rm[ARGS]{}", [], "[TOOL_CALLS]rm[ARGS]{}"),
     ("[TOOL_CALLS][]", [], "[TOOL_CALLS][]"),
+    ("[TOOL_CALLS]f", [], "[TOOL_CALLS]f"),
+    (
+        'hi{hi[TOOL_CALLS]f{"command": "print(\\"hello world!\\")\\nre.compile(r\'{}\')"}',
+        [("f", {"command": "print(\"hello world!\")\nre.compile(r'{}')"})],
+        "hi{hi",
+    ),
 ]
 
 WEATHER = "get_weather(city='San Francisco', metric='celsius')"

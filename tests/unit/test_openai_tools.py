@@ -194,6 +194,14 @@ STRICT = json.loads(json.dumps(WEATHER))
 STRICT["function"]["strict"] = True
 
 
+def test_strict_calls_that_are_not_forced_are_noted(caplog: pytest.LogCaptureFixture) -> None:
+    with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER) as served:
+        answer = create(served, tools=[STRICT])
+        assert "guided_decoding_guide" not in served.triton.requests[0].json
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert "tools: nothing guides calls that are not forced, strict or not" in caplog.messages
+
+
 @pytest.mark.parametrize(
     ("options", "guides", "template", "words"),
     [

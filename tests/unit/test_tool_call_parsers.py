@@ -89,6 +89,10 @@ HERMES: list[tuple[str, Expected, str]] = [
         [],
         '<tool_call>{"name": "f", "arguments": "hello"}</tool_call>',
     ),
+    *(
+        (f'<tool_call>{{"name": "f", "arguments": {json.dumps(text)}}}</tool_call>', [], "")
+        for text in ("{hello world}", "[oops", '{"a": 1} tail text', "[1]")
+    ),
     # vLLM gives text here when it does not stream, a call when it does.
     (
         '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}',
@@ -307,7 +311,14 @@ REQUIRED: list[tuple[str, Expected, str]] = [
         [("f", {"a": "}]"}), ("g", {})],
         "",
     ),
+    *(
+        (json.dumps([{"name": "f", "parameters": {"city": city}}]), [("f", {"city": city})], "")
+        for city in ("a { b", "a } b", "a }} b", 'a " } b', r"a \ } b")
+    ),
+    # vLLM leaves out what follows the list.
+    ('[{"name": "f", "parameters": {}}]\nDONE', [("f", {})], "\nDONE"),
     ('{"name": "f"}', [], '{"name": "f"}'),
+    ('[{"name": "f", "parameters": null}]', [], '[{"name": "f", "parameters": null}]'),
     ("[", [], "["),
     ("[]", [], "[]"),
 ]
@@ -329,7 +340,7 @@ CASES = [
 def test_a_whole_answer(kind: str, text: str, expected: Expected, content: str) -> None:
     answer = join(parse(kind, [text]))
     assert calls(answer) == expected
-    assert answer.content == content
+    assert answer.content == (content if content or expected else text)
 
 
 @pytest.mark.parametrize(("kind", "text", "expected", "content"), CASES)

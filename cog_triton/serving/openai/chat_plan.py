@@ -138,6 +138,8 @@ class ChatPlanner:
                 "tools: it is not known how this model writes calls; set TOOL_CALL_PARSER, or send"
                 " tool_choice 'required' or 'none'"
             )
+        if any(tool.function.strict for tool in tools):
+            log_once(_log, "tools: nothing guides calls that are not forced, strict or not")
         return None, CALL_PARSERS[self._calls](names)
 
     def _guided(self, cause: str, guide: str | None) -> str | None:

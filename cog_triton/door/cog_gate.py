@@ -10,7 +10,7 @@ from dataclasses import replace
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.cog_state import CogState
-from cog_triton.door.event_stream import CodedEnd, worker_death
+from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
@@ -119,7 +119,7 @@ def _webhook(body: bytes) -> object:
 
 
 def _revised(status: int, body: bytes) -> Answer | None:
-    """The coded answer in the place of one of coglet's own, which have no code."""
+    """The answer that begins with a code in the place of one of coglet's own."""
     if status == 409:
         return _refused(errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)"))
     if status == 503:
@@ -131,6 +131,8 @@ def _revised(status: int, body: bytes) -> Answer | None:
             return None
         if error := worker_death(reason):
             return _refused(error)
+        if (changed := code_first(body)) is not None:
+            return Answer(200, changed)
     return None
 
 

@@ -77,6 +77,28 @@ def test_a_workers_death_gets_its_code_wherever_reads_cut_the_stream(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "Prediction failed: ",
+        "Prediction failed: Generator iteration error: PromptTooLong: ",
+        "Prediction failed: Async prediction failed: PromptTooLong: ",
+    ],
+)
+@pytest.mark.parametrize("output", ["", "x" * 100_000])
+def test_the_code_of_a_failure_comes_first_wherever_reads_cut_the_stream(
+    words: str, output: str
+) -> None:
+    said = 'E1002 PromptTooLong: "no"'
+    data = TOKEN * 3 + failed(words + said, output) + END
+    for at in range(len(TOKEN) * 2, len(TOKEN) * 3 + 300):
+        body, whole = dechunked(edited([data[:at], data[at:]]))
+        assert whole
+        event = json.loads(body.rpartition(b"data: ")[2])
+        assert (event["error"], event["output"]) == (said, [output])
+    assert edited(data[i : i + 1] for i in range(len(data))) == edited([data])
+
+
+@pytest.mark.parametrize(
     "last", [failed("E1002 PromptTooLong: no"), failed("Worker"), chunk(b"event: completed\n\n")]
 )
 def test_other_ends_stay_as_they_are(last: bytes) -> None:

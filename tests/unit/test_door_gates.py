@@ -398,7 +398,7 @@ def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:
         (200, b'{"error":"Failed to send request: Broken pipe","status":"failed"}', "E2105"),
         (409, b'{"error":"Already running"}', "E2107"),
         (503, b'{"error":"Setup has not finished yet."}', "E2105"),
-        (200, b'{"error":"Prediction failed: E1001 PromptRequired: a","status":"failed"}', None),
+        (200, b'{"error":"Prediction failed: no such thing","status":"failed"}', None),
         (200, b'{"output":["failed"],"status":"succeeded"}', None),
         (200, b'"failed"', None),
         (422, b'{"detail":[]}', None),
@@ -415,6 +415,17 @@ def test_coglets_own_refusals_get_a_code_and_503(was: int, body: bytes, now: str
         assert revised is not None
         assert revised.status == 503
         assert json.loads(revised.body)["error"].startswith(now)
+
+
+@pytest.mark.parametrize("words", ["", "Generator iteration error: A: ", "Async thing failed: A: "])
+def test_the_code_of_a_failed_prediction_comes_first(words: str) -> None:
+    found = decided(cog(), "PUT", "/predictions/a", b"{}")
+    assert isinstance(found, Forward)
+    assert found.revise is not None
+    said = {"error": f"Prediction failed: {words}E1001 A: b", "id": "x", "status": "failed"}
+    revised = found.revise(200, json.dumps(said, separators=(",", ":")).encode())
+    assert revised is not None
+    assert (revised.status, json.loads(revised.body)) == (200, {**said, "error": "E1001 A: b"})
 
 
 def test_the_openai_port_is_guarded_but_for_health() -> None:

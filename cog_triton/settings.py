@@ -277,6 +277,12 @@ class Settings(BaseSettings):
         " addresses or networks; `*` for every host, `none` for none. Unset: every host with public"
         " addresses, and this machine where Cog binds loopback.",
     )
+    max_sequences: int = Field(
+        64,
+        ge=1,
+        description="Sequences of a request to `/v1`, which are its prompts times `n` or `best_of`;"
+        " E1005 beyond. Each takes a place of its own among `MAX_CONCURRENCY`.",
+    )
     max_messages: int = Field(
         4096, ge=1, description="Messages of a chat, and parts of one message; E1005 beyond."
     )

@@ -28,7 +28,7 @@ SECTIONS = {
         *("cog_triton_api_key", "openai_api_key", "metrics_public", "max_request_bytes"),
         *("max_header_bytes", "max_json_depth", "max_json_values", "max_connections"),
         *("request_timeout", "idle_timeout", "max_messages", "max_stop_sequences"),
-        *("max_stop_length",),
+        *("max_stop_length", "max_sequences"),
     ),
     "Requests": (
         *("system_prompt", "prompt_template", "chat_template", "tool_call_parser"),

@@ -97,13 +97,25 @@ class Admission:
                 ticket.queue_time = 0.0
                 return
             if len(self._queue) >= self.max_queue:
-                raise Overloaded(
-                    f"{self.running} predictions run and {self.waiting} wait, no more than"
-                    f" {self.max_queue} may (MAX_QUEUE); try again later"
-                )
+                raise self._overloaded()
             ticket._arrived = time.perf_counter()
             ticket._on_turn = on_turn
             self._queue.append(ticket)
+
+    def require_room(self, count: int) -> None:
+        """Raise E2107 unless `count` requests have room now, to run or to wait.
+
+        So that none of a group is begun when others of it would be rejected.
+        """
+        with self._changed:
+            if self.running + self.waiting + count > self.slots + self.max_queue:
+                raise self._overloaded()
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"{self.running} predictions run and {self.waiting} wait, no more than"
+            f" {self.max_queue} may (MAX_QUEUE); try again later"
+        )
 
     def leave(self, ticket: Ticket) -> None:
         """Give the slot, or the place in the queue, back; a ticket without one is no error."""

@@ -70,7 +70,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"seed": "x"}, "E1005"),
     ({"stop": ""}, "E1005"),
     ({"stop": [1]}, "E1005"),
-    ({"n": 2}, "E1005"),
+    ({"n": 0}, "E1005"),
     ({"tools": [{"type": "function"}]}, "E1005"),
     ({"logit_bias": {"5": 1}}, "E1005"),
     ({"logprobs": True, "top_logprobs": 5}, "E1005"),

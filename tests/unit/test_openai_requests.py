@@ -100,7 +100,7 @@ def test_unsupported_fields_with_neutral_values_are_accepted(neutral: dict[str, 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"n": 2}, ["n=2", "one answer"]),
+        ({"n": 0}, ["n=0"]),
         ({"n": True}, ["n=True"]),
         ({"n": "1"}, ["n='1'"]),
         ({"best_of": 4}, ["best_of=4"]),
@@ -189,8 +189,8 @@ def test_no_more_of_a_value_is_written_than_an_error_shows() -> None:
             Item.written += 1
             return "1"
 
-    with pytest.raises(InvalidArgument, match=r"n=\{'a': \[1, 1, 1, .*\.\.\.: "):
-        parse(CompletionRequest, {"prompt": "a", "n": {"a": [Item(1)] * 30_000}})
+    with pytest.raises(InvalidArgument, match=r"suffix=\{'a': \[1, 1, 1, .*\.\.\.: "):
+        parse(CompletionRequest, {"prompt": "a", "suffix": {"a": [Item(1)] * 30_000}})
     assert Item.written < 100
 
 
@@ -218,23 +218,25 @@ def test_the_body_must_be_an_object(body: Any) -> None:
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("Hi", "Hi"),
-        (["Hi"], "Hi"),
-        ([1], [1]),
-        ([1, 2], [1, 2]),
-        ([[1, 2]], [1, 2]),
+        ("Hi", ["Hi"]),
+        (["Hi"], ["Hi"]),
+        (["Hi", "a"], ["Hi", "a"]),
+        ([1], [[1]]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        ([], [[]]),
     ],
 )
-def test_one_prompt_may_be_text_or_ids_in_a_list_or_not(prompt: Any, expected: Any) -> None:
-    assert parse(CompletionRequest, {**TEXT, "prompt": prompt}).one_prompt() == expected
+def test_prompts_may_be_texts_or_ids_in_a_list_or_not(prompt: Any, expected: Any) -> None:
+    parsed = parse(CompletionRequest, {**TEXT, "prompt": prompt})
+    assert parsed.prompts() == expected
+    assert parsed.prompt_count == len(expected)
 
 
 @pytest.mark.parametrize(
     "extra",
     [
-        {"prompt": ["a", "b"]},
-        {"prompt": [[1], [2]]},
-        {"prompt": []},
         {"prompt": None},
         {"prompt": [1, "a"]},
         {"prompt": [True]},
@@ -248,7 +250,7 @@ def test_one_prompt_may_be_text_or_ids_in_a_list_or_not(prompt: Any, expected: A
 )
 def test_unsupported_completions_are_refused(extra: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(extra))):
-        parse(CompletionRequest, {**TEXT, **extra}).one_prompt()
+        parse(CompletionRequest, {**TEXT, **extra})
 
 
 def test_logprobs_are_limited_to_the_sampled_tokens() -> None:

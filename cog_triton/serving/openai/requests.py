@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
 from cog_triton.serving.openai.tool_requests import (
@@ -30,6 +30,12 @@ from cog_triton.text.sampling import MAX_TOKENS, SamplingParams, resolve_seed
 _log = logging.getLogger(__name__)
 
 
+def _without_fraction(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_without_fraction)]
+"""A whole number, which some clients write as 1.0."""
 Count = Field(default=None, ge=0)
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = HashableFailFast()
@@ -44,7 +50,7 @@ _GUIDED = "use response_format"
 _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "audio": (_EMPTY, "this server answers text alone"),
     "bad_words": (_EMPTY, "not passed to the engine"),
-    "best_of": ((None, 1), "one answer is made for each request"),
+    "best_of": ((None, 1), "only completions have it"),
     "chat_template": (_EMPTY, "the model's own is used"),
     "chat_template_kwargs": (_EMPTY, _CHATS),
     "echo": ((None, False), "the prompt is not sent back"),
@@ -59,7 +65,6 @@ _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "logit_bias": (_EMPTY, "the engines take no bias for each request"),
     "min_p": ((None, 0), "use top_p or top_k"),
     "modalities": ((None, ["text"]), "this server answers text alone"),
-    "n": ((None, 1), "one answer is made for each request"),
     "reasoning_effort": ((None,), _CHATS),
     "skip_special_tokens": ((None, True), "special tokens are never part of the text"),
     "stop_token_ids": (_EMPTY, "use stop"),
@@ -125,6 +130,7 @@ class GenerationRequest(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
+    n: Whole | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     min_tokens: int | None = Count
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -143,6 +149,21 @@ class GenerationRequest(BaseModel, ABC):
     def limit(self) -> int:
         """Maximum number of tokens to generate; the engine's own limit is applied later."""
         return self.max_tokens or MAX_TOKENS
+
+    @property
+    def shown(self) -> int:
+        """Choices to answer for each prompt."""
+        return self.n or 1
+
+    @property
+    def made(self) -> int:
+        """Sequences to generate for each prompt."""
+        return self.shown
+
+    @property
+    def prompt_count(self) -> int:
+        """Number of prompts."""
+        return 1
 
     @property
     @abstractmethod
@@ -217,7 +238,7 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions; the prompt is one text, or the token ids of one."""
+    """POST /v1/completions; each prompt is a text, or token ids."""
 
     prompt: (
         str
@@ -225,24 +246,33 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[int], _FAIL_FAST]
         | Annotated[list[Annotated[list[int], _FAIL_FAST]], _FAIL_FAST]
     )
+    best_of: Whole | None = Field(default=None, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=5)
+
+    @property
+    def made(self) -> int:
+        """See `GenerationRequest.made`."""
+        return self.best_of or self.shown
+
+    @property
+    def prompt_count(self) -> int:
+        """See `GenerationRequest.prompt_count`."""
+        prompt = self.prompt
+        lists = not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int)
+        return len(prompt) if lists else 1
 
     @property
     def log_probs(self) -> bool:
         """See `GenerationRequest.log_probs`."""
         return self.logprobs is not None
 
-    def one_prompt(self) -> str | list[int]:
-        """The prompt, out of a list of one; raises E1005 for more than one."""
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, at least one; an empty list is a blank one."""
         prompt = self.prompt
         if isinstance(prompt, str):
-            return prompt
-        if prompt and isinstance(prompt[0], int):
-            return [item for item in prompt if isinstance(item, int)]
-        if len(prompt) != 1:
-            raise InvalidArgument(f"prompt: has {len(prompt)} prompts; send one for each request")
-        (only,) = prompt
-        return only if isinstance(only, str | list) else [only]
+            return [prompt]
+        texts: list[str | list[int]] = [item for item in prompt if isinstance(item, str | list)]
+        return texts or [[item for item in prompt if isinstance(item, int)]]
 
 
 R = TypeVar("R", bound=GenerationRequest)
@@ -302,6 +332,11 @@ def _check_combinations(request: GenerationRequest) -> None:
         form = request.response_format
         if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
             raise InvalidArgument("response_format: json_schema goes with type 'json_schema'")
+    if isinstance(request, CompletionRequest) and request.best_of is not None:
+        if request.best_of < request.shown:
+            raise InvalidArgument(f"best_of={request.best_of}: must not be less than n={request.n}")
+        if request.stream and request.best_of > request.shown:
+            raise InvalidArgument("best_of: its answers cannot be streamed, unless n is the same")
     if isinstance(request, CompletionRequest) and request.logprobs:
         raise InvalidArgument(
             f"logprobs={request.logprobs}: not supported: the engines tell the probability of the"

@@ -10,11 +10,12 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
-from cog_triton.serving.generate import Generation
-from cog_triton.serving.generation import TokenLogProb
+from cog_triton.serving.generation import GenerationResult, TextPiece, TokenLogProb
 from cog_triton.serving.openai.delta_objects import delta_object, message_object
+from cog_triton.serving.openai.log_prob_objects import CompletionLogProbs, chat_log_probs
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.deltas import Content, Delta, join
 from cog_triton.text.detokenize import TokenText
@@ -24,240 +25,251 @@ _json_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enco
 _TEXT = "\0text of a chunk\0"
 
 
-class ResponseBuilder(ABC):
-    """Builds the objects of one response: chunks of a stream, or the complete object."""
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all objects of one response have around their choices; the same id and time."""
 
-    endpoint: ClassVar[str]
-    prefix: ClassVar[str]
-    full_object: ClassVar[str]
-    chunk_object: ClassVar[str]
+    endpoint: str
+    prefix: str
+    full_object: str
+    chunk_object: str
+    model: str
+    id: str = field(init=False)
+    created: int = field(init=False)
 
-    def __init__(self, model: str, token_text: TokenText) -> None:
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
-        self._head: Object = {"id": self.id, "created": int(time.time()), "model": model}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", f"{self.prefix}-{uuid.uuid4().hex}")
+        object.__setattr__(self, "created", int(time.time()))
+
+    @classmethod
+    def of_chat(cls, model: str) -> Envelope:
+        """The envelope of a `chat.completion`, or its chunks."""
+        return cls("chat", "chatcmpl", "chat.completion", "chat.completion.chunk", model)
+
+    @classmethod
+    def of_completion(cls, model: str) -> Envelope:
+        """The envelope of a `text_completion`, whose chunks are of the same type."""
+        return cls("completions", "cmpl", "text_completion", "text_completion", model)
+
+    def chunk(self, choices: Sequence[Object]) -> Object:
+        """A chunk of a stream."""
+        return self._object(self.chunk_object, choices)
+
+    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+        """The complete response."""
+        return {**self._object(self.full_object, choices), "usage": usage}
+
+    def _object(self, kind: str, choices: Sequence[Object]) -> Object:
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "object": kind,
+            "choices": list(choices),
+        }
+
+
+class ChoiceBuilder(ABC):
+    """Builds one choice of a response: its chunks, or the complete one."""
+
+    def __init__(
+        self, envelope: Envelope, index: int, token_text: TokenText, *, log_probs: bool = False
+    ) -> None:
+        """`log_probs` says whether it tells those of its tokens."""
+        self._envelope = envelope
+        self._index = index
         self._token_text = token_text
-        self._texts: list[str] = []
+        self._tells_log_probs = log_probs
+        self._log_probs: list[TokenLogProb] = []
         self._around_text: tuple[bytes, bytes] | None = None
+
+    @property
+    def mean_log_prob(self) -> float:
+        """Log probability of a complete choice per token, by which the best ones are known."""
+        values = [item.log_prob for item in self._log_probs]
+        return sum(values) / len(values) if values else 0.0
 
     def first_chunk(self) -> Object | None:
         """The chunk before any text, if the endpoint has one."""
         return None
 
-    def add(self, text: str) -> None:
-        """Take new text of a complete response."""
-        self._texts.append(text)
+    def add(self, piece: TextPiece) -> None:
+        """Take new text of a complete choice."""
+        self._log_probs += piece.log_probs
+        self._add_text(piece.text)
 
-    def chunks(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> list[Object]:
-        """The chunks of new text, and log probabilities of its tokens if requested."""
-        return [self.chunk(text, log_probs)]
+    def events(self, piece: TextPiece) -> bytes:
+        """The events of new text, without usage."""
+        if self._tells_log_probs:
+            return b"".join(map(sse_event, self.chunks(piece)))
+        return self._text_events(piece.text)
+
+    def choice(self, result: GenerationResult) -> Object:
+        """The complete choice, of all that was added."""
+        log_probs = self._log_prob_object(self._log_probs)
+        return {
+            "index": self._index,
+            **self._content(),
+            "logprobs": log_probs,
+            "finish_reason": self._finish_reason(result),
+        }
+
+    @abstractmethod
+    def chunks(self, piece: TextPiece) -> list[Object]:
+        """The chunks of new text."""
 
     def end_chunks(self) -> list[Object]:
         """The chunks of what was held back, after the last text."""
         return []
 
     @abstractmethod
-    def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
-        """A chunk with new text, and log probabilities of its tokens if requested."""
-
-    @abstractmethod
-    def last_chunk(self, generation: Generation) -> Object:
+    def last_chunk(self, result: GenerationResult) -> Object:
         """The chunk with the finish reason."""
 
     @abstractmethod
-    def full_response(
-        self, log_probs: Sequence[TokenLogProb] | None, generation: Generation
-    ) -> Object:
-        """The complete response in one object, of all texts that were added."""
+    def _add_text(self, text: str) -> None: ...
 
-    def events(self, text: str) -> bytes:
-        """The events of new text, without log probabilities or usage."""
+    @abstractmethod
+    def _content(self) -> Object: ...
+
+    @abstractmethod
+    def _text_chunk(self, text: str) -> Object: ...
+
+    @abstractmethod
+    def _build_log_probs(self, log_probs: Sequence[TokenLogProb]) -> Object: ...
+
+    def _text_events(self, text: str) -> bytes:
         return self._text_event(text)
 
+    def _finish_reason(self, result: GenerationResult) -> str | None:
+        return result.finish_reason
+
+    def _log_prob_object(self, log_probs: Sequence[TokenLogProb]) -> Object | None:
+        return self._build_log_probs(log_probs) if self._tells_log_probs else None
+
+    def _chunk(self, content: Object, finish_reason: str | None = None) -> Object:
+        choice = {
+            "index": self._index,
+            **content,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+        return self._envelope.chunk([choice])
+
     def _text_event(self, text: str) -> bytes:
-        """The event of a chunk without log probabilities: all of it but the text is the same."""
+        """The event of a chunk of plain text: all of it but the text is the same."""
         if self._around_text is None:
-            before, after = sse_event(self.chunk(_TEXT, None)).split(_encode(_TEXT))
+            before, after = sse_event(self._text_chunk(_TEXT)).split(_encode(_TEXT))
             self._around_text = before, after
         before, after = self._around_text
         return before + _encode(text) + after
 
-    def usage_chunk(self, generation: Generation) -> Object:
-        """The chunk with token counts, which has no choices."""
-        counts = usage(generation, generation.result.output_token_count)
-        return {**self._object(self.chunk_object, []), "usage": counts}
 
-    def _object(self, full_object: str, choices: list[Object]) -> Object:
-        return {**self._head, "object": full_object, "choices": choices}
+class ChatChoiceBuilder(ChoiceBuilder):
+    """Builder of a choice of a chat, with a parser if its reasoning or tool calls need one."""
 
-
-class ChatResponseBuilder(ResponseBuilder):
-    """Builder of a `chat.completion`, or its `chat.completion.chunk` objects."""
-
-    endpoint = "chat"
-    prefix = "chatcmpl"
-    full_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    parser: AnswerParser | None = None
-    """Parser of reasoning and tool calls, if the request needs one."""
-
-    def __init__(self, model: str, token_text: TokenText) -> None:
-        super().__init__(model, token_text)
+    def __init__(
+        self,
+        envelope: Envelope,
+        index: int,
+        token_text: TokenText,
+        *,
+        log_probs: bool = False,
+        parser: AnswerParser | None = None,
+    ) -> None:
+        super().__init__(envelope, index, token_text, log_probs=log_probs)
+        self._parser = parser
         self._deltas: list[Delta] = []
 
-    def add(self, text: str) -> None:
-        """See `ResponseBuilder.add`."""
-        self._deltas += self.parser.feed(text) if self.parser else [Content(text)]
+    def first_chunk(self) -> Object | None:
+        """The chunk with the role."""
+        return self._chunk({"delta": {"role": "assistant", "content": ""}})
 
-    def chunks(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> list[Object]:
-        """See `ResponseBuilder.chunks`; log probabilities are in the first one."""
-        if self.parser is None:
-            return [self.chunk(text, log_probs)]
-        made = [self._delta(delta_object(delta), None) for delta in self.parser.feed(text)]
-        if log_probs is not None:
-            made = made or [self._delta({}, None)]
-            made[0]["choices"][0]["logprobs"] = self._log_probs(log_probs)
+    def chunks(self, piece: TextPiece) -> list[Object]:
+        """See `ChoiceBuilder.chunks`; log probabilities are in the first one."""
+        made = [self._delta(delta) for delta in self._parse(piece.text)]
+        if self._tells_log_probs:
+            made = made or [self._chunk({"delta": {}})]
+            made[0]["choices"][0]["logprobs"] = self._log_prob_object(piece.log_probs)
         return made
 
-    def events(self, text: str) -> bytes:
-        """See `ResponseBuilder.events`."""
-        if self.parser is None:
+    def end_chunks(self) -> list[Object]:
+        """See `ChoiceBuilder.end_chunks`."""
+        return [self._delta(delta) for delta in (self._parser.finish() if self._parser else [])]
+
+    def last_chunk(self, result: GenerationResult) -> Object:
+        """See `ChoiceBuilder.last_chunk`."""
+        return self._chunk({"delta": {}}, self._finish_reason(result))
+
+    def _parse(self, text: str) -> Sequence[Delta]:
+        return self._parser.feed(text) if self._parser else [Content(text)]
+
+    def _add_text(self, text: str) -> None:
+        self._deltas += self._parse(text)
+
+    def _content(self) -> Object:
+        held = self._parser.finish() if self._parser else []
+        return {"message": message_object(join([*self._deltas, *held]))}
+
+    def _text_events(self, text: str) -> bytes:
+        if self._parser is None:
             return self._text_event(text)
         return b"".join(
             self._text_event(delta.text)
             if isinstance(delta, Content)
-            else sse_event(self._delta(delta_object(delta), None))
-            for delta in self.parser.feed(text)
+            else sse_event(self._delta(delta))
+            for delta in self._parser.feed(text)
         )
 
-    def end_chunks(self) -> list[Object]:
-        """See `ResponseBuilder.end_chunks`."""
-        deltas = self.parser.finish() if self.parser else []
-        return [self._delta(delta_object(delta), None) for delta in deltas]
+    def _text_chunk(self, text: str) -> Object:
+        return self._delta(Content(text))
 
-    def first_chunk(self) -> Object | None:
-        """The chunk with the role."""
-        return self._delta({"role": "assistant", "content": ""}, None)
+    def _delta(self, delta: Delta) -> Object:
+        return self._chunk({"delta": delta_object(delta)})
 
-    def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
-        """See `ResponseBuilder.chunk`."""
-        return self._delta({"content": text}, log_probs)
+    def _finish_reason(self, result: GenerationResult) -> str | None:
+        reason = result.finish_reason
+        return self._parser.finish_reason(reason) if self._parser else reason
 
-    def last_chunk(self, generation: Generation) -> Object:
-        """See `ResponseBuilder.last_chunk`."""
-        return self._delta({}, None, self._finish_reason(generation))
-
-    def full_response(
-        self, log_probs: Sequence[TokenLogProb] | None, generation: Generation
-    ) -> Object:
-        """See `ResponseBuilder.full_response`."""
-        held = self.parser.finish() if self.parser else []
-        choice = {
-            "index": 0,
-            "message": message_object(join([*self._deltas, *held])),
-            "logprobs": self._log_probs(log_probs),
-            "finish_reason": self._finish_reason(generation),
-        }
-        return {
-            **self._object(self.full_object, [choice]),
-            "usage": usage(generation, generation.result.output_token_count),
-        }
-
-    def _finish_reason(self, generation: Generation) -> str | None:
-        reason = generation.result.finish_reason
-        return self.parser.finish_reason(reason) if self.parser else reason
-
-    def _delta(
-        self,
-        delta: Object,
-        log_probs: Sequence[TokenLogProb] | None,
-        finish_reason: str | None = None,
-    ) -> Object:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": self._log_probs(log_probs),
-            "finish_reason": finish_reason,
-        }
-        return self._object(self.chunk_object, [choice])
-
-    def _log_probs(self, log_probs: Sequence[TokenLogProb] | None) -> Object | None:
-        if log_probs is None:
-            return None
-        content = []
-        for token_id, log_prob in log_probs:
-            raw = self._token_text.raw(token_id)
-            content.append(
-                {
-                    "token": raw.decode("utf-8", "replace"),
-                    "logprob": log_prob,
-                    "bytes": list(raw),
-                    "top_logprobs": [],
-                }
-            )
-        return {"content": content, "refusal": None}
+    def _build_log_probs(self, log_probs: Sequence[TokenLogProb]) -> Object:
+        return chat_log_probs(self._token_text, log_probs)
 
 
-class CompletionResponseBuilder(ResponseBuilder):
-    """Builder of a `text_completion`, whose chunks are of the same type."""
+class CompletionChoiceBuilder(ChoiceBuilder):
+    """Builder of a choice of a completion."""
 
-    endpoint = "completions"
-    prefix = "cmpl"
-    full_object = "text_completion"
-    chunk_object = "text_completion"
+    def __init__(
+        self, envelope: Envelope, index: int, token_text: TokenText, *, log_probs: bool = False
+    ) -> None:
+        super().__init__(envelope, index, token_text, log_probs=log_probs)
+        self._texts: list[str] = []
+        self._log_prob_builder = CompletionLogProbs(token_text)
 
-    def __init__(self, model: str, token_text: TokenText) -> None:
-        super().__init__(model, token_text)
-        self._offset = 0
+    def chunks(self, piece: TextPiece) -> list[Object]:
+        """See `ChoiceBuilder.chunks`."""
+        chunk = self._text_chunk(piece.text)
+        chunk["choices"][0]["logprobs"] = self._log_prob_object(piece.log_probs)
+        return [chunk]
 
-    def chunk(self, text: str, log_probs: Sequence[TokenLogProb] | None) -> Object:
-        """See `ResponseBuilder.chunk`."""
-        return self._choice(text, log_probs, None)
+    def last_chunk(self, result: GenerationResult) -> Object:
+        """See `ChoiceBuilder.last_chunk`."""
+        return self._chunk({"text": ""}, result.finish_reason)
 
-    def last_chunk(self, generation: Generation) -> Object:
-        """See `ResponseBuilder.last_chunk`."""
-        return self._choice("", None, generation.result.finish_reason)
+    def _add_text(self, text: str) -> None:
+        self._texts.append(text)
 
-    def full_response(
-        self, log_probs: Sequence[TokenLogProb] | None, generation: Generation
-    ) -> Object:
-        """See `ResponseBuilder.full_response`."""
-        text = "".join(self._texts)
-        answer = self._choice(text, log_probs, generation.result.finish_reason)
-        return {**answer, "usage": usage(generation, generation.result.output_token_count)}
+    def _content(self) -> Object:
+        return {"text": "".join(self._texts)}
 
-    def _choice(
-        self, text: str, log_probs: Sequence[TokenLogProb] | None, finish_reason: str | None
-    ) -> Object:
-        choice = {
-            "index": 0,
-            "text": text,
-            "logprobs": self._log_probs(log_probs),
-            "finish_reason": finish_reason,
-        }
-        return self._object(self.full_object, [choice])
+    def _text_chunk(self, text: str) -> Object:
+        return self._chunk({"text": text})
 
-    def _log_probs(self, log_probs: Sequence[TokenLogProb] | None) -> Object | None:
-        """OpenAI's logprobs object; `text_offset` is where the token begins, in characters."""
-        if log_probs is None:
-            return None
-        tokens, offsets = [], []
-        for token_id, _ in log_probs:
-            token = self._token_text.raw(token_id).decode("utf-8", "replace")
-            tokens.append(token)
-            offsets.append(self._offset)
-            self._offset += len(token)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [log_prob for _, log_prob in log_probs],
-            "top_logprobs": None,
-            "text_offset": offsets,
-        }
+    def _build_log_probs(self, log_probs: Sequence[TokenLogProb]) -> Object:
+        return self._log_prob_builder.build(log_probs)
 
 
-def usage(generation: Generation, output: int) -> Object:
-    """OpenAI's usage object for the prompt and `output` generated tokens."""
-    prompt = len(generation.request.input_ids)
+def usage(prompt: int, output: int) -> Object:
+    """OpenAI's usage object for `prompt` and `output` tokens."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import copy
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton import errors
-from cog_triton.errors import InvalidArgument, NotFound, RequestTooLarge
-from cog_triton.serving.generate import Generation, TextGenerator
-from cog_triton.serving.generation import GenerationRequest as PlannedRequest
+from cog_triton.errors import InvalidArgument, NotFound
+from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.request_body import longest_id_list, parse_body, read_body
 from cog_triton.serving.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -27,10 +26,17 @@ from cog_triton.serving.openai.requests import (
     parse,
 )
 from cog_triton.serving.openai.responses import (
-    ChatResponseBuilder,
-    CompletionResponseBuilder,
+    ChatChoiceBuilder,
+    ChoiceBuilder,
+    CompletionChoiceBuilder,
+    Envelope,
     Object,
-    ResponseBuilder,
+)
+from cog_triton.serving.openai.sequences import (
+    SequencePlan,
+    Sequences,
+    check_count,
+    plan_sequences,
 )
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.settings import Settings
@@ -40,8 +46,14 @@ from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
 R = TypeVar("R", bound=GenerationRequest)
-Prompt = tuple[list[int], Mapping[str, Any]]
-"""Token ids, and further fields of the planned request."""
+
+
+class Prompts(NamedTuple):
+    """Token ids of each prompt, further fields of all generations, and builders by choice."""
+
+    ids: Sequence[list[int]]
+    fields: Mapping[str, Any]
+    builder: Callable[[int], ChoiceBuilder]
 
 
 class OpenAIRoutes:
@@ -84,41 +96,58 @@ class OpenAIRoutes:
         return json_response(self._description())
 
     async def _chat(self, request: Request) -> Response:
-        builder = ChatResponseBuilder(self._model, self._token_text)
+        envelope = Envelope.of_chat(self._model)
 
-        def prompt(chat: ChatRequest) -> Prompt:
+        def prompts(chat: ChatRequest) -> Prompts:
             plan = self._planner.plan(chat)
-            builder.parser = plan.parser
             special = plan.prompt.add_special_tokens
             ids = self._generator.encode(plan.prompt.text, add_special_tokens=special)
-            return ids, {"guide": plan.guide, "visible": plan.visible}
 
-        return await self._answer(request, ChatRequest, prompt, builder)
+            def builder(index: int) -> ChoiceBuilder:
+                parser = copy.deepcopy(plan.parser)
+                return ChatChoiceBuilder(
+                    envelope, index, self._token_text, log_probs=chat.log_probs, parser=parser
+                )
+
+            return Prompts([ids], {"guide": plan.guide, "visible": plan.visible}, builder)
+
+        return await self._answer(request, ChatRequest, prompts, envelope)
 
     async def _complete(self, request: Request) -> Response:
-        builder = CompletionResponseBuilder(self._model, self._token_text)
-        return await self._answer(request, CompletionRequest, self._plain_prompt, builder)
+        envelope = Envelope.of_completion(self._model)
+
+        def prompts(completion: CompletionRequest) -> Prompts:
+            def builder(index: int) -> ChoiceBuilder:
+                return CompletionChoiceBuilder(
+                    envelope, index, self._token_text, log_probs=completion.log_probs
+                )
+
+            ids = [self._prompt_ids(prompt) for prompt in completion.prompts()]
+            return Prompts(ids, {}, builder)
+
+        return await self._answer(request, CompletionRequest, prompts, envelope)
 
     async def _answer(
         self,
         request: Request,
         kind: type[R],
-        to_prompt: Callable[[R], Prompt],
-        builder: ResponseBuilder,
+        to_prompts: Callable[[R], Prompts],
+        envelope: Envelope,
     ) -> Response:
-        request_id.set(builder.id)  # this task is of this request alone
+        request_id.set(envelope.id)  # this task is of this request alone
         # In a list, so that it is freed as soon as it is parsed.
-        raw = [await _body(request, self._settings.max_request_bytes)]
+        raw = [await read_body(request, self._settings.max_request_bytes)]
         # A long prompt takes long to parse and encode, and must not block the event loop.
-        planned, parsed = await asyncio.to_thread(self._plan, raw, kind, to_prompt, builder)
+        parsed, plan, builders = await asyncio.to_thread(
+            self._plan, raw, kind, to_prompts, envelope
+        )
         if self._inboxes is None:  # this is the event loop
             self._inboxes = LoopInboxes()
-        inbox = self._inboxes.new()
         options = parsed.stream_options
         return GenerationResponse(
-            Generation(self._generator, planned, inbox),
-            inbox,
-            builder,
+            Sequences(self._generator, plan, self._inboxes.new()),
+            envelope,
+            builders,
             stream=bool(parsed.stream),
             include_usage=bool(options and options.include_usage),
             usage_so_far=bool(options and options.continuous_usage_stats),
@@ -128,51 +157,60 @@ class OpenAIRoutes:
         self,
         raw: list[bytearray],
         kind: type[R],
-        to_prompt: Callable[[R], Prompt],
-        builder: ResponseBuilder,
-    ) -> tuple[PlannedRequest, R]:
-        body = _json(raw.pop())
-        self._generator.check_length(_count_ids(body))
+        to_prompts: Callable[[R], Prompts],
+        envelope: Envelope,
+    ) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
+        body = parse_body(raw.pop())
+        self._generator.check_length(longest_id_list(body))
         request = parse(kind, body)
         del body
         self._require_model(request.model)
+        self._check_count(request)
         stops = request.stops()
         if stops is None:
             stops = parse_stop_sequences(self._settings.stop_sequences)
         else:
             self._stop_limits.check("stop", stops)
-        ids, others = to_prompt(request)
-        if not ids:
-            raise errors.PromptRequired("the prompt is blank")
-        planned = self._generator.plan(
-            ids,
-            request.sampling(),
-            stops,
-            ignore_eos=bool(request.ignore_eos),
-            return_log_probs=request.log_probs,
-            id=builder.id,
-            endpoint=builder.endpoint,
-            **others,
-        )
-        return planned, request
+        prompts = to_prompts(request)
+        sampling, made, shown = request.sampling(), request.made, request.shown
+        planned = [
+            self._generator.plan(
+                ids,
+                sampling,
+                stops,
+                ignore_eos=bool(request.ignore_eos),
+                return_log_probs=request.log_probs or made > shown,
+                id=envelope.id,
+                endpoint=envelope.endpoint,
+                **prompts.fields,
+            )
+            for ids in prompts.ids
+        ]
+        plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
+        return request, plan, [prompts.builder(place) for place in range(len(plan.requests))]
 
-    def _plain_prompt(self, request: CompletionRequest) -> Prompt:
-        prompt = request.one_prompt()
+    def _check_count(self, request: GenerationRequest) -> None:
+        limit, admission = self._settings.max_sequences, self._generator.admission
+        count = request.prompt_count
+        field = "prompt" if count > 1 else "best_of" if request.made > request.shown else "n"
+        check_count(field, count, request.made, limit, admission)
+
+    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        if not prompt:
+            raise errors.PromptRequired("the prompt is blank")
         if isinstance(prompt, str):
-            if not prompt:
-                raise errors.PromptRequired("the prompt is blank")
             try:
                 prompt.encode()
             except UnicodeEncodeError as error:
                 raise InvalidArgument(f"prompt: not Unicode text: {error.reason}") from None
-            return self._generator.encode(prompt), {}
+            return self._generator.encode(prompt)
         for token in prompt:
             if not 0 <= token < self._tokenizer.vocab_size:
                 raise InvalidArgument(
                     f"prompt: holds {token}; must be from 0 to {self._tokenizer.vocab_size - 1},"
                     " the model's vocabulary"
                 )
-        return prompt, {}
+        return prompt
 
     def _require_model(self, model: str) -> None:
         if model != self._model:
@@ -187,47 +225,3 @@ class OpenAIRoutes:
             "max_model_len": self._generator.max_seq_len,
             "capabilities": self._planner.abilities,
         }
-
-
-async def _body(request: Request, limit: int) -> bytearray:
-    """Read the body; raises E1008 as soon as it exceeds `limit` bytes, E1005 when it ends early."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HTTPException(
-            415,
-            f"Content-Type: {kind[:80]!r}; must be application/json, as of curl -H"
-            " 'Content-Type: application/json'",
-        )
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
-        raise RequestTooLarge(f"{length} bytes; at most {limit} are taken (MAX_REQUEST_BYTES)")
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise RequestTooLarge(f"more than {limit} bytes (MAX_REQUEST_BYTES)")
-    except ClientDisconnect:
-        raise InvalidArgument("the body ended early") from None
-    return body
-
-
-def _json(raw: bytearray) -> Any:
-    try:
-        return json.loads(raw, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
-        raise InvalidArgument(f"the body is not JSON: {str(error)[:200]}") from None
-
-
-def _count_ids(body: Any) -> int:
-    """How many token ids the prompt has, before each is checked; 0 for a text."""
-    prompt = body.get("prompt") if isinstance(body, dict) else None
-    if isinstance(prompt, list) and len(prompt) == 1:
-        (prompt,) = prompt
-    if not isinstance(prompt, list) or any(isinstance(item, str) for item in prompt[:1]):
-        return 0
-    return len(prompt)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cog_triton.serving.generate import Generation
-from cog_triton.serving.generation import TextPiece, TokenLogProb
-from cog_triton.serving.inbox import LoopInbox
+from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.responses import DONE, ResponseBuilder, sse_event, usage
+from cog_triton.serving.openai.responses import DONE, ChoiceBuilder, Envelope, sse_event, usage
+from cog_triton.serving.openai.sequences import Sequences
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
 # errors are an event of the stream.
@@ -23,25 +23,28 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
+Pieces = Sequence[tuple[int, TextPiece | None]]
+"""What sequences got, by their places; see `Sequences.advance`."""
+
 
 class GenerationResponse(Response):
-    """Generates when it is sent; cancels the generation if the client disconnects."""
+    """Generates when it is sent; cancels all of its sequences if the client disconnects."""
 
     def __init__(
         self,
-        generation: Generation,
-        inbox: LoopInbox,
-        builder: ResponseBuilder,
+        sequences: Sequences,
+        envelope: Envelope,
+        builders: Sequence[ChoiceBuilder],
         *,
         stream: bool,
         include_usage: bool,
         usage_so_far: bool = False,
     ) -> None:
-        """`inbox` is the one of `generation`."""
+        """`builders` are those of the sequences, in their order."""
         super().__init__()
-        self._generation = generation
-        self._inbox = inbox
-        self._builder = builder
+        self._sequences = sequences
+        self._envelope = envelope
+        self._builders = builders
         self._streamed = stream
         self._include_usage = include_usage
         self._usage_so_far = usage_so_far
@@ -60,47 +63,59 @@ class GenerationResponse(Response):
     async def _cancel_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._generation.ticket.cancel()
+        self._sequences.cancel()
 
     async def _complete_response(self) -> Response:
-        log_probs: list[TokenLogProb] = []
+        builders = self._builders
         try:
-            with self._generation as generation:
-                while not generation.ended:
-                    piece = generation.advance(await self._inbox.take() or ())
-                    if piece is not None:
-                        self._builder.add(piece.text)
-                        log_probs += piece.log_probs
+            with self._sequences as sequences:
+                while not sequences.ended:
+                    for place, piece in await sequences.advance() or ():
+                        if piece is not None:
+                            builders[place].add(piece)
         except Exception as error:  # noqa: BLE001 - answered with its code
             return error_responses.error_response(error_responses.to_coded_error(error))
+        tokens = self._sequences.output_tokens
         return error_responses.json_response(
-            self._builder.full_response(
-                log_probs if generation.request.return_log_probs else None,
-                generation,
-            )
+            self._envelope.whole(self._choices(), self._usage(tokens))
         )
 
+    def _choices(self) -> list[dict[str, Any]]:
+        """The choices to answer: of each prompt all, or the best ones."""
+        plan = self._sequences.plan
+        choices: list[dict[str, Any]] = []
+        for first in range(0, len(self._builders), plan.made):
+            places = list(range(first, first + plan.made))
+            if plan.shown < plan.made:
+                places.sort(key=lambda place: -self._builders[place].mean_log_prob)
+            for place in places[: plan.shown]:
+                result = self._sequences.generations[place].result
+                choices.append({**self._builders[place].choice(result), "index": len(choices)})
+        return choices
+
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation, inbox = self._generation, self._inbox
+        sequences, builders = self._sequences, self._builders
         headers_sent = False
         try:
-            with generation:
-                piece = await self._first_piece()
-                headers = [*_HEADERS, (b"x-request-id", self._builder.id.encode())]
+            with sequences:
+                pieces = await self._first_pieces()
+                headers = [*_HEADERS, (b"x-request-id", self._envelope.id.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 headers_sent = True
-                first = self._builder.first_chunk()
-                data = self._event(first, 0) if first else b""
+                firsts = filter(None, [builder.first_chunk() for builder in builders])
+                data = b"".join([self._event(chunk, 0) for chunk in firsts])
                 while True:
-                    if piece is not None:
-                        data += self._piece_event(piece)
-                    if generation.ended:
+                    data += self._events(pieces)
+                    if sequences.ended:
                         break
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                         data = b""
-                    piece = generation.advance(await inbox.take() or ())
-            data += self._last_events()
+                    pieces = await sequences.advance() or ()
+            if self._include_usage:
+                chunk = self._envelope.chunk([])
+                data += sse_event({**chunk, "usage": self._usage(sequences.output_tokens)})
+            data += DONE
         except Exception as error:  # noqa: BLE001 - sent with its code
             coded = error_responses.to_coded_error(error)
             if not headers_sent:
@@ -109,37 +124,42 @@ class GenerationResponse(Response):
             data = sse_event(error_responses.error_body(coded))
         await send({"type": "http.response.body", "body": data})
 
-    async def _first_piece(self) -> TextPiece | None:
-        """The first piece; None when there is none in time for the headers."""
+    async def _first_pieces(self) -> Pieces:
+        """The first pieces; none when they are not there in time for the headers."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _HEADERS_AFTER_S
-        while not self._generation.ended:
-            items = await self._inbox.take(max(deadline - loop.time(), 0))
-            if items is None:
-                return None
-            piece = self._generation.advance(items)
+        while not self._sequences.ended:
+            pieces = await self._sequences.advance(max(deadline - loop.time(), 0))
+            if pieces is None:
+                return ()
+            generations = self._sequences.generations
+            if any(piece is not None or generations[place].ended for place, piece in pieces):
+                return pieces
+        return ()
+
+    def _events(self, pieces: Pieces) -> bytes:
+        data = b""
+        for place, piece in pieces:
+            builder = self._builders[place]
             if piece is not None:
-                return piece
-        return None
+                data += self._piece_event(builder, piece)
+            generation = self._sequences.generations[place]
+            if generation.ended:
+                tokens = self._sequences.output_tokens
+                chunks = [*builder.end_chunks(), builder.last_chunk(generation.result)]
+                data += b"".join([self._event(chunk, tokens) for chunk in chunks])
+        return data
 
-    def _last_events(self) -> bytes:
-        generation = self._generation
-        chunks = [*self._builder.end_chunks(), self._builder.last_chunk(generation)]
-        tokens = generation.result.output_token_count
-        data = b"".join(self._event(chunk, tokens) for chunk in chunks)
-        if self._include_usage:
-            data += sse_event(self._builder.usage_chunk(generation))
-        return data + DONE
-
-    def _piece_event(self, piece: TextPiece) -> bytes:
-        log_probs = piece.log_probs if self._generation.request.return_log_probs else None
-        if log_probs is None and not self._include_usage:
-            return self._builder.events(piece.text)
-        chunks = self._builder.chunks(piece.text, log_probs)
-        return b"".join(self._event(chunk, piece.tokens) for chunk in chunks)
+    def _piece_event(self, builder: ChoiceBuilder, piece: TextPiece) -> bytes:
+        if not self._include_usage:
+            return builder.events(piece)
+        tokens = self._sequences.output_tokens
+        return b"".join([self._event(chunk, tokens) for chunk in builder.chunks(piece)])
 
     def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
         if not self._include_usage:
             return sse_event(chunk)
-        counts = usage(self._generation, tokens) if self._usage_so_far else None
-        return sse_event({**chunk, "usage": counts})
+        return sse_event({**chunk, "usage": self._usage(tokens) if self._usage_so_far else None})
+
+    def _usage(self, tokens: int) -> dict[str, int]:
+        return usage(self._sequences.plan.prompt_tokens, tokens)

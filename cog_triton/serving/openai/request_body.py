@@ -1,0 +1,56 @@
+"""Body of a request: read within limits, and parsed from JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from cog_triton.errors import InvalidArgument, RequestTooLarge
+
+
+async def read_body(request: Request, limit: int) -> bytearray:
+    """Read the body; raises E1008 as soon as it exceeds `limit` bytes, E1005 when it ends early."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(
+            415,
+            f"Content-Type: {kind[:80]!r}; must be application/json, as of curl -H"
+            " 'Content-Type: application/json'",
+        )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise RequestTooLarge(f"{length} bytes; at most {limit} are taken (MAX_REQUEST_BYTES)")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise RequestTooLarge(f"more than {limit} bytes (MAX_REQUEST_BYTES)")
+    except ClientDisconnect:
+        raise InvalidArgument("the body ended early") from None
+    return body
+
+
+def parse_body(raw: bytearray) -> Any:
+    """The JSON value of a body; raises E1005."""
+    try:
+        return json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
+        raise InvalidArgument(f"the body is not JSON: {str(error)[:200]}") from None
+
+
+def longest_id_list(body: Any) -> int:
+    """How many token ids the longest prompt has, before each is checked; 0 for texts."""
+    prompt = body.get("prompt") if isinstance(body, dict) else None
+    if not isinstance(prompt, list) or not prompt:
+        return 0
+    if isinstance(prompt[0], list):
+        return max((len(item) for item in prompt if isinstance(item, list)), default=0)
+    return 0 if isinstance(prompt[0], str) else len(prompt)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,189 @@
+"""Sequences of a request: `n` or `best_of` generations of each prompt, driven as one.
+
+Each is an ordinary `Generation` with its own place in admission control; they end together when
+their client leaves or one of them fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from typing_extensions import Self
+
+from cog_triton.engines.step_items import StepItem
+from cog_triton.errors import InvalidArgument
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.generate import Generation, TextGenerator
+from cog_triton.serving.generation import GenerationRequest, TextPiece
+from cog_triton.serving.inbox import LoopInbox
+from cog_triton.text.sampling import MAX_SEED
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """Planned sequences, prompt by prompt: `made` of each prompt, of which `shown` are answered."""
+
+    requests: Sequence[GenerationRequest]
+    made: int = 1
+    shown: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(len(request.input_ids) for request in self.requests[:: self.made])
+
+
+def plan_sequences(
+    prompts: Sequence[GenerationRequest], made: int, shown: int, *, seeded: bool
+) -> SequencePlan:
+    """Plan `made` sequences of each prompt, with seeds of their own.
+
+    With a seed of the request (`seeded`), sequence i of any prompt has that plus i; else no two
+    sequences have the same.
+    """
+    requests: list[GenerationRequest] = []
+    for request in prompts:
+        for number in range(made):
+            offset = number if seeded else len(requests)
+            seed = (request.sampling.seed + offset) & MAX_SEED
+            requests.append(replace(request, sampling=replace(request.sampling, seed=seed)))
+    return SequencePlan(requests, made, shown)
+
+
+def check_count(field: str, prompts: int, made: int, limit: int, admission: Admission) -> None:
+    """Raise E1005 for more sequences than a request may have, or than could ever be admitted."""
+    count = prompts * made
+    if count == 1:
+        return
+    if prompts > 1 and made > 1:
+        what = f"{prompts} prompts with {made} sequences each make {count}"
+    else:
+        what = f"{count} sequences" if made > 1 else f"{count} prompts"
+    if count > limit:
+        raise InvalidArgument(f"{field}: {what}; a request may have {limit} (MAX_SEQUENCES)")
+    room = admission.slots + admission.max_queue
+    if count > room:
+        raise InvalidArgument(
+            f"{field}: {what}; {room:g} run or wait at most (MAX_CONCURRENCY, MAX_QUEUE)"
+        )
+
+
+class Sequences:
+    """Running sequences of a plan; a context, within which `advance` is called."""
+
+    def __init__(self, generator: TextGenerator, plan: SequencePlan, inbox: LoopInbox) -> None:
+        """`inbox` is for this request alone."""
+        self.plan = plan
+        self._admission = generator.admission
+        self._inbox = inbox
+        self._places = [_Place(inbox) for _ in plan.requests]
+        self.generations = [
+            Generation(generator, request, place)
+            for request, place in zip(plan.requests, self._places, strict=True)
+        ]
+        self._running: dict[int, Generation] = {}
+        self._failed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether `advance` has given all text of all sequences."""
+        return not self._running
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all sequences so far."""
+        return sum(generation.result.output_token_count for generation in self.generations)
+
+    def cancel(self) -> None:
+        """End all sequences on behalf of their client."""
+        for generation in self.generations:
+            generation.ticket.cancel()
+
+    def __enter__(self) -> Self:
+        """Ask for admission of all; raises E2107 unless all have a place."""
+        if len(self.generations) > 1:
+            self._admission.require_room(len(self.generations))
+        for place, generation in enumerate(self.generations):
+            try:
+                generation.__enter__()
+            except BaseException:
+                self._failed = True
+                self._end_running(None)
+                raise
+            self._running[place] = generation
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end_running(error)
+
+    async def advance(
+        self, timeout: float | None = None
+    ) -> list[tuple[int, TextPiece | None]] | None:
+        """Wait; then, of each sequence that got something, its place and next piece, if any.
+
+        None after `timeout` seconds. Raises the coded error of the first sequence that fails.
+        """
+        if await self._inbox.take(timeout) is None:
+            return None
+        advanced = []
+        for place, generation in list(self._running.items()):
+            arrived = self._places[place].take()
+            if arrived is None:
+                continue
+            try:
+                piece = generation.advance(arrived)
+            except BaseException:
+                self._failed = True
+                del self._running[place]
+                generation.__exit__(*sys.exc_info())
+                raise
+            if generation.ended:
+                del self._running[place]
+                generation.__exit__(None, None, None)
+            advanced.append((place, piece))
+        return advanced
+
+    def _end_running(self, error: BaseException | None) -> None:
+        running, self._running = self._running, {}
+        for generation in running.values():
+            if self._failed:  # of another, so this one is no error of its own
+                generation.ticket.cancel()
+                generation.__exit__(None, None, None)
+            else:
+                generation.__exit__(type(error) if error else None, error, None)
+
+
+class _Place:
+    """Inbox of one sequence; the request's own inbox is woken for all of them."""
+
+    __slots__ = ("_inbox", "_items")
+
+    def __init__(self, inbox: LoopInbox) -> None:
+        self._inbox = inbox
+        self._items: deque[StepItem | None] = deque()
+
+    def put(self, item: StepItem | None) -> None:
+        """See `Inbox.put`."""
+        self._items.append(item)
+        self._inbox.put(None)
+
+    def take(self) -> list[StepItem] | None:
+        """What has come: nothing is None, a mere wake-up an empty list."""
+        items = self._items
+        if not items:
+            return None
+        arrived = []
+        while items:
+            item = items.popleft()
+            if item is not None:
+                arrived.append(item)
+        return arrived

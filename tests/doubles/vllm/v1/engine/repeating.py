@@ -32,7 +32,7 @@ class Sequence:
         self.tokens.append(token)
         logprobs = None
         if self.params.logprobs is not None:
-            name = self.tokenizer.id_to_token(token)
+            name = self.tokenizer.decode([token])  # as vLLM: text, not the vocabulary's spelling
             logprobs = [{token: Logprob(-len(self.tokens) / 8, 1, name)}]
         return EngineCoreOutput(self.request_id, [token], logprobs, *self._finish(token))
 

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-images image-vllm lint fmt bench bench-tar bench-build attack lock wheels clean
+.PHONY: help setup serve test test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -48,6 +48,9 @@ bench: setup engine.tar ## measure the serving path against targets (ARGS="--onl
 
 bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
 	@$(BIN)/python benchmarks/engine_tar.py $(ARGS)
+
+bench-pull: setup engine.tar ## measure an image from registry to first token (IMAGE=./result, Nix's)
+	@$(BIN)/python benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar $(ARGS)
 
 bench-build: setup ## measure builds against their scripts run by hand (ARGS=...)
 	@$(BIN)/python benchmarks/build_overhead.py $(ARGS)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import _resource_usage
+import pull_to_ready
 import pytest
 import run_all
 import small_tokenizers
@@ -302,3 +303,21 @@ def test_the_ensemble_of_the_baseline(tmp_path: Path) -> None:
     assert set(last.output_map.values()) == {item.name for item in ensemble.output}
     outputs = read_config(made / "postprocessing" / "config.pbtxt").output
     assert set(last.output_map) == {item.name for item in outputs}
+
+
+def test_ways_of_an_image_are_compared_with_gzip() -> None:
+    way = pull_to_ready.Way
+    ways = {
+        "gzip": [way(2.0, 6.0, 4.0, 1.0), way(4.0, 8.0, 4.0, 1.0), way(2.0, 6.0, 9.0, 1.0)],
+        "zstd": [way(1.0, 3.0, 4.0, 1.0)] * 3,
+        "zstd:chunked": [way(2.0, 6.0, 4.0, 1.0)] * 3,
+    }
+    pulls: dict[str, list[float | None]] = {name: [None] * 3 for name in ways}
+    pulls["gzip"] = [7.0, 9.0, 8.0]
+    sizes = {"gzip": 200, "zstd": 180, "zstd:chunked": 200}
+    report = pull_to_ready.compared(sizes, ways, pulls, "20.10.24")
+    found = {figure.name: figure.value for figure in report.figures}
+    assert found["zstd: bytes / gzip"] == 0.9
+    assert found["zstd: pull and unpack / gzip"] == 0.5
+    assert found["zstd: total / gzip"] == pytest.approx(9 / 17)
+    assert [row[-1] for row in report.grids[0].rows] == ["8.00", "refused", "refused"]

@@ -1,0 +1,211 @@
+"""From a registry to the first token: an image pulled, unpacked, started and asked, by compression.
+
+The image is pushed to registries of this machine with gzip, zstd and zstd:chunked. Rounds go
+through them in turns; each downloads the image, unpacks it, starts it with an engine, waits until
+Cog is ready, asks for one token, and removes all of it. `docker pull`, which downloads and unpacks
+at once, is timed beside that. IMAGE is what `nix build` leaves (./result) of an image that needs no
+GPU. Needs docker, containerd's ctr and docker-registry (Debian: docker.io, docker-registry), root.
+
+    .venv/bin/python benchmarks/pull_to_ready.py ./result engine.tar
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import _load
+from _containerd import Daemon, daemon, run, wait_until_ready
+from _report import Figure, Grid, Report, main, say
+
+from cog_triton.system.ports import free_ports
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "nix"))
+from registry import Registry
+
+COMPRESSIONS = ("gzip", "zstd", "zstd:chunked")
+INSIDE = "/src/engine.tar"
+PROMPT = "What is the capital of France?"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Seconds of one way from the registry to the first token."""
+
+    pull: float
+    unpack: float
+    ready: float
+    first_token: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The image in the registry under one compression; `size` is that of its layers in bytes."""
+
+    reference: str
+    digest: str
+    size: int
+
+
+def push(image: Path, registry: Registry, compression: str) -> Pushed:
+    """Push the image to a registry of its own: another would keep the layers that it has."""
+    reference = f"{registry.address}/cog-triton:bench"
+    options = ["--compression", compression, "--image-only", "--dest-tls-verify=false"]
+    run(image, "push", reference, *options)
+    manifest = registry.manifest("cog-triton", "bench")
+    layers = manifest.json()["layers"]
+    if any(compression.split(":")[0] not in layer["mediaType"] for layer in layers):
+        raise RuntimeError(f"not all layers are {compression}: {layers}")
+    size = sum(layer["size"] for layer in layers)
+    return Pushed(reference, manifest.headers["Docker-Content-Digest"], size)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Time an action; what others have written is on the disk before, and its own after it."""
+    os.sync()
+    began = time.perf_counter()
+    action()
+    os.sync()
+    return time.perf_counter() - began
+
+
+def measure(host: Daemon, image: Pushed, engine: Path) -> Way:
+    """Go the way once, and remove the image."""
+    try:
+        pull = seconds(lambda: host.fetch(image.reference))
+        unpack = seconds(lambda: host.unpack(image.digest))
+        ports = free_ports(5)
+        names = ("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
+        settings = [
+            f"--env={name}={port}"
+            for name, port in zip((*names, "OPENAI_PORT"), ports, strict=True)
+        ]
+        mount = f"--mount=type=bind,src={engine},dst={INSIDE},options=rbind:ro"
+        options = (*settings, f"--env=COG_WEIGHTS={INSIDE}", mount)
+        began = time.perf_counter()
+        with host.running(image.reference, ports[0], *options) as url:
+            wait_until_ready(url)
+            ready = time.perf_counter()
+            wave = _load.wave(url, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}, 1)
+            if not wave.streams:
+                raise RuntimeError(f"no token: {wave.failures}")
+            return Way(pull, unpack, ready - began, wave.streams[0].ttft)
+    finally:
+        host.remove(image.reference)
+
+
+def docker_pull(host: Daemon, image: Pushed) -> float | None:
+    """Seconds of `docker pull`, None where this docker cannot; the image is removed."""
+    try:
+        took = seconds(lambda: host.docker("pull", "--quiet", image.reference))
+    except RuntimeError as error:
+        say(str(error))
+        return None
+    host.docker("image", "rm", image.reference)
+    return took
+
+
+@contextmanager
+def registries(directory: Path) -> Iterator[dict[str, Registry]]:
+    """A registry of this machine for each compression, stopped at the end."""
+    made = {}
+    try:
+        for name, port in zip(COMPRESSIONS, free_ports(len(COMPRESSIONS)), strict=True):
+            place = directory / name.replace(":", "-")
+            place.mkdir(parents=True)
+            made[name] = Registry(place, port)
+        for registry in made.values():
+            while not registry.answers():
+                if registry.process.poll() is not None:
+                    raise RuntimeError(f"docker-registry: exit {registry.process.returncode}")
+                time.sleep(0.05)
+        yield made
+    finally:
+        for registry in made.values():
+            registry.process.terminate()
+            registry.process.wait()
+
+
+def run_rounds(args: argparse.Namespace) -> Report:
+    """Push, go through the rounds, and compare."""
+    image, engine = args.image.resolve(), args.engine.resolve()
+    # Everybody may read it in the container, where the server is user 1000.
+    engine.chmod(engine.stat().st_mode | 0o444)
+    ways: dict[str, list[Way]] = {name: [] for name in COMPRESSIONS}
+    pulls: dict[str, list[float | None]] = {name: [] for name in COMPRESSIONS}
+    scratch = Path(tempfile.mkdtemp(prefix="cog-triton-bench-", dir=args.dir)).resolve()
+    try:
+        with registries(scratch / "registry") as stored, daemon(scratch / "docker") as host:
+            pushed = {name: push(image, stored[name], name) for name in COMPRESSIONS}
+            for number in range(1 if args.quick else args.rounds):
+                for name in COMPRESSIONS if number % 2 else reversed(COMPRESSIONS):
+                    ways[name].append(measure(host, pushed[name], engine))
+                    pulls[name].append(docker_pull(host, pushed[name]))
+                    say(f"{name}: {ways[name][-1].total:.2f} s")
+            version = host.docker("version", "--format", "{{.Server.Version}}").strip()
+    finally:
+        shutil.rmtree(scratch)
+    return compared({name: image.size for name, image in pushed.items()}, ways, pulls, version)
+
+
+def compared(
+    sizes: dict[str, int],
+    ways: dict[str, list[Way]],
+    pulls: dict[str, list[float | None]],
+    docker: str,
+) -> Report:
+    """Table of medians, and ratios to gzip."""
+    report = Report("pull_to_ready", "from a registry to the first token")
+    names = [field.name.replace("_", " ") for field in fields(Way)]
+    columns = ("", "MB", *names, "total", "slowest", "docker pull")
+    grid = Grid(f"medians of {len(ways['gzip'])} rounds, in seconds", columns)
+    totals = {name: _median([way.total for way in found]) for name, found in ways.items()}
+    for name, found in ways.items():
+        parts = [_median(part) for part in zip(*map(astuple, found), strict=True)]
+        slowest = max(way.total for way in found)
+        times = (f"{value:.2f}" for value in (*parts, totals[name], slowest))
+        done = [took for took in pulls[name] if took is not None]
+        whole = f"{_median(done):.2f}" if done else "refused"
+        grid.add(name, f"{sizes[name] / 1e6:.1f}", *times, whole)
+    for name in COMPRESSIONS[1:]:
+        ours, gzip = (
+            _median([way.pull + way.unpack for way in ways[key]]) for key in (name, "gzip")
+        )
+        report.figures.append(Figure(f"{name}: bytes / gzip", sizes[name] / sizes["gzip"]))
+        report.figures.append(Figure(f"{name}: pull and unpack / gzip", ours / gzip))
+        report.figures.append(Figure(f"{name}: total / gzip", totals[name] / totals["gzip"]))
+    report.grids.append(grid)
+    report.notes.append("the registry is on this machine, so `pull` has no network in it")
+    report.notes.append("pull and unpack end when the disk has what they wrote")
+    report.notes.append(f"docker pull: download and unpacking together, by docker {docker}")
+    return report
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    parser.add_argument("image", type=Path, metavar="IMAGE", help="./result of an image")
+    parser.add_argument("engine", type=Path, metavar="ENGINE", help="engine.tar")
+    parser.add_argument("--rounds", type=int, default=5, help="of each compression")
+    parser.add_argument("--dir", type=Path, help="for registry and images: 4 times the image")
+
+
+if __name__ == "__main__":
+    main("pull_to_ready", __doc__, run_rounds, arguments)

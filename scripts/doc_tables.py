@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated tables of docs/settings.md, docs/errors.md and docs/vllm.md.
+"""Write the generated tables of docs/: settings, errors, versions of vLLM, its images.
 
 .venv/bin/python scripts/doc_tables.py
 """
@@ -7,11 +7,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from cog_triton import errors
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+import vllm_image_tables
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
@@ -87,18 +91,22 @@ def vllm_versions() -> str:
 
 
 TABLES = {
-    "settings": settings_tables,
-    "errors": errors.markdown_table,
-    "vllm": vllm_versions,
+    "settings": ("settings.md", settings_tables),
+    "errors": ("errors.md", errors.markdown_table),
+    "vllm": ("vllm.md", vllm_versions),
+    "vllm image sizes": ("image-contents.md", vllm_image_tables.sizes),
+    "vllm image wheels": ("image-contents.md", vllm_image_tables.wheels),
+    "vllm image left out": ("image-contents.md", vllm_image_tables.left_out),
+    "vllm image dropped": ("image-contents.md", vllm_image_tables.dropped),
 }
-"""Marks, which are also the names of the pages, and what is between them."""
+"""By mark: the page, and what makes the text between ``<!-- mark -->`` and ``<!-- /mark -->``."""
 
 
 def insert(document: str, mark: str) -> str:
     """`document` with the current table between ``<!-- mark -->`` and ``<!-- /mark -->``."""
     place = rf"(?<=^<!-- {mark} -->\n).*?(?=^<!-- /{mark} -->$)"
     text, found = re.subn(
-        place, lambda _: f"\n{TABLES[mark]()}\n", document, flags=re.DOTALL | re.MULTILINE
+        place, lambda _: f"\n{TABLES[mark][1]()}\n", document, flags=re.DOTALL | re.MULTILINE
     )
     if found != 1:
         raise ValueError(f"{found} places between <!-- {mark} --> and <!-- /{mark} -->: need one")
@@ -107,8 +115,8 @@ def insert(document: str, mark: str) -> str:
 
 def main() -> None:
     """Write the pages."""
-    for mark in TABLES:
-        page = ROOT / "docs" / f"{mark}.md"
+    for mark, (name, _) in TABLES.items():
+        page = ROOT / "docs" / name
         page.write_text(insert(page.read_text("utf-8"), mark), "utf-8")
 
 

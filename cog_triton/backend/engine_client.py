@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.engines.base import EngineStats
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import TritonUnavailable
 
@@ -64,6 +65,9 @@ class EngineClient:
         self._on_death = on_death
         self._coalesce = coalesce
         self._closing = False
+        self._kv_cache: KVCacheStats | None = None
+        self.on_kv_cache: Callable[[], None] = lambda: None
+        """Called, on another thread, when the engine has told of its KV cache."""
         self._emitters: dict[int, Emit] = {}
         self._started: set[int] = set()  # handles that an event was emitted for
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -84,7 +88,8 @@ class EngineClient:
     def stats(self) -> EngineStats:
         """See `TokenEngine.stats`."""
         active = len(self._emitters)
-        return EngineStats(active, max(0, active - self._max_batch_size), self._max_batch_size)
+        slots = self._max_batch_size
+        return EngineStats(active, max(0, active - slots), slots, self._kv_cache)
 
     def close(self) -> None:
         """See `TokenEngine.close`."""
@@ -123,13 +128,21 @@ class EngineClient:
 
     def _receive(self) -> list[tuple[int, Any]]:
         """The next message, and those that arrived while the last events were emitted."""
-        events: list[tuple[int, Any]] = self._connection.recv()
+        events = self._next_events()
         while self._coalesce and len(events) < _MAX_EVENTS_AT_ONCE and self._poller.poll(0):
             try:
-                events += self._connection.recv()
+                events += self._next_events()
             except (EOFError, OSError):
                 break  # the next call raises it again
         return events
+
+    def _next_events(self) -> list[tuple[int, Any]]:
+        message: list[tuple[int, Any]] | KVCacheStats = self._connection.recv()
+        if isinstance(message, KVCacheStats):
+            self._kv_cache = message
+            self.on_kv_cache()
+            return []
+        return message
 
     def _fail_all(self) -> None:
         """End every request with E2105: the engine's process is gone."""

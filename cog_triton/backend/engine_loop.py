@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 
 from cog_triton.backend.engine_peers import Peer, Running, StepPeer
 from cog_triton.engines.base import StepEngine
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import STEPS, TOKENS
 from cog_triton.errors import CogTritonError
@@ -24,6 +25,7 @@ from cog_triton.system import local_socket
 _log = logging.getLogger(__name__)
 _LISTEN_TIMEOUT_S = 10
 _RETRY_S = 0.1
+_STATS_PERIOD_S = 0.1
 
 
 def run_engine(engine: StepEngine, owner: Connection, socket_name: str | None = None) -> None:
@@ -61,6 +63,8 @@ class _EngineLoop:
         self._guests: list[Peer] = []  # those that get steps first
         self._running: dict[int, Running] = {}
         self._numbers = itertools.count(1)
+        self._kv_cache: KVCacheStats | None = None  # as the owner knows it
+        self._next_stats = 0.0
         self._closed = False
 
     def run(self) -> None:
@@ -78,6 +82,7 @@ class _EngineLoop:
                     if (of := running.get(number)) is not None:
                         self._add(number, of, event)
             self._flush()
+            self._send_stats()
 
     def close(self) -> None:
         for peer in (self._owner, *self._guests):
@@ -167,6 +172,17 @@ class _EngineLoop:
             except OSError:
                 self._leave(peer)
         self._owner.flush()
+
+    def _send_stats(self) -> None:
+        """Tell the owner of the KV cache, now and then, and when the last request has ended."""
+        now = time.monotonic()
+        if self._owner.is_behind or (self._running and now < self._next_stats):
+            return
+        self._next_stats = now + _STATS_PERIOD_S
+        stats = self._engine.kv_cache()
+        if stats is not None and stats != self._kv_cache:
+            self._kv_cache = stats
+            self._owner.send(stats)
 
     def _leave(self, peer: Peer) -> None:
         """Forget a guest, and cancel its requests."""

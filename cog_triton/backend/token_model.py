@@ -123,7 +123,7 @@ class TokenModel:
         self._handles = itertools.count(1)
         self._engine = type(self).open_engine(parameters)
         self._metrics = RequestMetrics(args, self._engine.stats)
-        self.publish = self._metrics.publish
+        self._engine.on_kv_cache = self.publish = self._metrics.publish
         gc_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.engines.vllm.host_messages import GAUGES, MetricsEvent, MetricsRequest
+from cog_triton.engines.vllm.host_messages import (
+    GAUGES,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
+    MetricsEvent,
+    MetricsRequest,
+)
 from cog_triton.errors import TritonUnavailable
 
 _log = logging.getLogger(__name__)
@@ -39,8 +45,10 @@ _COUNT_BUCKETS = [1, 2, 5, 10, 20]
 _COUNTERS = {
     "vllm:prompt_tokens_total": "Number of prefill tokens processed.",
     "vllm:generation_tokens_total": "Number of generation tokens processed.",
+    # vllm_backend has neither these nor gauges; names and meanings are those of vLLM's own server.
+    PREFIX_QUERIES: "Prefix cache queries, in terms of number of queried tokens.",
+    PREFIX_HITS: "Prefix cache hits, in terms of number of cached tokens.",
 }
-# vllm_backend has no gauges; names and meanings are those of vLLM's own server.
 _GAUGES = dict(
     zip(
         GAUGES,

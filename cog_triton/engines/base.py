@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 
 NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket"})
@@ -27,11 +28,15 @@ NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket"})
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Request counts: `active` are unfinished, `waiting` those of them without a slot."""
+    """Request counts: `active` are unfinished, `waiting` those of them without a slot.
+
+    `kv_cache` is None until the engine has told it.
+    """
 
     active: int
     waiting: int
     max_batch_size: int
+    kv_cache: KVCacheStats | None = None
 
 
 class StepEngine(Protocol):
@@ -60,9 +65,16 @@ class StepEngine(Protocol):
         """Compute one step for all live requests; returns (handle, event) pairs."""
         ...
 
+    def kv_cache(self) -> KVCacheStats | None:
+        """Statistics of the KV cache after the last step; None if there are none."""
+        ...
+
 
 class TokenEngine(Protocol):
     """Engine interface in Triton's model process: computes on its own and calls back."""
+
+    on_kv_cache: Callable[[], None]
+    """Called, on any thread, when `EngineStats.kv_cache` has changed."""
 
     def submit(
         self, handle: int, request: EngineRequest, emit: Callable[[TokenEvent], None]

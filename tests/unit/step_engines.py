@@ -8,6 +8,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument
 
@@ -26,6 +27,7 @@ class CountingEngine:
     """
 
     waits_for_readers = True
+    has_kv_cache = False
 
     def __init__(self, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size
@@ -39,7 +41,9 @@ class CountingEngine:
             Path(parameters["pid_file"]).write_text(str(os.getpid()))
         if "corrupt" in parameters:
             raise EngineCorrupt(f"{parameters['corrupt']}: torn in two")
-        return cls(int(parameters["max_batch_size"]))
+        engine = cls(int(parameters["max_batch_size"]))
+        engine.has_kv_cache = "kv_cache" in parameters
+        return engine
 
     def wait_s(self) -> float | None:
         return 0.0 if self._live or self._events else None
@@ -53,6 +57,9 @@ class CountingEngine:
     def cancel(self, handle: int) -> None:
         if self._live.pop(handle, None) is not None:
             self._events.append((handle, TokenEvent([], [], "cancelled")))
+
+    def kv_cache(self) -> KVCacheStats | None:
+        return KVCacheStats(len(self._live) / 1000) if self.has_kv_cache else None
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         for handle, request in list(self._live.items())[: self.max_batch_size]:

@@ -18,6 +18,7 @@ from step_engines import REFUSED, CountingEngine
 
 from cog_triton.backend.engine_loop import run_engine
 from cog_triton.backend.guest_client import GuestClient
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem, decode
 from cog_triton.errors import InvalidArgument, TritonUnavailable
@@ -330,3 +331,19 @@ def test_refused_requests_are_coded_errors_for_token_guests(world: World) -> Non
     ((handle, event),) = receive(guest)
     assert handle == 7
     assert isinstance(event.error, InvalidArgument)
+
+
+def test_the_owner_alone_is_told_of_the_kv_cache(world: World) -> None:
+    world.engine.has_kv_cache = True
+    steps = world.greeted()
+    assert receive(world.owner) == KVCacheStats(0)
+    submit(steps, 1, 100, FOREVER)
+    submit(steps, 2, 100, FOREVER)
+    usage = 0.0
+    while usage < 0.002:
+        usage = receive(world.owner).usage
+    for handle in (1, 2):
+        steps.send(("cancel", handle, None))
+    while usage:  # told when the last request has ended, whenever it was told before
+        usage = receive(world.owner).usage
+    assert not world.owner.poll(0.3)

@@ -20,6 +20,7 @@ from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 from cog_triton.backend.engine_client import EngineClient, coalesce_events
 from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.base import EngineStats
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
 from cog_triton.system import local_socket
@@ -38,12 +39,14 @@ def _importable_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(
-    tmp_path: Path, max_batch_size: int = 4, owner: int | None = None
+    tmp_path: Path, max_batch_size: int = 4, owner: int | None = None, **parameters: str
 ) -> Iterator[tuple[EngineProcess, int]]:
     """An engine and the pid of its process."""
     pid_file = tmp_path / "pid"
     engine = EngineProcess(
-        ENGINE, {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file)}, owner
+        ENGINE,
+        {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file), **parameters},
+        owner,
     )
     try:
         yield engine, int(pid_file.read_text())
@@ -239,6 +242,19 @@ def test_stats_count_active_and_waiting_requests(tmp_path: Path) -> None:
             engine.cancel(handle)
         until_idle(engine)
         assert engine.stats() == EngineStats(0, 0, 2)
+
+
+def test_stats_have_the_kv_cache_once_the_engine_tells(tmp_path: Path) -> None:
+    with running(tmp_path, kv_cache="yes") as (engine, _):
+        assert engine.stats().kv_cache is None
+        told = queue.Queue[None]()
+        engine.on_kv_cache = lambda: told.put(None)
+        handle = submit(engine, request(1, max_tokens=FOREVER), Inbox())
+        told.get(timeout=PATIENCE_S)
+        assert engine.stats().kv_cache == KVCacheStats(0.001)
+        engine.cancel(handle)
+        told.get(timeout=PATIENCE_S)
+        assert engine.stats().kv_cache == KVCacheStats(0)
 
 
 def test_close_ends_the_child(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_requests import MODEL, PASSAGE, expected_tokens, request
 
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.scheduler import Scheduler
 from cog_triton.engines.mock.token_schedule import TokenSchedule
@@ -321,3 +322,17 @@ def test_no_request_starves() -> None:
             world.events[handle].append((world.now, event))
     assert [world.ids(handle) for handle in range(30)] == [expected_tokens(7)] * 30
     assert [world.end(handle).finish for handle in range(30)] == ["length"] * 30
+
+
+def test_kv_cache_use_is_that_of_prompts_and_tokens_in_slots() -> None:
+    world = World(tps=100, max_batch_size=2)
+    assert world.scheduler.kv_cache() == KVCacheStats(0, 32, 128)
+    for handle in (1, 2, 3):
+        world.scheduler.submit(handle, request(100, prompt=31))
+    assert world.scheduler.kv_cache().usage == 2 * 1 / 128  # the third waits
+    world.run(0.02)
+    assert world.scheduler.kv_cache().usage == 2 * 2 / 128
+    world.scheduler.cancel(1)
+    world.scheduler.cancel(2)
+    world.scheduler.cancel(3)
+    assert world.scheduler.kv_cache().usage == 0

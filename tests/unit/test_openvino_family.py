@@ -163,3 +163,11 @@ def test_a_batch_size_under_two_names_is_refused(tmp_path: Path) -> None:
 def test_an_error_names_the_argument_as_it_was_given(tmp_path: Path) -> None:
     with pytest.raises(InvalidPredictorConfig, match="triton_max_batch_size='x'"):
         rendered(tmp_path, {"triton_max_batch_size": "x"})
+
+
+def test_kv_cache_size_of_a_token_is_read_where_it_is_known(tmp_path: Path) -> None:
+    assert read_config(engine(tmp_path)).kv_values_per_token is None
+    sizes = {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_size": 64}
+    assert read_config(engine(tmp_path, {**MODEL, **sizes})).kv_values_per_token == 11520
+    with pytest.raises(EngineCorrupt, match="head_size=0"):
+        read_config(engine(tmp_path, {**MODEL, **sizes, "head_size": 0}))

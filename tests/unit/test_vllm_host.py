@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, double_environment
 from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.backend.engine_client import EngineClient
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.vllm.host_messages import (
     MetricsEvent,
@@ -432,6 +434,31 @@ def test_metrics_are_delivered_once(host: Running) -> None:
     assert event.values == {}
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.usefixtures("environment")
+def test_stats_have_the_kv_cache_and_its_prefix_hits(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DOUBLE_VERSION", version)
+    with running(tmp_path, max_model_len=100_000) as host:
+        until_stats(host, KVCacheStats(0, 16, 1024, 0, 0))
+        for _ in range(2):
+            ask(host.engine, tokens(list(b"the same 16 bytes, and some more"), 4))
+        until_stats(host, KVCacheStats(0, 16, 1024, 64, 32))
+        inbox = Inbox()
+        host.engine.submit(handle := next(HANDLES), tokens(ABC, 90_000), inbox)
+        until_stats(host, KVCacheStats(1 / 1024, 16, 1024, 67, 32))
+        host.engine.cancel(handle)  # of which vLLM says nothing until its next step
+        until_stats(host, KVCacheStats(0, 16, 1024, 67, 32))
+
+
+def until_stats(host: Running, wanted: KVCacheStats) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := host.engine.stats().kv_cache) != wanted:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("environment")
 def test_disable_log_stats_disables_metrics(tmp_path: Path) -> None:
     with running(tmp_path, disable_log_stats=True) as host:
@@ -439,6 +466,7 @@ def test_disable_log_stats_disables_metrics(tmp_path: Path) -> None:
         ask(host.engine, tokens(ABC, 4))
         (event,) = ask(host.engine, MetricsRequest())
         assert event.values == {}
+        assert host.engine.stats().kv_cache is None
 
 
 @pytest.mark.usefixtures("environment")

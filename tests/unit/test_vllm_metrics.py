@@ -97,7 +97,7 @@ def test_every_value_is_published_under_its_metric(publisher: Callable[..., Any]
     assert made.pop("vllm:request_params_n") == [1, 2]
     assert made.pop("vllm:kv_cache_usage_perc") == [0.5]
     assert not any(made.values())
-    assert len(made) == 9
+    assert len(made) == 11
 
 
 def test_nothing_is_buffered_before_the_first_fetch() -> None:

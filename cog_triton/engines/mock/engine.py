@@ -11,6 +11,7 @@ from pathlib import Path
 from typing_extensions import Self
 
 from cog_triton.engines.base import NOT_OPTIONS
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import MockRequest
@@ -82,6 +83,10 @@ class MockEngine:
             if self._hangs or self._dies:
                 break
         return events
+
+    def kv_cache(self) -> KVCacheStats:
+        """See `StepEngine.kv_cache`."""
+        return self._scheduler.kv_cache()
 
     def _inject(self, how: str) -> None:
         self._dies = how == "crash"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import MockRequest
@@ -17,6 +19,7 @@ from cog_triton.engines.request import TokenEvent
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 
+_BLOCK_SIZE, _BLOCKS_PER_SLOT = 32, 64
 _UNSUPPORTED = {"bad_words": "bad_words_list", "guide": "guided_decoding_guide"}
 
 
@@ -32,6 +35,7 @@ class Stream:
         "made",
         "output",
         "plain",
+        "prompt_tokens",
         "schedule",
         "sendable",
         "sent",
@@ -46,6 +50,7 @@ class Stream:
         group: int,
     ) -> None:
         self.handle = handle
+        self.prompt_tokens = len(request.input_ids)
         self.output = output
         self.schedule = schedule
         self.group = group
@@ -93,6 +98,18 @@ class Scheduler:
     def waiting(self) -> int:
         """Number of requests without a slot."""
         return len(self._queued)
+
+    def kv_cache(self) -> KVCacheStats:
+        """KV cache of 2048 tokens a slot: a stream uses the blocks of its prompt and its tokens.
+
+        No stream waits for blocks, and none are reused.
+        """
+        blocks = self._options.max_batch_size * _BLOCKS_PER_SLOT
+        used = sum(
+            math.ceil((stream.prompt_tokens + stream.made) / _BLOCK_SIZE)
+            for stream in self._slots.values()
+        )
+        return KVCacheStats(min(1.0, used / blocks), _BLOCK_SIZE, blocks)
 
     def submit(self, handle: int, request: MockRequest) -> None:
         """Add a request; raises E1002 or E1005 when it cannot be served."""

@@ -13,6 +13,7 @@ import openvino_genai as og
 from typing_extensions import Self
 
 from cog_triton.engines.base import NOT_OPTIONS
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
 from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
 from cog_triton.engines.request_checks import check_prompt, note_length_penalty
@@ -31,6 +32,9 @@ _FULL_PRECISION = {
     "KV_CACHE_PRECISION": "f16",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
 }
+
+_KV_VALUE_BYTES = 2  # of f16
+_BLOCK_SIZE = 32  # OpenVINO's, in tokens, on every CPU
 
 
 @dataclass(slots=True)
@@ -105,6 +109,16 @@ class OpenVINOPipeline:
             self._read_tokens(handle, running)
         events, self._events = self._events, []
         return events
+
+    def kv_cache(self) -> KVCacheStats:
+        """See `StepEngine.kv_cache`. OpenVINO tells that of its last step, in percent."""
+        metrics = self._pipeline.get_metrics()
+        usage = metrics.cache_usage / 100 if self._running else 0.0
+        blocks = None  # the cache is made with the first request
+        if metrics.cache_size_in_bytes and self._config.kv_values_per_token:
+            block_bytes = _KV_VALUE_BYTES * self._config.kv_values_per_token * _BLOCK_SIZE
+            blocks = metrics.cache_size_in_bytes // block_bytes
+        return KVCacheStats(usage, _BLOCK_SIZE, blocks)
 
     def _check(self, request: EngineRequest) -> None:
         config = self._config

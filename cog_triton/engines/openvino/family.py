@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,7 +27,11 @@ TritonPythonModel = make_token_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVINOConfig:
-    """config.json of an OpenVINO engine directory; lengths in tokens."""
+    """config.json of an OpenVINO engine directory; lengths in tokens.
+
+    `kv_values_per_token` is the number of values that the KV cache holds of a token, in all layers;
+    None where the config does not say.
+    """
 
     vocab_size: int
     eos_ids: tuple[int, ...]
@@ -34,6 +39,7 @@ class OpenVINOConfig:
     max_input_len: int
     max_seq_len: int
     max_batch_size: int
+    kv_values_per_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,7 @@ def read_config(directory: Path) -> OpenVINOConfig:
             max_input_len=_positive(build, "max_input_len"),
             max_seq_len=_positive(build, "max_seq_len"),
             max_batch_size=_positive(build, "max_batch_size"),
+            kv_values_per_token=_kv_values_per_token(model),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineCorrupt(f"{path}: not an OpenVINO engine's config: {error!r}") from error
@@ -105,6 +112,13 @@ def _positive(section: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{key}={value!r}: must be a whole number, at least 1")
     return value
+
+
+def _kv_values_per_token(model: Mapping[str, Any]) -> int | None:
+    sizes = ("num_hidden_layers", "num_key_value_heads", "head_size")
+    if any(name not in model for name in sizes):
+        return None
+    return 2 * math.prod(_positive(model, name) for name in sizes)
 
 
 def _token_ids(section: Mapping[str, Any], key: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 from cog_triton.engines.vllm.engine_errors import is_refusal
+from cog_triton.engines.vllm.host_messages import KV_CACHE_USAGE, PREFIX_HITS, PREFIX_QUERIES
 from cog_triton.engines.vllm.model_arguments import refuse_unknown
 from cog_triton.engines.vllm.optional_packages import refuse_missing
 from cog_triton.engines.vllm.vllm_version import require_tested
@@ -218,6 +219,12 @@ def max_num_seqs(engine: Any) -> int:
     return int(engine.vllm_config.scheduler_config.max_num_seqs)
 
 
+def kv_cache_blocks(engine: Any) -> tuple[int, int | None]:
+    """Size in tokens and number of the loaded engine's KV cache blocks."""
+    cache = engine.vllm_config.cache_config
+    return int(cache.block_size), cache.num_gpu_blocks
+
+
 def _stat_logger(record: RecordMetrics) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -244,11 +251,13 @@ def _stat_logger(record: RecordMetrics) -> Any:
 
 
 def _gauges(stats: Any) -> dict[str, Sequence[float]]:
-    """Gauges of a SchedulerStats, under the names of vLLM's own metrics."""
+    """Gauges and prefix counts of a SchedulerStats, under the names of vLLM's own metrics."""
     return {
+        PREFIX_QUERIES: [stats.prefix_cache_stats.queries],
+        PREFIX_HITS: [stats.prefix_cache_stats.hits],
         "vllm:num_requests_running": [stats.num_running_reqs],
         "vllm:num_requests_waiting": [stats.num_waiting_reqs + stats.num_skipped_waiting_reqs],
-        "vllm:kv_cache_usage_perc": [stats.kv_cache_usage],
+        KV_CACHE_USAGE: [stats.kv_cache_usage],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,7 +19,7 @@ from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.step_items import STEPS
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.engine_errors import coded_error
-from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
+from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import cancelled, failed
 from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
 from cog_triton.engines.vllm.host_messages import MetricsRequest, TextRequest
@@ -32,6 +32,7 @@ from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 1.0
+_STATS_PERIOD_S = 0.1
 
 
 class VLLMHost:
@@ -42,10 +43,12 @@ class VLLMHost:
         self._allow_untested = allow_untested
         self._socket = socket
         self._metrics = MetricsBuffer()
+        self._kv_cache = KVCacheMonitor()
         self._loop = asyncio.new_event_loop()
         self._engine = self._loop.run_until_complete(self._open())
         self._limits = engine_api.worker_limits(self._engine)
         self._peer_numbers = itertools.count(1)
+        self._running: dict[int, dict[int, RunningRequest]] = {}  # by peer and handle
         self._guests: set[asyncio.Task[None]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
         self._order = SendOrder()
@@ -87,14 +90,19 @@ class VLLMHost:
     async def _open(self) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
         return engine_api.open_engine(
-            self._model.arguments, self._metrics.record, allow_untested=self._allow_untested
+            self._model.arguments, self._record, allow_untested=self._allow_untested
         )
+
+    def _record(self, measurements: Mapping[str, Sequence[float]]) -> None:
+        self._metrics.record(measurements)
+        self._kv_cache.record(measurements)
 
     async def _serve(self, connection: Connection) -> None:
         owner = await wrap_connection(connection, self._order)
         server = await listen(self._socket, self._accept_guest, self._order)
         serving = asyncio.create_task(self._serve_peer(owner))
         watching = asyncio.create_task(self._watch_health())
+        telling = asyncio.create_task(self._send_stats(owner))
         try:
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
             for task in (watching, serving):
@@ -102,7 +110,7 @@ class VLLMHost:
                     task.result()
         finally:
             server.close()
-            tasks = [serving, watching, *self._guests]
+            tasks = [serving, watching, telling, *self._guests]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,7 +133,7 @@ class VLLMHost:
         """Serve requests until the peer asks to stop; raises EOFError when it hangs up."""
         peer.write(engine_api.max_num_seqs(self._engine))
         number = next(self._peer_numbers)
-        running: dict[int, RunningRequest] = {}
+        running: dict[int, RunningRequest] = self._running.setdefault(number, {})
         tasks: dict[RunningRequest, asyncio.Task[None]] = {}
         try:
             while (message := await peer.receive()) is not None:
@@ -146,6 +154,7 @@ class VLLMHost:
                     tasks[run] = task = asyncio.create_task(self._run(run, request))
                     task.add_done_callback(partial(_forget, tasks, run))
         finally:
+            del self._running[number]
             left = list(running.values())
             dead = self._death and failed(coded_error(self._death))
             for run in left:
@@ -216,6 +225,19 @@ class VLLMHost:
                 f" {list(self._loras)}"
             )
         return self._loras[name]
+
+    async def _send_stats(self, owner: Peer) -> None:
+        """Tell the owner of the KV cache whenever that has changed, if vLLM tells us."""
+        told = None
+        if self._model.arguments.get("disable_log_stats"):
+            return
+        while True:
+            await asyncio.sleep(_STATS_PERIOD_S)
+            block_size, blocks = engine_api.kv_cache_blocks(self._engine)
+            stats = self._kv_cache.stats(block_size, blocks, idle=not any(self._running.values()))
+            if stats != told:
+                told = stats
+                owner.write(stats)
 
     async def _watch_health(self) -> None:
         """Health check of an idle engine: raises the error that killed it."""

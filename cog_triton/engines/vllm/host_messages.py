@@ -82,7 +82,9 @@ def _concatenated(parts: Sequence[str]) -> str:
 
 
 # Of the other metrics, counters end in _total, and the rest are histograms.
-GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"
+PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", KV_CACHE_USAGE)
 
 
 @dataclass(frozen=True, slots=True)

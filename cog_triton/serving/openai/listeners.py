@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,11 +20,12 @@ from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.uvicorn_server import BACKLOG, HTTPServer
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
-from cog_triton.settings import Settings, url_host
+from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics
+from cog_triton.serving.telemetry.triton_metrics import TritonMetrics
+from cog_triton.settings import Settings
 from cog_triton.system.ports import bind
 
 _PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SCRAPE_TIMEOUT_S = 5.0
 _DEFAULT_MODEL_NAME = "cog-triton"
 
 
@@ -40,6 +40,7 @@ class HTTPListeners:
         self._settings = settings
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
+        self._triton = TritonMetrics(settings.triton_host, settings.triton_metrics_port)
         self._apps: dict[str, _SwappableApp] = {}
         self._servers = []
         for name, (host, port) in settings.http_ports.items():
@@ -80,6 +81,7 @@ class HTTPListeners:
         """Stop all servers."""
         for server in self._servers:
             server.stop()
+        self._triton.close()
 
     def _register_gauges(self, runtime: Runtime) -> None:
         admission, supervisor, metrics = runtime.admission, runtime.supervisor, self._metrics
@@ -88,6 +90,14 @@ class HTTPListeners:
         )
         metrics.register_gauge(
             "requests_waiting", "Requests that wait for their turn", lambda: admission.waiting
+        )
+        metrics.registry.register(
+            PlatformMetrics(
+                model_name(runtime),
+                lambda: admission.running,
+                lambda: admission.waiting,
+                self._triton.kv_cache,
+            )
         )
         metrics.register_gauge("ready", "1 while requests are served", lambda: _is_ready(runtime))
         metrics.register_counter(
@@ -109,15 +119,8 @@ class HTTPListeners:
 
     async def _triton_metrics(self, request: Request) -> Response:
         """Proxy for Triton's metrics, whose port may be reachable from this machine only."""
-        host, port = url_host(self._settings.triton_host), self._settings.triton_metrics_port
-        try:
-            async with httpx.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
-                answer = await client.get(f"http://{host}:{port}/metrics")
-        except httpx.HTTPError as error:
-            raise TritonUnavailable(f"Triton's metrics: {type(error).__name__}") from error
-        return Response(
-            answer.content, answer.status_code, {"Content-Type": _PROMETHEUS_CONTENT_TYPE}
-        )
+        text = await asyncio.to_thread(self._triton.text)
+        return Response(text, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
 
 
 class _SwappableApp:

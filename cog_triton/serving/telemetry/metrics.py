@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.histogram import BatchHistogram
+from cog_triton.serving.telemetry.platform_metrics import LoRARequests
 
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -73,6 +74,8 @@ class Metrics:
         self._cancelled = self._counter(
             "requests_cancelled", "Requests whose client left or cancelled"
         )
+        self.lora_requests = LoRARequests()
+        self.registry.register(self.lora_requests)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 

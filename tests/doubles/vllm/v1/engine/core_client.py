@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.repeating import Sequence
-from vllm.v1.metrics.loggers import SchedulerStats
+from vllm.v1.metrics.loggers import PrefixCacheStats, SchedulerStats
 
 
 class EngineCoreClient:
@@ -36,6 +36,8 @@ class AsyncMPClient(EngineCoreClient):
         self._v2 = vllm_config.use_v2_model_runner
         self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
         self._live: dict[str, Sequence] = {}
+        self._prefix = PrefixCacheStats()
+        self._cached: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
 
     async def get_output_async(self) -> EngineCoreOutputs:
@@ -53,6 +55,7 @@ class AsyncMPClient(EngineCoreClient):
             self.die()
             return
         child, _, _ = request.request_id.rpartition("_")
+        self._look_up(request.prompt_token_ids)
         room = self._max_model_len - len(request.prompt_token_ids)
         self._live[request.request_id] = Sequence(
             int(child or 0), request, self.tokenizer, self._eos, room
@@ -60,6 +63,14 @@ class AsyncMPClient(EngineCoreClient):
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
         await asyncio.sleep(0)
+
+    def _look_up(self, ids: list[int]) -> None:
+        """Count the whole blocks that earlier prompts began with."""
+        self._prefix.queries += len(ids)
+        for end in range(16, len(ids) + 1, 16):
+            if (block := tuple(ids[:end])) in self._cached:
+                self._prefix.hits += 16
+            self._cached.add(block)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         if request_ids and not self.resources.engine_dead:
@@ -85,7 +96,8 @@ class AsyncMPClient(EngineCoreClient):
                     del self._live[output.request_id]
             count = sum(not output.finished for output in outputs)
             waiting = len(self._live) - count
-            stats = SchedulerStats(count, waiting, 0, count / 1024)
+            prefix, self._prefix = self._prefix, PrefixCacheStats()
+            stats = SchedulerStats(count, waiting, 0, count / 1024, prefix)
             self.outputs_queue.put_nowait(EngineCoreOutputs(outputs=outputs, scheduler_stats=stats))
 
 

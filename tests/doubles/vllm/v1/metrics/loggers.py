@@ -14,11 +14,18 @@ class FinishedRequestStats:
 
 
 @dataclass
+class PrefixCacheStats:
+    queries: int = 0
+    hits: int = 0
+
+
+@dataclass
 class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     num_skipped_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0
+    prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
 
 
 @dataclass

@@ -1,0 +1,71 @@
+"""Triton's metrics, fetched over one kept connection and cached for a moment."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+
+from cog_triton.engines.kv_cache_stats import KVCacheStats
+from cog_triton.errors import TritonUnavailable
+
+_TIMEOUT_S = 5.0
+_MAX_AGE_S = 0.1
+
+
+class TritonMetrics:
+    """Client of Triton's metrics port; thread-safe."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        self._lock = threading.Lock()
+        self._text = b""
+        self._expires = 0.0
+
+    def text(self) -> bytes:
+        """The metrics, no older than 0.1 s; raises E2105."""
+        with self._lock:
+            if time.monotonic() >= self._expires:
+                self._text = self._fetch()
+                self._expires = time.monotonic() + _MAX_AGE_S
+            return self._text
+
+    def kv_cache(self) -> KVCacheStats | None:
+        """The engine's KV cache; None where it tells nothing, or Triton does not answer."""
+        try:
+            return KVCacheStats.from_metrics(self.text().decode("utf-8", "replace"))
+        except TritonUnavailable:
+            return None
+
+    def close(self) -> None:
+        """Close the connection; the next use opens one again."""
+        with self._lock:
+            self._connection.close()
+
+    def _fetch(self) -> bytes:
+        kept = self._connection.sock is not None
+        try:
+            return self._get()
+        except (OSError, http.client.HTTPException) as error:
+            if not kept:
+                raise _unavailable(error) from error
+        try:
+            return self._get()  # Triton may have closed the kept connection
+        except (OSError, http.client.HTTPException) as error:
+            raise _unavailable(error) from error
+
+    def _get(self) -> bytes:
+        try:
+            self._connection.request("GET", "/metrics")
+            response = self._connection.getresponse()
+            text = response.read()
+        except BaseException:
+            self._connection.close()
+            raise
+        if response.status != http.client.OK:
+            raise TritonUnavailable(f"Triton's metrics: status {response.status}")
+        return text
+
+
+def _unavailable(error: Exception) -> TritonUnavailable:
+    return TritonUnavailable(f"Triton's metrics: {type(error).__name__}")

@@ -1,0 +1,91 @@
+"""Request and KV cache metrics of a model, with a stand-in for Triton's Python-backend module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cog_triton.engines.base import EngineStats
+from cog_triton.engines.kv_cache_stats import KVCacheStats
+
+PATIENCE_S = 10
+ARGS = {"model_name": "tensorrt_llm", "model_version": "1"}
+
+
+class MetricFamily:
+    COUNTER, GAUGE = "counter", "gauge"
+    values: dict[str, float]
+    calls: int
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        self._name, self._kind = name, kind
+
+    def Metric(self, labels: dict[str, str]) -> Any:  # noqa: N802
+        key = " ".join([self._name, *(v for n, v in labels.items() if n.endswith("_type"))])
+        kind, values = self._kind, self.values
+        assert {"model": "tensorrt_llm", "version": "1"}.items() <= labels.items()
+        assert key not in values
+        values[key] = 0
+
+        class Metric:
+            def set(self, value: float) -> None:
+                assert kind == "gauge"
+                values[key] = value
+
+            def increment(self, value: float) -> None:
+                assert kind == "counter"
+                values[key] += value
+
+        return Metric()
+
+
+@pytest.fixture
+def metrics_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    stand_in = ModuleType("triton_python_backend_utils")
+    monkeypatch.setattr(MetricFamily, "values", {}, raising=False)
+    vars(stand_in)["MetricFamily"] = MetricFamily
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    name = "cog_triton.backend.request_metrics"
+    sys.modules.pop(name, None)
+    try:
+        yield importlib.import_module(name).RequestMetrics
+    finally:
+        del sys.modules[name]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, MetricFamily.values
+        time.sleep(0.005)
+
+
+def test_counts_and_kv_cache_follow_the_engine(metrics_of: Callable[..., Any]) -> None:
+    now = [EngineStats(0, 0, 4)]
+    metrics = metrics_of(ARGS, lambda: now[0])
+    values = MetricFamily.values
+    try:
+        assert values == {
+            "nv_trt_llm_request_metrics active": 0,
+            "nv_trt_llm_request_metrics waiting": 0,
+            "nv_trt_llm_request_metrics max": 4,
+        }
+        for used, queries, hits in ((512, 700, 320), (256, 800, 384)):
+            cache = KVCacheStats(used / 1024, 16, 1024, queries, hits)
+            now[0] = EngineStats(6, 2, 4, cache)
+            metrics.publish()
+            until(lambda: values.get("cog_triton_prefix_cache_hits_total") == hits)  # noqa: B023
+            blocks = {
+                name.split()[1]: value for name, value in values.items() if "kv_cache_block" in name
+            }
+            assert blocks == cache.block_metrics()
+            assert values["cog_triton_prefix_cache_queries_total"] == queries
+            assert values["nv_trt_llm_request_metrics active"] == 6
+    finally:
+        metrics.close()

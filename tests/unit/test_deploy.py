@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from cog_triton.settings import Settings
+
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "deploy" / "slurm.sh"
 MANIFEST = ROOT / "deploy" / "leaderworkerset.yaml"
+POOL = ROOT / "deploy" / "inference-pool.yaml"
+KEDA = ROOT / "deploy" / "keda.yaml"
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" > srun-arguments
 while [[ $1 == --* ]]; do shift; done
@@ -158,3 +162,33 @@ def test_what_is_ready_is_what_cog_calls_so(documents: dict[str, Any]) -> None:
     pattern = re.findall(r"grep -Eq '(.*)'", probe[-1])[0]
     for status, ready in (("READY", True), ("BUSY", True), ("UNHEALTHY", False)):
         assert bool(re.search(pattern, json.dumps({"status": status}))) is ready
+
+
+def test_the_endpoint_picker_reads_our_metrics() -> None:
+    documents = {
+        (item["kind"], item["metadata"]["name"]): item
+        for item in yaml.safe_load_all(POOL.read_text())
+    }
+    pod = documents["Deployment", "cog-triton"]["spec"]["template"]
+    (server,) = pod["spec"]["containers"]
+    pool = documents["InferencePool", "cog-triton"]["spec"]
+    assert pool["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    variables = {item["name"]: item.get("value") for item in server["env"]}
+    (target,) = pool["targetPorts"]
+    assert str(target["number"]) == variables["OPENAI_PORT"]
+    assert target["number"] == server["ports"][0]["containerPort"]
+    assert variables["METRICS_PUBLIC"] == "1"  # it sends no key
+    assert set(variables) <= {*(name.upper() for name in Settings.model_fields), "COG_WEIGHTS"}
+    assert int(variables["DRAIN_TIMEOUT"]) < pod["spec"]["terminationGracePeriodSeconds"]
+    picker = documents["Deployment", "cog-triton-epp"]["spec"]["template"]
+    service = documents["Service", pool["endpointPickerRef"]["name"]]["spec"]
+    assert service["selector"].items() <= picker["metadata"]["labels"].items()
+    assert pool["endpointPickerRef"]["port"]["number"] == service["ports"][0]["port"]
+    (config,) = documents["ConfigMap", "cog-triton-epp"]["data"].values()
+    config = yaml.safe_load(config)
+    assert pod["metadata"]["labels"]["llm-d.ai/engine-type"] == "vllm"
+    plugins = {plugin["type"] for plugin in config["plugins"]}
+    for profile in config["schedulingProfiles"]:
+        assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= plugins
+    scaled = yaml.safe_load(KEDA.read_text())["spec"]["scaleTargetRef"]["name"]
+    assert ("Deployment", scaled) in documents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
@@ -121,6 +122,24 @@ def test_without_triton_there_is_no_kv_cache() -> None:
     assert triton.kv_cache() is None
     with pytest.raises(TritonUnavailable, match="Triton's metrics: ConnectionRefusedError"):
         triton.text()
+
+
+def test_a_triton_that_hangs_is_not_asked_by_every_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_metrics, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(triton_metrics, "_ERROR_AGE_S", 1000)
+    asked, goes_on = [], threading.Event()
+
+    def hang(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        goes_on.wait(10)
+
+    with serving(hang) as url:
+        triton = client(url)
+        for _ in range(3):
+            with pytest.raises(TritonUnavailable, match="TimeoutError"):
+                triton.text()
+        assert len(asked) == 1
+        goes_on.set()
 
 
 def test_an_error_of_triton_is_no_metrics() -> None:

@@ -9,8 +9,9 @@ import time
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.errors import TritonUnavailable
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 1.0
 _MAX_AGE_S = 0.1
+_ERROR_AGE_S = 1.0
 
 
 class TritonMetrics:
@@ -20,14 +21,19 @@ class TritonMetrics:
         self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
         self._lock = threading.Lock()
         self._text = b""
+        self._error: TritonUnavailable | None = None
         self._expires = 0.0
 
     def text(self) -> bytes:
-        """The metrics, no older than 0.1 s; raises E2105."""
+        """The metrics, no older than 0.1 s; raises E2105, for a second without asking again.
+
+        Scrapes come up to 20 times a second, and a Triton that hangs must not hold them all up.
+        """
         with self._lock:
             if time.monotonic() >= self._expires:
-                self._text = self._fetch()
-                self._expires = time.monotonic() + _MAX_AGE_S
+                self._update()
+            if self._error is not None:
+                raise TritonUnavailable(self._error.detail)
             return self._text
 
     def kv_cache(self) -> KVCacheStats | None:
@@ -41,6 +47,14 @@ class TritonMetrics:
         """Close the connection; the next use opens one again."""
         with self._lock:
             self._connection.close()
+
+    def _update(self) -> None:
+        try:
+            self._text, self._error = self._fetch(), None
+        except TritonUnavailable as error:
+            self._error = error
+        age = _ERROR_AGE_S if self._error else _MAX_AGE_S
+        self._expires = time.monotonic() + age
 
     def _fetch(self) -> bytes:
         kept = self._connection.sock is not None

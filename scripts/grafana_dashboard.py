@@ -1,0 +1,279 @@
+"""Grafana dashboard of a server's /metrics: writes deploy/grafana/cog-triton.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DASHBOARD = Path(__file__).parent.parent / "deploy" / "grafana" / "cog-triton.json"
+_SELECTOR = 'job=~"$job",instance=~"$instance"'
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_COLUMNS, _HEIGHT = 24, 8
+
+
+class Panel(NamedTuple):
+    """A panel of curves: PromQL by legend; `S` in an expression selects the servers.
+
+    `unit` is an id of Grafana's, `maximum` the upper end of the scale where there is one.
+    """
+
+    title: str
+    unit: str
+    queries: Mapping[str, str]
+    description: str
+    maximum: float | None = None
+    stacked: bool = False
+
+
+def _rate(metric: str, by: str = "instance") -> str:
+    return f"sum by ({by}) (rate(cog_triton_{metric}{{S}}[$__rate_interval]))"
+
+
+def _quantiles(metric: str) -> dict[str, str]:
+    rate = _rate(f"{metric}_bucket", by="le")
+    return {
+        f"p{round(quantile * 100)}": f"histogram_quantile({quantile}, {rate})"
+        for quantile in (0.5, 0.95, 0.99)
+    }
+
+
+ROWS: Mapping[str, Sequence[Panel]] = {
+    "Requests": (
+        Panel(
+            "Requests now",
+            "short",
+            {
+                "running {{instance}}": "cog_triton_requests_running{S}",
+                "waiting {{instance}}": "cog_triton_requests_waiting{S}",
+            },
+            "Requests the engine has, and requests that wait for a slot. Scale on those that wait.",
+        ),
+        Panel(
+            "Requests that ended",
+            "reqps",
+            {"{{endpoint}} {{outcome}}": _rate("requests_total", "endpoint, outcome")},
+            "By endpoint, and by how: stop, length, cancelled or error.",
+            stacked=True,
+        ),
+        Panel(
+            "Errors and cancellations",
+            "reqps",
+            {
+                "{{code}}": _rate("errors_total", "code"),
+                "cancelled": _rate("requests_cancelled_total", "job"),
+            },
+            "Errors by code (docs/errors.md), refused requests among them; clients that left.",
+            stacked=True,
+        ),
+    ),
+    "Latency": (
+        Panel(
+            "Time to first token",
+            "s",
+            _quantiles("time_to_first_token_seconds"),
+            "From the arrival of a request to its first token, queue included.",
+        ),
+        Panel(
+            "Inter-token latency",
+            "s",
+            _quantiles("inter_token_latency_seconds"),
+            "Between two tokens of a stream; of tokens that came together, their share.",
+        ),
+        Panel(
+            "Queue time",
+            "s",
+            _quantiles("queue_time_seconds"),
+            "From the arrival of a request to its turn in the engine.",
+        ),
+        Panel(
+            "Request duration",
+            "s",
+            _quantiles("request_duration_seconds"),
+            "From the arrival of a request to its end, however it ended.",
+        ),
+    ),
+    "Tokens": (
+        Panel(
+            "Tokens generated",
+            "suffix:tokens/s",
+            {"{{instance}}": _rate("generation_tokens_total")},
+            "Counted when a request ends.",
+            stacked=True,
+        ),
+        Panel(
+            "Tokens of prompts",
+            "suffix:tokens/s",
+            {"{{instance}}": _rate("prompt_tokens_total")},
+            "Counted when a request ends.",
+            stacked=True,
+        ),
+        Panel(
+            "Length of prompts",
+            "suffix:tokens",
+            _quantiles("request_prompt_tokens"),
+            "Tokens of a prompt, chat template included.",
+        ),
+        Panel(
+            "Length of outputs",
+            "suffix:tokens",
+            _quantiles("request_generation_tokens"),
+            "Tokens of an output.",
+        ),
+    ),
+    "KV cache": (
+        Panel(
+            "KV cache in use",
+            "percentunit",
+            {"{{instance}}": "cog_triton_kv_cache_usage_ratio{S}"},
+            "Share of the engine's KV cache that running requests use. At 1 requests wait for it.",
+            maximum=1,
+        ),
+        Panel(
+            "Prompt tokens found in the KV cache",
+            "percentunit",
+            {
+                "of lookups {{instance}}": f"{_rate('prefix_cache_hits_total')} /"
+                f" {_rate('prefix_cache_queries_total')}",
+                "of all prompts {{instance}}": f"{_rate('prefix_cache_hits_total')} /"
+                f" ({_rate('prompt_tokens_total')} > 0)",
+            },
+            "Prefix cache hits of vLLM, and of TensorRT-LLM, which counts no lookups.",
+            maximum=1,
+        ),
+    ),
+    "Server": (
+        Panel(
+            "Ready",
+            "bool_yes_no",
+            {"{{instance}}": "cog_triton_ready{S}"},
+            "Whether requests are served: not while Triton is started again, or after it failed.",
+            maximum=1,
+        ),
+        Panel(
+            "Engine restarts and lost steps",
+            "short",
+            {
+                "restarts {{instance}}": "increase(cog_triton_engine_restarts_total{S}[1h])",
+                "lost steps {{instance}}": "increase(cog_triton_steps_lost_total{S}[1h])",
+            },
+            "In the last hour. A restart costs its requests nothing but time, if they can resume.",
+        ),
+        Panel(
+            "Step lag",
+            "suffix:steps",
+            {"{{instance}}": "cog_triton_step_lag{S}"},
+            "Engine steps that the last read brought: 1 while the server keeps up.",
+        ),
+        Panel(
+            "CPU of the Cog worker",
+            "percentunit",
+            {"{{instance}}": "rate(process_cpu_seconds_total{S}[$__rate_interval])"},
+            "1 is one core; the worker tokenizes, detokenizes and streams.",
+        ),
+        Panel(
+            "Memory of the Cog worker",
+            "bytes",
+            {"{{instance}}": "process_resident_memory_bytes{S}"},
+            "Resident.",
+        ),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard in Grafana's JSON, as its import takes it."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in ROWS.items():
+        place = {"x": 0, "y": y, "w": _COLUMNS, "h": 1}
+        panels.append({"type": "row", "title": title, "collapsed": False, "gridPos": place})
+        for column, panel in enumerate(row):
+            x, end = (_COLUMNS * place // len(row) for place in (column, column + 1))
+            panels.append(_panel(panel, {"x": x, "y": y + 1, "w": end - x, "h": _HEIGHT}))
+        y += 1 + _HEIGHT
+    for number, made in enumerate(panels, 1):
+        made["id"] = number
+    return {
+        "uid": "cog-triton",
+        "title": "cog-triton",
+        "tags": ["cog-triton", "llm"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_datasource_variable(), _variable("job"), _variable("instance")]},
+        "panels": panels,
+    }
+
+
+def _panel(panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "min": 0,
+        "custom": {
+            "lineWidth": 1,
+            "fillOpacity": 30 if panel.stacked else 10,
+            "showPoints": "never",
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        },
+    }
+    if panel.maximum is not None:
+        defaults["max"] = panel.maximum
+    return {
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _DATASOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": _DATASOURCE,
+                "expr": expression.replace("{S}", f"{{{_SELECTOR}}}"),
+                "legendFormat": legend,
+            }
+            for number, (legend, expression) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def _datasource_variable() -> dict[str, Any]:
+    return {
+        "name": "datasource",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {},
+    }
+
+
+def _variable(label: str) -> dict[str, Any]:
+    selector = "" if label == "job" else 'job=~"$job"'
+    query = f"label_values(cog_triton_ready{{{selector}}}, {label})"
+    return {
+        "name": label,
+        "type": "query",
+        "datasource": _DATASOURCE,
+        "query": {"query": query, "refId": label},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def text() -> str:
+    """The file's content."""
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    DASHBOARD.write_text(text(), "utf-8")

@@ -151,7 +151,7 @@ class _EngineLoop:
                 self._engine.cancel(number)
             return
         number = next(self._numbers)
-        running = Running(peer, handle, int(request.return_log_probs))
+        running = Running(peer, handle, request.log_prob_width)
         self._running[number] = running
         peer.numbers[handle] = number
         try:

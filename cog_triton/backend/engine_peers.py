@@ -112,8 +112,7 @@ class StepPeer(Peer):
 
     def add(self, running: Running, event: TokenEvent) -> None:
         """See `Peer.add`."""
-        self._step.add(running.handle, running.sent, event, running.width)
-        running.sent += len(event.token_ids)
+        running.sent = self._step.add(running.handle, running.sent, event, running.width)
 
     def _take(self) -> Any:
         step, self._step = self._step, step_items.StepBuffer()

@@ -29,6 +29,7 @@ from cog_triton.backend.step_sender import MAX_HANDLE, split
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request_extras import EXTRAS, decode_extras
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
 from cog_triton.system import gc_tuning, local_socket
 
@@ -138,7 +139,10 @@ class StepModel:
         if stream.begin(handle, sender):
             return
         try:
+            extras = _text(EXTRAS, tensors) if EXTRAS in tensors else None
             request = type(self).decode_request(_unpacked(tensors))
+            if extras is not None:
+                request = decode_extras(request, extras)
             self._client.submit(stream.number << _HANDLE_BITS | handle, request)
         except CogTritonError as error:
             stream.fail(handle, error)

@@ -19,8 +19,10 @@ from typing_extensions import Self
 
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.engines.request_extras import encode_extras
 
 NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket"})
 """Parameters of a rendered engine model that are no options of its engine."""
@@ -160,8 +162,11 @@ class EngineFamily(ABC):
         """Adapt the config of a text model to the engine, after `render`; a no-op by default."""
 
     def encode_request(self, request: EngineRequest) -> dict[str, Any]:
-        """Encode a request as the JSON inputs of Triton's generate endpoints."""
-        return tensor_contract.encode_request(request)
+        """Encode a request as the JSON inputs of Triton's generate endpoints.
+
+        What `abilities` lack is refused before.
+        """
+        return {**tensor_contract.encode_request(request), **encode_extras(request)}
 
     @property
     def reports_finish_reason(self) -> bool:
@@ -174,9 +179,9 @@ class EngineFamily(ABC):
         return self.backend == "python"
 
     @property
-    def supports_guided_decoding(self) -> bool:
-        """Whether requests may have a `guide`; known after `render`."""
-        return False
+    def abilities(self) -> Abilities:
+        """What requests may ask for beyond text; known after `render`."""
+        return Abilities()
 
     @property
     def world_size(self) -> int:

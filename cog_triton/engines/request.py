@@ -21,6 +21,8 @@ class EngineRequest:
     `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
     `stop_words` are token id sequences that end the output and are cut from it, `bad_words`
     such that are never generated. `guide` is the JSON Schema that the output follows, as text.
+    With `return_log_probs`, `top_log_probs` likeliest tokens are told beside each token, and with
+    `prompt_log_probs` those of the prompt's tokens, too.
     """
 
     input_ids: Sequence[int]
@@ -33,8 +35,15 @@ class EngineRequest:
     streaming: bool = True
     exclude_input_in_output: bool = False
     return_log_probs: bool = False
+    top_log_probs: int = 0
+    prompt_log_probs: bool = False
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
+
+    @property
+    def log_prob_width(self) -> int:
+        """Log probabilities of one token: its own and those of the likeliest."""
+        return 1 + self.top_log_probs if self.return_log_probs else 0
 
     def end_ids(self, defaults: Set[int]) -> Set[int]:
         """The ids that end the output; `defaults` are the engine's own."""
@@ -45,12 +54,19 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """New tokens of one request; `finish` or `error` is set on its last event only."""
+    """New tokens of one request; `finish` or `error` is set on its last event only.
+
+    `log_probs` holds the request's `log_prob_width` values a token, the token's own first, and
+    `alternatives` the ids of the others. With `of_prompt` the tokens are those of the prompt,
+    which come before all others; the first one's values mean nothing.
+    """
 
     token_ids: list[int]
     log_probs: list[float]
     finish: FinishReason | None = None
     error: errors.CogTritonError | None = None
+    alternatives: Sequence[int] = ()
+    of_prompt: bool = False
 
     @classmethod
     def coalesce(cls, events: Sequence[Self]) -> Self:
@@ -63,4 +79,5 @@ class TokenEvent:
             [value for event in events for value in event.log_probs],
             last.finish,
             last.error,
+            [token for event in events for token in event.alternatives],
         )

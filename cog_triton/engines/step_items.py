@@ -20,6 +20,12 @@ STEPS, TOKENS = "steps", "tokens"
 GOES_ON, STOP, LENGTH, CANCELLED, ERROR = range(5)
 """Values of `StepItem.end`."""
 
+NO_TOKEN = -1
+"""Among `StepItem.alternatives`: the engine told fewer."""
+
+PROMPT = -1
+"""`StepItem.sequence` of tokens of the prompt itself; output sequences are counted from 0."""
+
 FINISH_REASONS: Mapping[int, FinishReason] = {
     STOP: "stop",
     LENGTH: "length",
@@ -39,8 +45,9 @@ class StepItem(NamedTuple):
     `offset` is the number of the sequence's tokens before this item, so that a gap is seen. `end`
     is one of the constants above; `error` is the coded text when it is `ERROR`. `width` is the
     number of log probabilities a token: 0 none, 1 the sampled token's, k also those of k - 1
-    `alternatives`. `log_probs` holds len(ids) * width values, token by token, the sampled one
-    first; `alternatives` holds len(ids) * (width - 1) token ids, token by token.
+    `alternatives`, which are the likeliest tokens, the sampled one among them. `log_probs` holds
+    len(ids) * width values, token by token, the sampled one first; `alternatives` holds
+    len(ids) * (width - 1) token ids, token by token.
     """
 
     handle: int
@@ -62,14 +69,6 @@ class EncodedStep(NamedTuple):
     errors: list[str]
 
 
-def item_of(handle: int, offset: int, event: TokenEvent, width: int = 0) -> StepItem:
-    """The item of an event of the only sequence of a request; `width` is 0 or 1."""
-    log_probs = event.log_probs if width else []
-    error = None if event.error is None else str(event.error)
-    end = END_OF_FINISH[event.finish] if error is None else ERROR
-    return StepItem(handle, 0, offset, event.token_ids, log_probs, end, error, width)
-
-
 class StepBuffer:
     """A step while it is collected, already in its encoded form."""
 
@@ -80,9 +79,13 @@ class StepBuffer:
         self.log_probs: list[float] = []
         self.errors: list[str] = []
 
-    def add(self, handle: int, offset: int, event: TokenEvent, width: int = 0) -> None:
-        """Add an event of a request's only sequence; `width` is 0 or 1."""
+    def add(self, handle: int, offset: int, event: TokenEvent, width: int = 0) -> int:
+        """Add an event of a request's only sequence; returns the offset of the next one."""
         ids = event.token_ids
+        if event.of_prompt:
+            self.items += (handle, PROMPT, 0, GOES_ON, len(ids), width, *ids, *event.alternatives)
+            self.log_probs += event.log_probs
+            return offset
         if event.error is not None:
             end = ERROR
             self.errors.append(str(event.error))
@@ -90,7 +93,9 @@ class StepBuffer:
             end = END_OF_FINISH[event.finish]
         self.items += (handle, 0, offset, end, len(ids), width, *ids)
         if width:
+            self.items += event.alternatives
             self.log_probs += event.log_probs
+        return offset + len(ids)
 
     def encoded(self) -> EncodedStep:
         """The step."""

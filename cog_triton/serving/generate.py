@@ -162,6 +162,8 @@ class TextGenerator:
             end_id=-1 if request.ignore_eos else end_id,
             pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
             return_log_probs=request.return_log_probs,
+            top_log_probs=request.top_log_probs,
+            prompt_log_probs=request.prompt_log_probs,
             guide=request.guide,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from cog_triton.engines.step_items import StepItem
+from cog_triton.engines.step_items import NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stream import TextStream
@@ -18,18 +18,26 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 
 class TokenLogProb(NamedTuple):
-    """A sampled token and the natural logarithm of its probability."""
+    """A token and the natural logarithm of its probability.
+
+    `top` are ids of the likeliest tokens in its place with theirs, if requested.
+    """
 
     token_id: int
     log_prob: float
+    top: Sequence[tuple[int, float]] = ()
 
 
 class TextPiece(NamedTuple):
-    """New text, log probabilities of its tokens if requested, and the number of tokens so far."""
+    """New text, log probabilities of its tokens if requested, and the number of tokens so far.
+
+    `prompt` are those of the prompt's tokens from the second on, if requested: once.
+    """
 
     text: str
     log_probs: Sequence[TokenLogProb]
     tokens: int
+    prompt: Sequence[TokenLogProb] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,8 @@ class GenerationRequest:
     endpoint: str = ""
     ignore_eos: bool = False
     return_log_probs: bool = False
+    top_log_probs: int = 0
+    prompt_log_probs: bool = False
     guide: str | None = None
     visible: Collection[str] = ()
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +120,8 @@ class TextDecoder:
         )
         self.started = time.perf_counter()
         """When the request arrived, by time.perf_counter()."""
-        self._received = 0
+        self._received = self._prompt_received = 0
+        self._prompt: list[TokenLogProb] = []
         self.ended = False
         """Whether all text was given; with a stop string, before the engine has ended."""
 
@@ -120,30 +131,67 @@ class TextDecoder:
         Raises E2105 if tokens before these were lost, E2104 if they lack log probabilities.
         """
         ids: list[int] = []
-        log_probs: list[float] = []
+        pairs: list[TokenLogProb] | None = [] if self._request.return_log_probs else None
+        prompt: Sequence[TokenLogProb] = ()
         last = items[-1]
         for item in items:
+            if item.sequence == PROMPT:
+                prompt = self._prompt_pairs(item) or prompt
+                continue
             if item.ids or not item.error:
-                if item.offset != self._received:
-                    raise TritonUnavailable(
-                        "tokens were lost on their way from the engine; try again"
-                    )
+                if item.offset != self._received or (item.ids and self._lacks_prompt):
+                    raise _lost()
                 self._received += len(item.ids)
                 ids += item.ids
-                log_probs += item.log_probs[:: item.width] if item.width > 1 else item.log_probs
-        pairs = self._pairs(ids, log_probs) if self._request.return_log_probs else ()
+                if pairs is not None:
+                    pairs += self._pairs(item)
         text = self._decode(ids) if ids else ""
         error = None if self._text.stopped else last.error
         if self._text.stopped or (last.end and error is None):
             self.ended = True
             text += self._finish()
         count = self._result.output_token_count = self._text.token_count
-        return (TextPiece(text, pairs, count) if text or pairs else None), error
+        if not (text or pairs or prompt):
+            return None, error
+        return TextPiece(text, () if pairs is None else pairs, count, prompt), error
 
-    def _pairs(self, ids: list[int], log_probs: list[float]) -> list[TokenLogProb]:
-        if len(log_probs) != len(ids):
+    @property
+    def _lacks_prompt(self) -> bool:
+        request = self._request
+        return request.prompt_log_probs and self._prompt_received < len(request.input_ids)
+
+    def _prompt_pairs(self, item: StepItem) -> Sequence[TokenLogProb]:
+        """Log probabilities of the prompt, once all of them have come."""
+        if item.offset != self._prompt_received:
+            raise _lost()
+        self._prompt_received += len(item.ids)
+        self._prompt += self._pairs(item)
+        return () if self._lacks_prompt else self._prompt[1:]
+
+    def _pairs(self, item: StepItem) -> Sequence[TokenLogProb]:
+        ids, log_probs, width = item.ids, item.log_probs, item.width
+        if len(log_probs) != len(ids) * width or (ids and not width):
             raise TritonMalformedEvent(f"{len(log_probs)} log probabilities for {len(ids)} tokens")
-        return [TokenLogProb(*pair) for pair in zip(ids, log_probs, strict=True)]
+        top = self._request.top_log_probs
+        if width <= 1 or not top:
+            return [TokenLogProb(*pair) for pair in zip(ids, log_probs[:: width or 1], strict=True)]
+        others = width - 1
+        return [
+            TokenLogProb(
+                token,
+                log_probs[place * width],
+                [
+                    pair
+                    for pair in zip(
+                        item.alternatives[place * others : (place + 1) * others],
+                        log_probs[place * width + 1 : (place + 1) * width],
+                        strict=True,
+                    )
+                    if pair[0] != NO_TOKEN
+                ][:top],
+            )
+            for place, token in enumerate(ids)
+        ]
 
     def _decode(self, ids: list[int]) -> str:
         result, now = self._result, time.perf_counter()
@@ -157,3 +205,7 @@ class TextDecoder:
         full = stream.token_count >= self._request.sampling.max_tokens and not stream.stopped
         self._result.finish_reason = "length" if full else "stop"
         return stream.finish(cut_characters=False)
+
+
+def _lost() -> TritonUnavailable:
+    return TritonUnavailable("tokens were lost on their way from the engine; try again")

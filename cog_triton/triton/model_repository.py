@@ -33,6 +33,7 @@ input { name: "step_command" data_type: TYPE_STRING dims: [1] optional: true }
 input { name: "step_handle" data_type: TYPE_INT64 dims: [1] optional: true }
 input { name: "step_number" data_type: TYPE_INT64 dims: [1] optional: true }
 input { name: "packed_input_ids" data_type: TYPE_STRING dims: [1] optional: true }
+input { name: "request_extras" data_type: TYPE_STRING dims: [1] optional: true }
 output { name: "step" data_type: TYPE_INT64 dims: [-1] }
 output { name: "log_probs" data_type: TYPE_FP32 dims: [-1] }
 output { name: "step_errors" data_type: TYPE_STRING dims: [-1] }

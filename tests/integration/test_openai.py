@@ -103,6 +103,49 @@ def test_completions_continue_a_text(client: openai.OpenAI, model: str) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == choice.text
 
 
+def test_log_probabilities_of_an_echoed_prompt(client: openai.OpenAI, model: str) -> None:
+    """What an evaluation of likelihoods asks; the same whether the prompt is short or in chunks."""
+    prompt = "The capital of France is Paris."
+    texts = [prompt, "one two three four " * 300 + prompt]
+    for text in texts:
+        answer = client.completions.create(
+            model=model, prompt=text, temperature=0, max_tokens=0, echo=True, logprobs=0
+        )
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason) == (text, "length")
+        assert choice.logprobs is not None
+        first, *values = choice.logprobs.token_logprobs or []
+        assert first is None
+        assert all(-50 < value <= 0 for value in values if value is not None)
+        assert "".join(choice.logprobs.tokens or []) == text
+    both = client.completions.create(
+        model=model, prompt=prompt[:-8], temperature=0, max_tokens=3, echo=True, logprobs=0
+    )
+    plain = client.completions.create(
+        model=model, prompt=prompt[:-8], temperature=0, max_tokens=3, logprobs=0
+    )
+    found, expected = both.choices[0], plain.choices[0]
+    assert found.text == prompt[:-8] + expected.text
+    assert found.logprobs is not None
+    assert expected.logprobs is not None
+    made = (found.logprobs.token_logprobs or [])[-3:]
+    assert made == pytest.approx(expected.logprobs.token_logprobs, abs=1e-3)
+
+
+def test_several_answers_and_prompts(client: openai.OpenAI, model: str) -> None:
+    prompts = ["The capital of France is", "The capital of Italy is"]
+    answer = client.completions.create(
+        model=model, prompt=prompts, n=2, temperature=0, max_tokens=1
+    )
+    assert [choice.text for choice in answer.choices] == [" Paris"] * 2 + [" Rome"] * 2
+    sampled = client.chat.completions.create(
+        model=model, messages=ASK, n=4, seed=7, temperature=2, max_tokens=8
+    )
+    assert len({choice.message.content for choice in sampled.choices}) > 1
+    with pytest.raises(openai.BadRequestError, match="chosen token"):
+        client.completions.create(model=model, prompt="a", logprobs=1)
+
+
 def test_a_stream_is_server_sent_events_that_end_in_done(stack: Stack, model: str) -> None:
     body = {"model": model, "messages": ASK, "temperature": 0, "stream": True}
     answer = httpx.post(f"{stack.own}/v1/chat/completions", json=body, timeout=60)

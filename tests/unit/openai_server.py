@@ -23,6 +23,7 @@ from small_tokenizers import byte_level
 
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.admission import Admission
@@ -36,6 +37,7 @@ from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.request_streams import RequestStreams
+from cog_triton.triton.token_transport import TokenTransport
 
 TOKENIZER = EngineTokenizer(
     byte_level(), chat_template=QWEN, bos_token="<|im_start|>", eos_token="<|im_end|>"
@@ -99,16 +101,20 @@ def api(
     slots: int = 4,
     queue: float = 8,
     guides: bool = False,
+    abilities: Abilities | None = None,
+    transport: TokenTransport | None = None,
     tokenizer: EngineTokenizer = TOKENIZER,
     **options: Any,
 ) -> Iterator[Served]:
+    if abilities is None:
+        abilities = Abilities(guides={"json_schema"} if guides else frozenset())
     settings = load_settings(served_model_name="small", **options)
     limits = EngineLimits(
         max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
     )
     metrics, admission = RecordingMetrics(), Admission(slots, queue)
     with serving(answer) as triton:
-        transport = RequestStreams(
+        transport = transport or RequestStreams(
             triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request
         )
         generator = TextGenerator(
@@ -121,7 +127,7 @@ def api(
         served.ended = metrics.generations
         key = settings.openai_api_key
         app = create_app(
-            OpenAIRoutes(settings, tokenizer, generator, "small", guides=guides).routes(),
+            OpenAIRoutes(settings, tokenizer, generator, "small", abilities).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

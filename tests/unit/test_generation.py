@@ -14,7 +14,15 @@ from small_tokenizers import byte_level
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.step_items import ERROR, LENGTH, STOP, StepItem, merge
+from cog_triton.engines.step_items import (
+    ERROR,
+    LENGTH,
+    NO_TOKEN,
+    PROMPT,
+    STOP,
+    StepItem,
+    merge,
+)
 from cog_triton.errors import TritonMalformedEvent, TritonUnavailable, TritonUnknownError
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import (
@@ -200,6 +208,55 @@ def test_log_probs_nobody_asked_for_are_ignored() -> None:
     decoding, _ = decoder()
     piece, _ = decoding.feed(items("ab", end=STOP, width=2))
     assert piece == TextPiece("ab", (), 2)
+
+
+def prompt_decoder(top: int = 0) -> TextDecoder:
+    made = GenerationRequest(
+        input_ids=[5, 6, 7],
+        sampling=SamplingParams(max_tokens=9),
+        return_log_probs=True,
+        top_log_probs=top,
+        prompt_log_probs=True,
+    )
+    return TextDecoder(made, GenerationResult(), TOKENIZER)
+
+
+def of_prompt(offset: int, ids: list[int], width: int = 1) -> StepItem:
+    log_probs = [-float(token) for token in ids for _ in range(width)]
+    others = [token + place for token in ids for place in range(width - 1)]
+    return StepItem(1, PROMPT, offset, ids, log_probs, 0, None, width, others)
+
+
+def test_those_of_the_prompt_come_once_and_whole() -> None:
+    decoding = prompt_decoder()
+    assert decoding.feed([of_prompt(0, [5, 6])]) == (None, None)
+    piece, _ = decoding.feed([of_prompt(2, [7]), *items("a", width=1)])
+    assert piece is not None
+    assert (piece.text, piece.tokens) == ("a", 1)
+    assert piece.prompt == [TokenLogProb(6, -6.0), TokenLogProb(7, -7.0)]
+    piece, _ = decoding.feed([StepItem(1, 0, 1, TOKENIZER.encode("b"), [-1.0], STOP, None, 1)])
+    assert piece is not None
+    assert piece.prompt == ()
+
+
+def test_lost_tokens_of_the_prompt_are_e2105() -> None:
+    decoding = prompt_decoder()
+    with pytest.raises(TritonUnavailable, match="lost"):
+        decoding.feed([of_prompt(1, [6, 7])])
+    decoding = prompt_decoder()
+    decoding.feed([of_prompt(0, [5])])
+    with pytest.raises(TritonUnavailable, match="lost"):
+        decoding.feed(items("a", width=1))
+
+
+def test_the_likeliest_tokens_are_told_and_gaps_among_them_left_out() -> None:
+    decoding = prompt_decoder(top=2)
+    decoding.feed([of_prompt(0, [5, 6, 7], width=3)])
+    token = TOKENIZER.encode("a")[0]
+    item = StepItem(1, 0, 0, [token], [-1.0, -1.0, -9e9], STOP, None, 3, [token, NO_TOKEN])
+    piece, _ = decoding.feed([item])
+    assert piece is not None
+    assert piece.log_probs == [TokenLogProb(token, -1.0, [(token, -1.0)])]
 
 
 def test_missing_log_probs_are_e2104() -> None:

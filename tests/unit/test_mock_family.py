@@ -112,7 +112,7 @@ def test_family_matches_and_opens_its_engine(engine: Path, tmp_path: Path) -> No
     family = open_engine(engine)
     assert isinstance(family, MockFamily)
     assert (family.limits.max_batch_size, family.limits.max_seq_len) == (256, 131_072)
-    assert (family.world_size, family.supports_guided_decoding) == (0, False)
+    assert (family.world_size, family.abilities.guides) == (0, frozenset())
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,14 @@ def test_text_models_use_the_engines_tokenizer(tmp_path: Path) -> None:
 def test_the_step_model_is_a_guest_of_the_engine_with_its_inputs(tmp_path: Path) -> None:
     configs = render(tmp_path)
     engine_config, steps = configs["tensorrt_llm"], configs["engine_steps"]
-    own = {"step_stream", "step_command", "step_handle", "step_number", "packed_input_ids"}
+    own = {
+        "step_stream",
+        "step_command",
+        "step_handle",
+        "step_number",
+        "packed_input_ids",
+        "request_extras",
+    }
     inputs = {item.name: item for item in steps.input}
     assert inputs.keys() == {item.name for item in engine_config.input} | own
     assert all(item.optional for item in inputs.values())

@@ -23,6 +23,7 @@ from cog_triton.engines.step_items import (
     ERROR,
     GOES_ON,
     LENGTH,
+    PROMPT,
     STOP,
     StepItem,
     decode,
@@ -155,6 +156,27 @@ def test_steps_are_sent_of_requests_that_do_not_stream(host: Running) -> None:
     guest = StepGuest(host)
     guest.submit(1, tokens(ABC, 30, streaming=False))
     assert len(guest.until_end([1])) > 1
+
+
+def test_likeliest_tokens_and_those_of_the_prompt(host: Running) -> None:
+    """On the double; the real vLLM has the same shapes of `logprobs` and `prompt_logprobs`."""
+    guest = StepGuest(host)
+    request = tokens(ABC, 2, return_log_probs=True, top_log_probs=2, prompt_log_probs=True)
+    guest.submit(1, request)
+    prompt, *output = [item for step in guest.until_end([1]) for item in step]
+    assert (prompt.sequence, prompt.offset, prompt.ids, prompt.width) == (PROMPT, 0, ABC, 3)
+    assert prompt.log_probs[3:6] == [-9.0, -1.0, -2.0]
+    assert list(prompt.alternatives[2:4]) == [ABC[1] + 1, ABC[1] + 2]
+    assert [item.offset for item in output if item.ids] == [0, 1]
+    for item in output:
+        if item.ids:
+            (token,) = item.ids
+            assert list(item.alternatives) == [token, token + 1]
+            assert item.log_probs[0] == item.log_probs[1] == item.log_probs[2] + 1
+    plain = StepGuest(host)
+    plain.submit(1, tokens(ABC, 2, return_log_probs=True))
+    widths = {item.width for step in plain.until_end([1]) for item in step}
+    assert widths == {1}
 
 
 def test_log_probabilities_have_their_width(host: Running) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf import text_format
 from typing_extensions import Self
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
@@ -33,6 +34,7 @@ class MockFamily(EngineFamily):
     name = "mock"
     request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
     defaults = MockOptions()
+    abilities = Abilities(top_log_probs=20, prompt_log_probs=True)
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel
+from cog_triton.engines.mock.mock_log_probs import prompt_event, top_log_probs
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.mock.planned_output import PlannedOutput, plan_output
@@ -35,10 +36,12 @@ class Stream:
         "made",
         "output",
         "plain",
+        "prompt",
         "prompt_tokens",
         "schedule",
         "sendable",
         "sent",
+        "top",
     )
 
     def __init__(
@@ -55,6 +58,8 @@ class Stream:
         self.schedule = schedule
         self.group = group
         self.log_probs = request.return_log_probs
+        self.top = request.top_log_probs
+        self.prompt = request.input_ids if request.prompt_log_probs else None
         self.plain = group == 1 and not self.log_probs
         self.sendable = min(output.tokens, output.steps)
         self.made = self.sent = 0
@@ -156,16 +161,22 @@ class Scheduler:
         ids = self._ids(stream.sent, min(stream.made, output.tokens))
         stream.sent += len(ids)
         log_probs = [0.0] * len(ids) if stream.log_probs else []
+        others: list[int] = []
+        if stream.prompt is not None:
+            prompt, stream.prompt = stream.prompt, None
+            yield stream.handle, prompt_event(prompt, stream.top, self._model.vocab_size)
+        if stream.top:
+            log_probs, others = top_log_probs(ids, stream.top, self._model.vocab_size)
         if stream.made < output.steps:
             if ids:  # none while a stop word is made
-                yield stream.handle, TokenEvent(ids, log_probs)
+                yield stream.handle, TokenEvent(ids, log_probs, alternatives=others)
             return
         if output.end in ("stop", "length"):
             self._free_slot(stream)
-            yield stream.handle, TokenEvent(ids, log_probs, output.end)
+            yield stream.handle, TokenEvent(ids, log_probs, output.end, alternatives=others)
             return
         if ids:
-            yield stream.handle, TokenEvent(ids, log_probs)
+            yield stream.handle, TokenEvent(ids, log_probs, alternatives=others)
         if output.end == "error":
             self._free_slot(stream)
             error = TritonUnknownError(f"inject=error: as asked, after {output.tokens} tokens")

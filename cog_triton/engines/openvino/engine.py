@@ -43,6 +43,8 @@ class _RunningRequest:
     request: EngineRequest
     end_ids: Set[int]
     output: StopWords
+    prompt_left: int = 0
+    """Tokens of the prompt that it tells before those of the output."""
 
 
 class OpenVINOPipeline:
@@ -87,7 +89,8 @@ class OpenVINOPipeline:
         except RuntimeError as error:
             raise TritonUnknownError(_reason(error)) from error
         output = StopWords(request.stop_words, request.sampling.min_tokens)
-        self._running[handle] = _RunningRequest(added, request, end_ids, output)
+        echoed = len(ids) if request.prompt_log_probs else 0
+        self._running[handle] = _RunningRequest(added, request, end_ids, output, echoed)
 
     def cancel(self, handle: int) -> None:
         """See `StepEngine.cancel`."""
@@ -134,15 +137,21 @@ class OpenVINOPipeline:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
         if request.bad_words:
             raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
+        if request.top_log_probs:
+            raise InvalidArgument("top_log_probs: this engine tells those of chosen tokens alone")
         note_length_penalty(request)
 
     def _read_tokens(self, handle: int, running: _RunningRequest) -> None:
         output = running.output
         while running.handle.can_read():
             for read in running.handle.read().values():
-                for token, log_prob in zip(
-                    read.generated_ids, read.generated_log_probs, strict=True
-                ):
+                read_ids, read_log_probs = read.generated_ids, read.generated_log_probs
+                if size := min(running.prompt_left, len(read_ids)):
+                    running.prompt_left -= size
+                    prompt = TokenEvent(read_ids[:size], read_log_probs[:size], of_prompt=True)
+                    self._events.append((handle, prompt))
+                    read_ids, read_log_probs = read_ids[size:], read_log_probs[size:]
+                for token, log_prob in zip(read_ids, read_log_probs, strict=True):
                     if token not in running.end_ids and output.add(token, log_prob):
                         running.handle.cancel()
                         self._finish(handle, running, "stop")
@@ -188,6 +197,7 @@ def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
     config.presence_penalty = sampling.presence_penalty
     config.frequency_penalty = sampling.frequency_penalty
     config.logprobs = int(request.return_log_probs)
+    config.echo = request.prompt_log_probs
     config.do_sample = not sampling.greedy
     if config.do_sample:
         config.temperature = sampling.temperature

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, nearest
 
@@ -135,9 +136,9 @@ class OpenVINOFamily(EngineFamily):
     name = "openvino"
 
     @property
-    def supports_guided_decoding(self) -> bool:
-        """See `EngineFamily.supports_guided_decoding`."""
-        return True
+    def abilities(self) -> Abilities:
+        """See `EngineFamily.abilities`; it tells no more than the log probability of a token."""
+        return Abilities(guides={"json_schema"}, prompt_log_probs=True)
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from cog_triton import errors
 from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm import (
@@ -70,9 +71,10 @@ class TensorRTLLMFamily(EngineFamily):
         self.limits = replace(self.limits, max_input_len=self.engine.max_input_len(chunked=chunked))
 
     @property
-    def supports_guided_decoding(self) -> bool:
-        """Set by ``guided_decoding_backend``."""
-        return self._parameters.guided_decoding_backend is not None
+    def abilities(self) -> Abilities:
+        """See `EngineFamily.abilities`; ``guided_decoding_backend`` turns guided decoding on."""
+        guided = self._parameters.guided_decoding_backend is not None
+        return Abilities(guides={"json_schema"} if guided else frozenset())
 
     def adapt_text_model(self, config: Any) -> None:
         render_config.adapt_text_config(config, self._parameters, self.engine)

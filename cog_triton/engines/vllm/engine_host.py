@@ -179,6 +179,8 @@ class VLLMHost:
     async def _run_tokens(self, run: RunningRequest, request: EngineRequest) -> None:
         # vLLM would cut output short where the contract promises request_output_len tokens.
         check_prompt(request, max_seq_len=self._model.max_model_len)
+        if request.top_log_probs and request.stop_words:
+            raise InvalidArgument("top_log_probs: not together with stop_words_list")
         params = engine_api.sampling_params(
             from_engine_request(request),
             stream=request.streaming or run.gets_steps,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
+from cog_triton.engines.step_items import NO_TOKEN
 from cog_triton.engines.stop_words import StopWords
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import CogTritonError, VLLMUnknownError
@@ -26,6 +28,20 @@ class TokenOutputConverter:
         self._output = StopWords(request.stop_words, request.sampling.min_tokens)
         self._has_stop_words = bool(request.stop_words)
         self._has_log_probs = request.return_log_probs
+        self._top = request.top_log_probs
+        self._prompt = list(request.input_ids) if request.prompt_log_probs else None
+
+    def prompt_event(self, output: Any) -> TokenEvent | None:
+        """The event of the prompt's tokens, once `output` has their log probabilities."""
+        if self._prompt is None or not output.prompt_logprobs:
+            return None
+        ids, self._prompt = self._prompt, None
+        if len(output.prompt_logprobs) != len(ids):
+            raise VLLMUnknownError(
+                f"vLLM gave log probabilities of {len(output.prompt_logprobs)} tokens for a prompt"
+                f" of {len(ids)}"
+            )
+        return _event_of_prompt(ids, output.prompt_logprobs, self._top)
 
     def convert(self, output: Any) -> TokenEvent | None:
         """The event for `output`, a RequestOutput; None if there is nothing to send yet."""
@@ -36,14 +52,16 @@ class TokenOutputConverter:
         if reason == "abort":
             return cancelled()
         tokens = list(completion.token_ids)
-        log_probs = _log_probs(completion) if completion.logprobs else []
         if reason == "stop" and tokens:  # the end token, which vLLM leaves in
-            del tokens[-1], log_probs[len(tokens) :]
+            del tokens[-1]
+        log_probs, others = _log_probs(tokens, completion.logprobs, self._top)
         finish = None
         if reason is not None and (finish := _FINISH_REASONS.get(reason)) is None:
             return failed(_unknown_finish(reason))
         if not self._has_stop_words:
-            return TokenEvent(tokens, log_probs, finish) if tokens or finish else None
+            if not (tokens or finish):
+                return None
+            return TokenEvent(tokens, log_probs, finish, alternatives=others)
         for place, token in enumerate(tokens):
             if self._output.add(token, log_probs[place] if log_probs else 0.0):
                 return self._event(self._output.rest(), "stop")
@@ -65,6 +83,9 @@ class TextOutputConverter:
     def __init__(self, request: TextRequest) -> None:
         self._request = request
         self._count = int(request.sampling.get("n", 1))
+
+    def prompt_event(self, output: Any) -> None:
+        """None: a text event has nothing of the prompt."""
 
     def convert(self, output: Any) -> TextEvent | TokenEvent | None:
         """The event for `output`, a RequestOutput."""
@@ -113,10 +134,32 @@ def _unknown_finish(reason: str) -> CogTritonError:
     return VLLMUnknownError(f"vLLM ended the request with {reason!r}; its log says why")
 
 
-def _log_probs(completion: Any) -> list[float]:
-    """Log probability of each chosen token; vLLM lists likelier ones beside it."""
-    tokens, found = completion.token_ids, completion.logprobs or ()
-    return [float(place[token].logprob) for token, place in zip(tokens, found, strict=False)]
+def _log_probs(
+    tokens: Sequence[int], found: Sequence[Mapping[int, Any]] | None, top: int
+) -> tuple[list[float], list[int]]:
+    """Log probabilities of each token and the `top` likeliest, and the ids of these.
+
+    vLLM has the token itself among or beside the likeliest.
+    """
+    if not found:
+        return [], []
+    values: list[float] = []
+    others: list[int] = []
+    for token, place in zip(tokens, found, strict=False):
+        values.append(float(place[token].logprob))
+        if top:
+            likeliest = sorted(place, key=lambda other: -place[other].logprob)[:top]
+            missing = top - len(likeliest)
+            values += [float(place[other].logprob) for other in likeliest] + [-inf] * missing
+            others += likeliest + [NO_TOKEN] * missing
+    return values, others
+
+
+def _event_of_prompt(ids: list[int], found: Sequence[Any], top: int) -> TokenEvent:
+    """The event of a prompt; vLLM has None for its first token."""
+    values, others = _log_probs(ids[1:], found[1:], top)
+    first = [-inf] * (1 + top)
+    return TokenEvent(ids, first + values, alternatives=[NO_TOKEN] * top + others, of_prompt=True)
 
 
 def _logprobs_json(logprobs: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
@@ -24,6 +25,7 @@ from cog_triton.system.secret_variables import HUB_TOKENS
 _log = logging.getLogger(__name__)
 
 TEXT_MODEL = "vllm_model"
+_MAX_LOGPROBS = 20
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.engine_process import EngineProcess
@@ -56,12 +58,18 @@ class VLLMFamily(EngineFamily):
             pad_id=None,
         )
         super().__init__(directory, limits, model.tokenizer_dir)
+        self._model = model
         self._version: str | None = None
 
     @property
-    def supports_guided_decoding(self) -> bool:
-        """See `EngineFamily.supports_guided_decoding`."""
-        return True
+    def abilities(self) -> Abilities:
+        """See `EngineFamily.abilities`; `max_logprobs` bounds what it tells of each token."""
+        most = self._model.arguments.get("max_logprobs", _MAX_LOGPROBS)
+        return Abilities(
+            guides={"json_schema"},
+            top_log_probs=most if most >= 0 else _MAX_LOGPROBS,
+            prompt_log_probs=True,
+        )
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

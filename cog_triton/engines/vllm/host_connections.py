@@ -78,7 +78,7 @@ class Peer:
         """What queues the events of one request, for `SendOrder.flush`.
 
         Its second argument is whether to flush at the event loop's next turn. `width` is the
-        number of log probabilities a token, 0 or 1.
+        number of log probabilities a token.
         """
         if not self.gets_steps:
 
@@ -91,8 +91,7 @@ class Peer:
 
         def queue_item(event: TokenEvent, at_once: bool) -> None:
             nonlocal offset
-            self._step.add(handle, offset, event, width)
-            offset += len(event.token_ids)
+            offset = self._step.add(handle, offset, event, width)
             self._queued(at_once)
 
         return queue_item

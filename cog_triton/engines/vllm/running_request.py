@@ -29,7 +29,7 @@ class RunningRequest:
             TokenOutputConverter(request) if of_tokens else TextOutputConverter(request)
         )
         self._handle = handle
-        self._queue = peer.sender(handle, int(of_tokens and request.return_log_probs))
+        self._queue = peer.sender(handle, request.log_prob_width if of_tokens else 0)
         self._running = running
         running[handle] = self
 
@@ -45,6 +45,8 @@ class RunningRequest:
         try:
             if isinstance(output, Exception):
                 raise output
+            if (prompt := self._converter.prompt_event(output)) is not None:
+                self.send(prompt, at_once=at_once)
             event = self._converter.convert(output)
         except Exception as error:  # noqa: BLE001 - in vLLM's output handler it would end them all
             self.send(failed(coded_error(error)))

@@ -50,7 +50,9 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     if request.guide is not None:
         values["structured_outputs"] = {"json": request.guide}
     if request.return_log_probs:
-        values["logprobs"] = 0  # the chosen token's only
+        values["logprobs"] = request.top_log_probs
+        if request.prompt_log_probs:
+            values["prompt_logprobs"] = request.top_log_probs
     if request.end_id is not None:
         values["ignore_eos"] = True
         if request.end_id >= 0:

@@ -63,7 +63,7 @@ class HTTPListeners:
                     runtime.tokenizer,
                     runtime.generator,
                     model_name(runtime),
-                    guides=runtime.family.supports_guided_decoding,
+                    runtime.family.abilities,
                 )
                 routes += [
                     *api.routes(),

@@ -36,6 +36,7 @@ def _without_fraction(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_without_fraction)]
 """A whole number, which some clients write as 1.0."""
+_MOST_LOG_PROBS = 20
 Count = Field(default=None, ge=0)
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = HashableFailFast()
@@ -53,7 +54,7 @@ _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((None, 1), "only completions have it"),
     "chat_template": (_EMPTY, "the model's own is used"),
     "chat_template_kwargs": (_EMPTY, _CHATS),
-    "echo": ((None, False), "the prompt is not sent back"),
+    "echo": ((None, False), "only completions have it"),
     "function_call": ((None, "none", "auto"), "use tool_choice"),
     "functions": (_EMPTY, "use tools"),
     "guided_choice": (_EMPTY, _GUIDED),
@@ -170,6 +171,16 @@ class GenerationRequest(BaseModel, ABC):
     def log_probs(self) -> bool:
         """Whether log probabilities of the sampled tokens are requested."""
 
+    @property
+    @abstractmethod
+    def top_log_probs(self) -> int:
+        """How many of the likeliest tokens are requested beside each."""
+
+    @property
+    def prompt_log_probs(self) -> bool:
+        """Whether log probabilities of the prompt's tokens are requested."""
+        return False
+
     def guide(self) -> str | None:
         """The JSON Schema that the answer must follow."""
         return None
@@ -204,7 +215,7 @@ class ChatRequest(GenerationRequest):
     messages: Any
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -224,6 +235,11 @@ class ChatRequest(GenerationRequest):
     def log_probs(self) -> bool:
         """See `GenerationRequest.log_probs`."""
         return bool(self.logprobs)
+
+    @property
+    def top_log_probs(self) -> int:
+        """See `GenerationRequest.top_log_probs`."""
+        return self.top_logprobs or 0
 
     def guide(self) -> str | None:
         """The JSON Schema of the answer, None for free text; raises E1005."""
@@ -246,8 +262,15 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[int], _FAIL_FAST]
         | Annotated[list[Annotated[list[int], _FAIL_FAST]], _FAIL_FAST]
     )
+    max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
     best_of: Whole | None = Field(default=None, ge=1)
-    logprobs: int | None = Field(default=None, ge=0, le=5)
+    logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
+    echo: bool | None = None
+
+    @property
+    def limit(self) -> int:
+        """See `GenerationRequest.limit`; of 0 tokens one is made, and left out."""
+        return MAX_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
 
     @property
     def made(self) -> int:
@@ -265,6 +288,16 @@ class CompletionRequest(GenerationRequest):
     def log_probs(self) -> bool:
         """See `GenerationRequest.log_probs`."""
         return self.logprobs is not None
+
+    @property
+    def top_log_probs(self) -> int:
+        """See `GenerationRequest.top_log_probs`."""
+        return self.logprobs or 0
+
+    @property
+    def prompt_log_probs(self) -> bool:
+        """See `GenerationRequest.prompt_log_probs`."""
+        return bool(self.echo) and self.log_probs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, at least one; an empty list is a blank one."""
@@ -323,11 +356,6 @@ def _check_combinations(request: GenerationRequest) -> None:
     if isinstance(request, ChatRequest):
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidArgument("top_logprobs: only allowed when logprobs is true")
-        if request.top_logprobs:
-            raise InvalidArgument(
-                f"top_logprobs={request.top_logprobs}: not supported: the engines tell the"
-                " probability of the chosen token alone; use 0"
-            )
         check_tools(request.tools or [], request.tool_choice)
         form = request.response_format
         if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
@@ -337,11 +365,8 @@ def _check_combinations(request: GenerationRequest) -> None:
             raise InvalidArgument(f"best_of={request.best_of}: must not be less than n={request.n}")
         if request.stream and request.best_of > request.shown:
             raise InvalidArgument("best_of: its answers cannot be streamed, unless n is the same")
-    if isinstance(request, CompletionRequest) and request.logprobs:
-        raise InvalidArgument(
-            f"logprobs={request.logprobs}: not supported: the engines tell the probability of the"
-            " chosen token alone; use 0"
-        )
+    if isinstance(request, CompletionRequest) and request.max_tokens == 0 and not request.echo:
+        raise InvalidArgument("max_tokens=0: only allowed with echo")
 
 
 def _describe(error: ValidationError) -> str:

@@ -13,10 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton import errors
+from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument, NotFound
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
+from cog_triton.serving.openai.ability_checks import check_abilities
+from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
 from cog_triton.serving.openai.chat_plan import ChatPlanner
+from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.request_body import longest_id_list, parse_body, read_body
 from cog_triton.serving.openai.requests import (
@@ -25,13 +29,7 @@ from cog_triton.serving.openai.requests import (
     GenerationRequest,
     parse,
 )
-from cog_triton.serving.openai.responses import (
-    ChatChoiceBuilder,
-    ChoiceBuilder,
-    CompletionChoiceBuilder,
-    Envelope,
-    Object,
-)
+from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, Object
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
@@ -65,16 +63,15 @@ class OpenAIRoutes:
         tokenizer: EngineTokenizer,
         generator: TextGenerator,
         model: str,
-        *,
-        guides: bool,
+        abilities: Abilities,
     ) -> None:
-        """`guides` says whether the engine supports guided decoding by a JSON Schema."""
         self._settings = settings
         self._stop_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         self._tokenizer = tokenizer
         self._generator = generator
         self._model = model
-        self._planner = ChatPlanner(settings, tokenizer, guides=guides)
+        self._planner = ChatPlanner(settings, tokenizer, guides="json_schema" in abilities.guides)
+        self._abilities = abilities
         self._token_text = TokenText(tokenizer)
         self._created = int(time.time())
         self._inboxes: LoopInboxes | None = None
@@ -119,10 +116,22 @@ class OpenAIRoutes:
         def prompts(completion: CompletionRequest) -> Prompts:
             def builder(index: int) -> ChoiceBuilder:
                 return CompletionChoiceBuilder(
-                    envelope, index, self._token_text, log_probs=completion.log_probs
+                    envelope,
+                    index,
+                    self._token_text,
+                    log_probs=completion.log_probs,
+                    top_log_probs=completion.top_log_probs,
+                    echo=echoes[index // completion.made] if echoes else None,
                 )
 
-            ids = [self._prompt_ids(prompt) for prompt in completion.prompts()]
+            given = completion.prompts()
+            ids = [self._prompt_ids(prompt) for prompt in given]
+            alone = completion.max_tokens == 0
+            echoes = [
+                Echo(self._prompt_text(prompt), prompt_ids[0], alone)
+                for prompt, prompt_ids in zip(given, ids, strict=True)
+                if completion.echo
+            ]
             return Prompts(ids, {}, builder)
 
         return await self._answer(request, CompletionRequest, prompts, envelope)
@@ -166,6 +175,7 @@ class OpenAIRoutes:
         del body
         self._require_model(request.model)
         self._check_count(request)
+        check_abilities(request, self._abilities)
         stops = request.stops()
         if stops is None:
             stops = parse_stop_sequences(self._settings.stop_sequences)
@@ -180,6 +190,8 @@ class OpenAIRoutes:
                 stops,
                 ignore_eos=bool(request.ignore_eos),
                 return_log_probs=request.log_probs or made > shown,
+                top_log_probs=request.top_log_probs,
+                prompt_log_probs=request.prompt_log_probs,
                 id=envelope.id,
                 endpoint=envelope.endpoint,
                 **prompts.fields,
@@ -194,6 +206,11 @@ class OpenAIRoutes:
         count = request.prompt_count
         field = "prompt" if count > 1 else "best_of" if request.made > request.shown else "n"
         check_count(field, count, request.made, limit, admission)
+
+    def _prompt_text(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return str(self._tokenizer.tokenizer.decode(prompt, skip_special_tokens=True))
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if not prompt:
@@ -223,5 +240,10 @@ class OpenAIRoutes:
             "created": self._created,
             "owned_by": "cog-triton",
             "max_model_len": self._generator.max_seq_len,
-            "capabilities": self._planner.abilities,
+            "capabilities": {
+                **self._planner.abilities,
+                "top_logprobs": self._abilities.top_log_probs,
+                "prompt_logprobs": self._abilities.prompt_log_probs,
+                "sequences": self._settings.max_sequences,
+            },
         }

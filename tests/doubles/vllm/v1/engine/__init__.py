@@ -36,6 +36,7 @@ class EngineCoreOutput:
     new_logprobs: Any = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    new_prompt_logprobs_tensors: Any = None
 
     @property
     def finished(self) -> bool:

@@ -74,10 +74,12 @@ class RequestState:
         self.text = ""
         self.sent_length = 0
         self.logprobs: list[Any] | None = None if self.params.logprobs is None else []
+        self.prompt_logprobs: list[Any] | None = None if self.params.prompt_logprobs is None else []
 
     def update(self, output: EngineCoreOutput) -> str | None:
         """Take an output's tokens; returns the stop string that they complete."""
         self.token_ids += output.new_token_ids
+        self.prompt_logprobs = output.new_prompt_logprobs_tensors or self.prompt_logprobs
         if self.logprobs is not None:
             self.logprobs += output.new_logprobs
         if self.tokenizer is None:
@@ -119,8 +121,11 @@ class RequestState:
             outputs, finished = self.parent_req.get_outputs(self.request_id, output)
             if not outputs:
                 return None
+        of_prompt = self.prompt_logprobs
+        if delta and of_prompt:
+            self.prompt_logprobs = []
         return RequestOutput(
-            self.external_req_id, self.prompt, self.prompt_token_ids, None, outputs, finished
+            self.external_req_id, self.prompt, self.prompt_token_ids, of_prompt, outputs, finished
         )
 
 

@@ -22,6 +22,7 @@ class Sequence:
         self.tokens: list[int] = []
         prompt = request.prompt_token_ids
         structured = params.structured_outputs
+        self.prompt_logprobs = self.of_prompt(prompt)
         self.script = list(prompt[index:]) + list(prompt[:index])
         if structured is not None and structured.choice:
             self.script = [*tokenizer.encode(structured.choice[0]).ids, eos]
@@ -32,9 +33,35 @@ class Sequence:
         self.tokens.append(token)
         logprobs = None
         if self.params.logprobs is not None:
-            name = self.tokenizer.decode([token])  # as vLLM: text, not the vocabulary's spelling
-            logprobs = [{token: Logprob(-len(self.tokens) / 8, 1, name)}]
-        return EngineCoreOutput(self.request_id, [token], logprobs, *self._finish(token))
+            logprobs = [self.likeliest(token, -len(self.tokens) / 8, self.params.logprobs)]
+        of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
+        return EngineCoreOutput(self.request_id, [token], logprobs, *self._finish(token), of_prompt)
+
+    def text(self, token: int) -> str:
+        """Text of a token, as vLLM tells it, not the vocabulary's spelling."""
+        return str(self.tokenizer.decode([token]))
+
+    def likeliest(self, token: int, logprob: float, count: int) -> dict[int, Logprob]:
+        """The token, which is the likeliest, and others up to `count`."""
+        return {
+            token + place: Logprob(logprob - place, place + 1, self.text(token + place))
+            for place in range(max(count, 1))
+        }
+
+    def of_prompt(self, ids: list[int]) -> list[dict[int, Logprob] | None] | None:
+        """Log probabilities of the prompt's tokens, None for its first; all others are likelier."""
+        if (count := self.params.prompt_logprobs) is None:
+            return None
+        return [
+            None,
+            *(
+                {
+                    token: Logprob(-9.0, 99, self.text(token)),
+                    **self.likeliest(token + 1, -1.0, count),
+                }
+                for token in ids[1:]
+            ),
+        ]
 
     def _next(self) -> int:
         token = self.script[len(self.tokens) % len(self.script)]

@@ -1,0 +1,26 @@
+"""Abilities of an engine family: what a request may ask of it beyond text.
+
+One table for the refusals by name, for ``capabilities`` in /v1/models, and for the documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Literal
+
+GuideKind = Literal["json_schema"]
+"""Kinds of guided decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """Abilities of an engine; by default it has none of these.
+
+    `top_log_probs` is the number of likeliest tokens told beside each token, `prompt_log_probs`
+    whether those of the prompt's tokens are.
+    """
+
+    guides: Set[GuideKind] = frozenset()
+    top_log_probs: int = 0
+    prompt_log_probs: bool = False

@@ -97,6 +97,17 @@ class Settings(BaseSettings):
         description="Serve with a version of vLLM that this cog-triton was never run with (E1305"
         " otherwise), with a warning at every start (vllm.md).",
     )
+    lora_dir: OptionalPath = Field(
+        None,
+        description="Directory below which LoRA adapters may be loaded at run time, which also"
+        " needs `COG_TRITON_API_KEY` (lora.md).",
+    )
+    max_lora_bytes: int = Field(
+        4 << 30, ge=1, description="Largest LoRA adapter, in bytes; E1304 beyond."
+    )
+    max_loras_loaded: int = Field(
+        256, ge=1, description="LoRA adapters that may be loaded at a time; E2107 beyond."
+    )
     cog_triton_work_dir: OptionalPath = Field(
         None,
         description="Where unpacked engines, Triton's log and the builder's steps are kept. Unset:"
@@ -233,6 +244,10 @@ class Settings(BaseSettings):
         " none (security.md).",
     )
     openai_api_key: OptionalSecret = Field(None, description="Old name of `COG_TRITON_API_KEY`.")
+    cog_triton_key_at_door: bool = Field(
+        False,
+        description="Whether requests bring a key to the front door, which keeps it; that sets it.",
+    )
     metrics_public: bool = Field(False, description="Leave /metrics open where a key is set.")
     served_model_name: OptionalText = Field(
         None,

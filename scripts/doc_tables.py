@@ -22,14 +22,15 @@ SECTIONS = {
     "The engine": (
         *("cog_weights", "engine_dir", "cog_triton_config", "served_model_name", "world_size"),
         *("max_sequence_length", "end_id", "pad_id", "cog_triton_sm", "cog_triton_skip_preflight"),
-        "cog_triton_vllm_untested",
+        *("cog_triton_vllm_untested", "lora_dir", "max_lora_bytes", "max_loras_loaded"),
     ),
     "Ports and addresses": (
         *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),
         *("triton_grpc_port", "triton_grpc_public", "triton_grpc_host", "triton_metrics_port"),
     ),
     "Access and limits": (
-        *("cog_triton_api_key", "openai_api_key", "metrics_public", "max_request_bytes"),
+        *("cog_triton_api_key", "openai_api_key", "cog_triton_key_at_door", "metrics_public"),
+        "max_request_bytes",
         *("max_header_bytes", "max_json_depth", "max_json_values", "max_connections"),
         *("request_timeout", "idle_timeout", "max_messages", "max_stop_sequences"),
         *("max_stop_length", "max_sequences"),

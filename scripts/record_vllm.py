@@ -27,7 +27,7 @@ CLASSES = {
 }
 CALLS = [
     ("vllm/v1/engine/async_llm.py", "AsyncLLM", ["from_vllm_config", "generate", "add_request",
-                                                 "abort", "check_health", "shutdown"]),
+                                                 "add_lora", "abort", "check_health", "shutdown"]),
     ("vllm/v1/engine/output_processor.py", "RequestOutputCollector", ["__init__", "put", "get",
                                                                       "get_nowait"]),
     ("vllm/v1/engine/output_processor.py", "OutputProcessor",

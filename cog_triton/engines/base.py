@@ -18,13 +18,15 @@ from typing import Any, ClassVar, Protocol
 from typing_extensions import Self
 
 from cog_triton import errors
+from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.request_extras import encode_extras
 
-NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket"})
+NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket", REGISTRY})
 """Parameters of a rendered engine model that are no options of its engine."""
 
 
@@ -131,6 +133,8 @@ class EngineFamily(ABC):
         self.tokenizer_dir = tokenizer_dir or directory
         self.socket = f"cog-triton-{self.name}-{secrets.token_hex(8)}"
         """Where the engine process takes guests, in Linux's abstract namespace."""
+        self.registry: AdapterRegistry | None = None
+        """Where adapters are found by name, set before `render`; None without LoRA."""
 
     @classmethod
     @abstractmethod
@@ -182,6 +186,17 @@ class EngineFamily(ABC):
     def abilities(self) -> Abilities:
         """What requests may ask for beyond text; known after `render`."""
         return Abilities()
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """LoRA adapters that the engine directory names, as the serve config does."""
+        return {}
+
+    def lora_limits(self) -> LoRALimits:
+        """What LoRA adapters the engine takes; raises E1305 saying why it takes none."""
+        raise errors.EngineIncompatible(
+            f"{self.directory}: a {self.name} engine takes no LoRA adapters"
+        )
 
     @property
     def world_size(self) -> int:

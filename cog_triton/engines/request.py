@@ -23,6 +23,7 @@ class EngineRequest:
     such that are never generated. `guide` is the JSON Schema that the output follows, as text.
     With `return_log_probs`, `top_log_probs` likeliest tokens are told beside each token, and with
     `prompt_log_probs` those of the prompt's tokens, too.
+    `adapter` is the name of a LoRA adapter of the `AdapterRegistry`.
     """
 
     input_ids: Sequence[int]
@@ -32,6 +33,7 @@ class EngineRequest:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: str | None = None
+    adapter: str | None = None
     streaming: bool = True
     exclude_input_in_output: bool = False
     return_log_probs: bool = False

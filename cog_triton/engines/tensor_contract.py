@@ -68,9 +68,11 @@ FINISH_REASON = "finish_reason"
 Its absence means that Triton lost the end of a stream.
 """
 _GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+LORA_NAME = "lora_name"
+"""Input that names a LoRA adapter, of Python-backend engines that have any."""
 _WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
 SUPPORTED_INPUTS = frozenset(
-    {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths"}
+    {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths", LORA_NAME}
 )
 
 
@@ -91,6 +93,8 @@ def encode_request(request: EngineRequest) -> dict[str, Any]:
             values[name] = flatten_words(words).ravel().tolist()
     if request.guide is not None:
         values |= {_GUIDE_TYPE: "json_schema", _GUIDE: request.guide}
+    if request.adapter is not None:
+        values[LORA_NAME] = request.adapter
     return values
 
 
@@ -123,6 +127,7 @@ def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> EngineRequest:
         stop_words=_words("stop_words_list", tensors),
         bad_words=_words("bad_words_list", tensors),
         guide=_guide(tensors),
+        adapter=_text(LORA_NAME, tensors) if _is_given(LORA_NAME, tensors) else None,
         **{
             "streaming": False,
             **{name: scalar(name, tensors[name]) for name in _SCALARS if name in tensors},
@@ -144,6 +149,8 @@ def check_parameters(parameters: Iterable[str], known: list[str]) -> None:
     for name in parameters:
         if name in _HABITS or name.startswith("triton_"):
             continue
+        if name == LORA_NAME:
+            raise InvalidArgument(f"{LORA_NAME}: this server has no LoRA adapters")
         if hint := nearest(name, known):
             raise InvalidArgument(f"{name}: unknown input{hint}")
         log_once(_log, f"request parameter {printable(name[:80])!r} is unknown, and ignored")

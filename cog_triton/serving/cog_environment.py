@@ -50,6 +50,8 @@ def cog_environment(
         environment["COG_WEIGHTS"] = weights if "://" in weights else str(Path(weights).resolve())
     if settings.cog_triton_config:
         environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
+    if settings.lora_dir:
+        environment["LORA_DIR"] = str(settings.lora_dir.resolve())
     if settings.world_size:
         environment["WORLD_SIZE"] = str(settings.world_size)
     if settings.tritonserver:

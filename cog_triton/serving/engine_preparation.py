@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from cog_triton.engines.registry import open_engine
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
+from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
@@ -37,6 +40,7 @@ class PreparedEngine:
     repository: Path
     run_dir: Path
     world_size: int
+    adapters: AdapterStore | None = None
 
 
 async def prepare_engine(settings: Settings, weights: str | None = None) -> PreparedEngine:
@@ -59,8 +63,28 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
         run_dir = fresh_run_dir(settings.work_dir)
         _require_compatible(settings, family, config, run_dir)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
+        adapters = await asyncio.to_thread(_load_adapters, settings, family, config, run_dir)
         repository = render_repository(family, config, run_dir / "model_repo", word_limits)
-    return PreparedEngine(family, repository, run_dir, world_size)
+    return PreparedEngine(family, repository, run_dir, world_size, adapters)
+
+
+def _load_adapters(
+    settings: Settings, family: EngineFamily, config: ServeConfig, run_dir: Path
+) -> AdapterStore | None:
+    """Fetch and check the LoRA adapters, for `family` to render; None where there are to be none.
+
+    Raises E1304, E1305, E1306 or E1005 naming the adapter.
+    """
+    if not (family.adapters or config.adapters or settings.lora_dir):
+        return None
+    store = AdapterStore(settings, family.lora_limits(), run_dir)
+    token = os.environ.get("HF_TOKEN") or None
+    for name, source in family.adapters.items():
+        store.fetch(name, source, family.directory, token)
+    for name, source in config.adapters.items():
+        store.fetch(name, source, config.directory, token)
+    family.registry = store.registry
+    return store
 
 
 async def _engine_directory(settings: Settings, weights: str | None) -> Path:

@@ -24,6 +24,7 @@ from cog_triton.errors import (
     TritonUnavailable,
     TritonUnknownError,
 )
+from cog_triton.serving.adapter_use import AdapterUse
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generation import (
     GenerationRequest,
@@ -75,6 +76,7 @@ class TextGenerator:
         self.admission = admission or Admission(limits.max_batch_size)
         self.on_failure = on_failure
         self.observer = observer
+        self.adapter_use = AdapterUse()
 
     @property
     def max_seq_len(self) -> int:
@@ -124,16 +126,18 @@ class TextGenerator:
         inbox = ThreadInbox()
         return Stream(Generation(self, request, inbox, ticket), inbox)
 
-    def probe(self) -> None:
+    def probe(self, adapter: str | None = None) -> None:
         """Readiness probe: generate one token; raises the coded error if that fails.
 
-        It does not go through admission, which is closed until the engine is ready.
+        `adapter` is one to generate it with. The request does not go through admission, which is
+        closed until the engine is ready.
         """
         inbox = ThreadInbox()
         request = EngineRequest(
             input_ids=self.tokenizer.encode("a"),
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
+            adapter=adapter,
         )
         submission = self.transport.submit(request, {}, inbox.put)
         count = 0
@@ -165,6 +169,7 @@ class TextGenerator:
             top_log_probs=request.top_log_probs,
             prompt_log_probs=request.prompt_log_probs,
             guide=request.guide,
+            adapter=request.adapter,
         )
 
 
@@ -199,6 +204,7 @@ class Generation:
         self._decoder.started = time.perf_counter()
         if observer := self._generator.observer:
             observer.started(self.request)
+        self._generator.adapter_use.enter(self.request, self.result)
         try:
             self._generator.admission.enter(self.ticket, lambda: self._inbox.put(None))
             self.ticket.on_end(self._on_ticket_end)
@@ -269,6 +275,7 @@ class Generation:
         if self._submission is not None and not self._engine_ended:
             self._submission.cancel()
         self._generator.admission.leave(self.ticket)
+        self._generator.adapter_use.leave(self.result)
         self.result.duration = time.perf_counter() - self._decoder.started
         gone = isinstance(error, GeneratorExit | asyncio.CancelledError)
         self.result.cancelled = self.ticket.cancelled or gone

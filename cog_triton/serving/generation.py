@@ -46,7 +46,7 @@ class GenerationRequest:
 
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
     inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
-    are part of the text. `id` and `endpoint` are for logs.
+    are part of the text. `adapter` is the name of a LoRA adapter. `id` and `endpoint` are for logs.
     """
 
     input_ids: Sequence[int]
@@ -61,6 +61,7 @@ class GenerationRequest:
     prompt_log_probs: bool = False
     guide: str | None = None
     visible: Collection[str] = ()
+    adapter: str | None = None
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 

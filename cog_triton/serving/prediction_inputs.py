@@ -36,6 +36,7 @@ class PredictionInputs:
     max_new_tokens: int | None
     min_new_tokens: int | None
     messages: list[dict[str, Any]] | None
+    lora_name: str | None = None
 
     def sampling(self) -> SamplingParams:
         """Sampling parameters, with a random seed if none was given; raises E1005, E1101, E1102."""

@@ -157,6 +157,11 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             description="Chat instead of a prompt: objects with role (system, user, assistant) and"
             " content, put into the model's own chat template.",
         ),
+        lora_name: str | None = Input(
+            default=None,
+            description="LoRA adapter to generate with, by the name that the server gives it."
+            " Leave blank for the base model.",
+        ),
     ) -> ConcatenateIterator[str]:
         """Validate the inputs, and return the stream of text; awaits nothing."""
         return self.stream(
@@ -179,6 +184,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=min_new_tokens,
                 messages=messages,
+                lora_name=lora_name,
             )
         )
 
@@ -199,9 +205,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         def chunks() -> Generator[str, None, None]:
             """Tokenize and generate, on the prediction's own thread."""
             with self._reporting_rejections():
-                request = self._plan(
-                    self._render(inputs), sampling, inputs.stop_sequences, engine_inputs, notes
-                )
+                request = self._plan(self._render(inputs), sampling, inputs, engine_inputs, notes)
             stream = self._runtime.generator.stream(request, ticket)
             log_metrics = (
                 inputs.log_performance_metrics or self._runtime.settings.log_performance_metrics
@@ -234,11 +238,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         self,
         rendered: RenderedPrompt,
         sampling: SamplingParams,
-        stop_sequences: str | None,
+        inputs: PredictionInputs,
         engine_inputs: Mapping[str, Any],
         notes: Sequence[str],
     ) -> GenerationRequest:
         settings, runtime = self._runtime.settings, self._runtime
+        stop_sequences = inputs.stop_sequences
+        if inputs.lora_name:
+            runtime.require_adapter(inputs.lora_name)
         stops = parse_stop_sequences(
             settings.stop_sequences if stop_sequences is None else stop_sequences
         )
@@ -252,6 +259,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             notes=(*notes, *rendered.warnings),
             id=concurrent_streaming.prediction_id(),
             endpoint=_ENDPOINT,
+            adapter=inputs.lora_name or None,
             engine_inputs=dict(engine_inputs),
         )
 

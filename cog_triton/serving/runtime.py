@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily
-from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
+from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable, nearest
+from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import TextGenerator
@@ -31,8 +32,9 @@ _ABORT_GRACE_S = 2.0
 class Runtime:
     """A running engine: tokenizer, supervised Triton and `generator`.
 
-    For metrics: `admission` counts requests, `supervisor` has Triton's state and restarts,
-    `step_statistics` the step stream's counts if the engine has one.
+    `adapters` are its LoRA adapters, if it may have any. For metrics: `admission` counts requests,
+    `supervisor` has Triton's state and restarts, `step_statistics` the step stream's counts
+    if the engine has one.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Runtime:
         admission: Admission,
         on_failed: Callable[[], None],
         observer: Observer | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """`on_failed` is called on the supervisor's thread after it has given up."""
         self.settings = settings
         self.family = family
         self.tokenizer = tokenizer
         self.admission = admission
+        self.adapters = adapters
         client = TritonClient(settings.triton_url, settings.triton_timeout, family.classify_error)
         self.step_statistics: StepStatistics | None = None
         transport: TokenTransport
@@ -101,7 +105,16 @@ class Runtime:
             settings, repository, prepared.run_dir, prepared.world_size, family.secrets
         )
         admission = admission_for(settings, max_batch_size(repository))
-        runtime = cls(settings, family, tokenizer, server, admission, on_failed, observer)
+        runtime = cls(
+            settings,
+            family,
+            tokenizer,
+            server,
+            admission,
+            on_failed,
+            observer,
+            prepared.adapters,
+        )
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:
@@ -114,6 +127,14 @@ class Runtime:
     async def stop(self) -> None:
         """Stop Triton and close every connection."""
         await self.supervisor.stop()
+
+    def require_adapter(self, name: str) -> None:
+        """Raise E1005 with the nearest one unless there is a LoRA adapter of this name."""
+        known = self.adapters.adapters() if self.adapters else {}
+        if name not in known:
+            raise InvalidArgument(
+                f"lora_name={name[:80]!r}: no such adapter{nearest(name, list(known))}"
+            )
 
     def require_ready(self) -> None:
         """Raise E2105 while Triton is down or draining, and E2106 after the supervisor gave up."""

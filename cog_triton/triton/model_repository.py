@@ -9,8 +9,9 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from cog_triton.engines.adapter_registry import REGISTRY
 from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON
+from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
@@ -72,6 +73,8 @@ def render_repository(
             if family.backend == "python":
                 _render_python_engine(config, arguments.pop("decoupled_mode", True))
             model_py = family.render(config, arguments)
+            if family.registry is not None:
+                _render_adapters(family, config)
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:
@@ -100,6 +103,16 @@ def render_repository(
             shutil.copy(code, version)
         (target / model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
     return target
+
+
+def _render_adapters(family: EngineFamily, config: Any) -> None:
+    """Let requests of a Python engine name an adapter; a compiled backend has its own inputs."""
+    if family.backend == "python":
+        assert family.registry is not None
+        config.parameters[REGISTRY].string_value = str(family.registry.path)
+        config.input.add(
+            name=LORA_NAME, data_type=model_config_pb2.TYPE_STRING, dims=[1], optional=True
+        )
 
 
 def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from cog_triton.errors import InvalidPredictorConfig, nearest
 _log = logging.getLogger(__name__)
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+ADAPTERS = "lora_adapters"
+"""Key of the LoRA adapters beside the models."""
 # Models that one engine family adds to the repository.
 FAMILY_MODELS = ("vllm_model",)
 # Other keys in model configs of the original cog-triton, for its deployment tools: the environment
@@ -34,9 +36,14 @@ _DEFAULT = Path("config.yaml")
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Arguments by model name, unvalidated."""
+    """Arguments by model name, unvalidated, and LoRA adapters: sources by name.
+
+    Sources that are paths are relative to the config's `directory`.
+    """
 
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    directory: Path = Path()
 
     def arguments_of(self, model: str) -> Mapping[str, Any]:
         """The arguments of one model, empty when none were given."""
@@ -44,7 +51,8 @@ class ServeConfig:
 
     def with_overrides(self, model: str, arguments: Mapping[str, Any]) -> ServeConfig:
         """A copy with more arguments for `model`, which override those that it has."""
-        return ServeConfig({**self.arguments, model: {**self.arguments_of(model), **arguments}})
+        changed = {**self.arguments, model: {**self.arguments_of(model), **arguments}}
+        return replace(self, arguments=changed)
 
 
 def find_serve_config(path: Path | None) -> ServeConfig:
@@ -89,7 +97,8 @@ def load_serve_config(path: Path) -> ServeConfig:
                     _log.warning("%s: %s is not read: set %s", path, at, variable)
             where = f"{where}.{key}".lstrip(".")
             models = _mapping(models.get(key), path, where)
-    _require_known_keys(models, [*MODELS, *FAMILY_MODELS], path, where)
+    _require_known_keys(models, [*MODELS, *FAMILY_MODELS, ADAPTERS], path, where)
+    adapters = _adapters(models.pop(ADAPTERS, None), path, f"{where}.{ADAPTERS}".lstrip("."))
     arguments = {}
     for model, body in models.items():
         at = f"{where}.{model}".lstrip(".")
@@ -99,7 +108,18 @@ def load_serve_config(path: Path) -> ServeConfig:
         for key in arguments[model]:
             if not isinstance(key, str):
                 raise InvalidPredictorConfig(f"{path}: {at}.args: {key!r} is not a name")
-    return ServeConfig(arguments)
+    return ServeConfig(arguments, adapters, path.absolute().parent)
+
+
+def _adapters(value: Any, path: Path, where: str) -> dict[str, str]:
+    adapters = _mapping(value, path, where)
+    for name, source in adapters.items():
+        if not (isinstance(name, str) and isinstance(source, str) and source):
+            raise InvalidPredictorConfig(
+                f"{path}: {where}: {name!r}: {source!r}: must be the name of an adapter and its"
+                " path, URL or hub id"
+            )
+    return adapters
 
 
 def _mapping(value: Any, path: Path, where: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+from lora_adapters import adapter
 from stack import Stack, processes_of, text_of, wait_until
 from step_client import StepClient, private_port
 from vllm_engines import calls, double_environment, hugging_face, vllm_engine
@@ -59,7 +60,8 @@ class VLLMStack(Stack):
         engine.mkdir()
         arguments = {"model": "../weights", "max_model_len": 4096, "enable_lora": "true"}
         (engine / "model.json").write_text(json.dumps(arguments))
-        (engine / "multi_lora.json").write_text('{"doll": "org/doll"}')
+        adapter(directory / "doll")
+        (engine / "multi_lora.json").write_text('{"doll": "../doll"}')
         config = directory / "serve.yaml"
         config.write_text(serve_config)
         environment = double_environment(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from mock_requests import MODEL, expected_tokens, request
 
+from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_options import MockOptions
@@ -210,3 +211,21 @@ def test_rate_of_a_stream() -> None:
     assert MockOptions(tps=7).rate() == 7
     assert MockOptions(tps=7).rate(0) == 0
     assert MockOptions(tps=7, step_ms=10, tokens_per_response=2).rate(3) == 200
+
+
+def test_with_an_adapter_the_text_begins_as_many_tokens_later_as_its_rank_is(
+    tmp_path: Path,
+) -> None:
+    registry = AdapterRegistry(tmp_path / "registry.json")
+    registry.write([RegisteredAdapter("sql", 1, tmp_path, 2, "sql")])
+    for options in ({"tps": 0}, {"step_ms": 10.0}):
+        world = World(**options)
+        world.engine._registry = registry
+        plain, adapted = world.ask(max_tokens=9), world.ask(max_tokens=9, adapter="sql")
+        stopped = world.ask(max_tokens=9, adapter="sql", stop_words=((15, 16),))
+        world.run()
+        assert world.ids(plain) == expected_tokens(9)
+        assert world.ids(adapted) == expected_tokens(11)[2:]
+        assert world.ids(stopped) == [12, 13, 14]
+        with pytest.raises(InvalidArgument, match="lora_name='sqk': no such adapter; did you"):
+            world.ask(adapter="sqk")

@@ -184,3 +184,18 @@ def test_config_yaml_is_the_default_where_it_is_one_of_the_originals(
     named = tmp_path / "named.yaml"
     named.write_text("tensorrt_llm: {args: {b: 2}}")
     assert find_serve_config(named).arguments_of("tensorrt_llm") == {"b": 2}
+
+
+def test_adapters_are_named_beside_the_models(tmp_path: Path) -> None:
+    text = "lora_adapters: {sql: ./sql, poems: org/poems}\ntensorrt_llm: {args: {tps: 1}}"
+    loaded = load(tmp_path, text)
+    assert loaded.adapters == {"sql": "./sql", "poems": "org/poems"}
+    assert loaded.directory == tmp_path
+    changed = loaded.with_overrides("tensorrt_llm", {"tps": 2})
+    assert (changed.adapters, changed.directory) == (loaded.adapters, tmp_path)
+    assert load(tmp_path, "instantiate: {server: {lora_adapters: {a: b}}}").adapters == {"a": "b"}
+
+
+@pytest.mark.parametrize("value", ["[a]", "{1: a}", "{a: 1}", '{a: ""}', "{a: {path: b}}", "a"])
+def test_adapters_that_are_no_names_and_sources_are_refused(value: str, tmp_path: Path) -> None:
+    assert "lora_adapters" in refusal(tmp_path, f"lora_adapters: {value}")

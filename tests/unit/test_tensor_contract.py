@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.engines import tensor_contract
+from cog_triton.engines import request_extras, tensor_contract
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.paths import triton_model_repo
@@ -95,6 +95,7 @@ def test_a_request_survives_encoding_and_decoding(request: EngineRequest) -> Non
 def test_every_field_of_a_request_is_encoded() -> None:
     """A field that is added must be added here too: nothing may be dropped on the way."""
     names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling", "guide"}
+    names -= {"adapter", *request_extras._FIELDS}
     assert names - set(tensor_contract._WORDS.values()) == set(tensor_contract._SCALARS)
     assert {field.name for field in fields(SamplingParams)} == set(
         tensor_contract._SAMPLING.values()
@@ -102,7 +103,8 @@ def test_every_field_of_a_request_is_encoded() -> None:
 
 
 def test_the_contract_names_only_inputs_of_the_model() -> None:
-    assert tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys() <= INPUTS.keys()
+    known = tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys()
+    assert known - {tensor_contract.LORA_NAME} <= INPUTS.keys()
 
 
 def request(**values: Any) -> Tensors:
@@ -289,3 +291,19 @@ def test_any_words_tensor_is_decoded_or_refused(
         return
     assert all(words)
     assert sum(map(len, words)) <= length
+
+
+def test_adapters_are_named_and_refused_where_there_are_none() -> None:
+    values = tensor_contract.encode_request(
+        EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), adapter="sql")
+    )
+    assert values["lora_name"] == "sql"
+    tensors = {
+        "input_ids": np.array([[1]]),
+        "input_lengths": np.array([[1]]),
+        "request_output_len": np.array([[1]]),
+        "lora_name": np.array([[b"sql"]], dtype=object),
+    }
+    assert tensor_contract.decode_request(tensors).adapter == "sql"
+    with pytest.raises(InvalidArgument, match="lora_name: this server has no LoRA adapters"):
+        tensor_contract.check_parameters(["lora_name"], ["input_ids"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 
+from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.vllm import family, model_arguments, vllm_version
 from cog_triton.engines.vllm.family import VLLMFamily
@@ -290,15 +291,31 @@ def test_adapters_are_read_from_multi_lora_json(tmp_path: Path) -> None:
     assert read.loras == {"one": str(tmp_path / "adapters" / "one"), "two": "org/two"}
 
 
-@pytest.mark.parametrize("text", [None, "[]", '{"one": 1}', '{"one": ""}'])
-def test_a_missing_or_malformed_multi_lora_json_is_refused(
-    text: str | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '{"one": 1}', '{"one": ""}'])
+def test_a_malformed_multi_lora_json_is_refused(text: str, tmp_path: Path) -> None:
     vllm_engine(tmp_path, enable_lora=True)
-    if text is not None:
-        (tmp_path / "multi_lora.json").write_text(text)
+    assert read_model(tmp_path).loras == {}, "the serve config may name them"
+    (tmp_path / "multi_lora.json").write_text(text)
     with pytest.raises(EngineCorrupt, match=r"multi_lora\.json"):
         read_model(tmp_path)
+
+
+def test_adapters_are_checked_against_model_json_and_the_base_model(tmp_path: Path) -> None:
+    weights = hugging_face(tmp_path / "weights", hidden_size=16, num_hidden_layers=2)
+    engine = tmp_path / "engine"
+    engine.mkdir()
+
+    def limits(**arguments: Any) -> LoRALimits:
+        (engine / "model.json").write_text(json.dumps({"model": str(weights), **arguments}))
+        return VLLMFamily.open(engine).lora_limits()
+
+    with pytest.raises(EngineIncompatible, match=r"model\.json: has no .enable_lora.: true"):
+        limits()
+    assert limits(enable_lora=True) == LoRALimits(
+        max_rank=16, max_loras=1, hidden_size=16, layers=2
+    )
+    found = limits(enable_lora=True, max_lora_rank=32, max_loras=4, lora_target_modules=["q_proj"])
+    assert (found.max_rank, found.max_loras, found.modules) == (32, 4, {"q_proj"})
 
 
 def render(directory: Path, arguments: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:

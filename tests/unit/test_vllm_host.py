@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lora_adapters import adapter
 from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, double_environment, vllm_engine
 from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.backend.engine_client import EngineClient
+from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.vllm.host_messages import (
@@ -359,15 +361,67 @@ def test_structured_outputs_reach_vllm(host: Running) -> None:
     assert event.finish_reasons == ["stop"]
 
 
+def registered(directory: Path, *names: str, number: int = 1) -> list[RegisteredAdapter]:
+    return [
+        RegisteredAdapter(name, place, adapter(directory / f"{name}-{place}"), 4, name)
+        for place, name in enumerate(names, number)
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.usefixtures("environment")
-def test_adapters_are_selected_by_name(tmp_path: Path) -> None:
-    (tmp_path / "engine").mkdir()
-    (tmp_path / "engine" / "multi_lora.json").write_text('{"doll": "org/doll", "sheep": "x"}')
-    with running(tmp_path, enable_lora=True) as host:
+def test_adapters_are_selected_by_name(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DOUBLE_VERSION", version)
+    registry = AdapterRegistry(tmp_path / "registry.json")
+    registry.write(registered(tmp_path, "doll", "sheep"))
+    with running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True) as host:
+        at_start = [call["lora"] for call in host.calls("add_lora", 2)]
+        assert [(one["lora_name"], one["lora_int_id"]) for one in at_start] == [
+            ("doll", 1),
+            ("sheep", 2),
+        ]
         ask(host.engine, text("a", {"lora_name": "sheep"}))
         assert host.calls("add_request")[-1]["lora"] == "sheep"
+        assert token_ids(ask(host.engine, tokens(ABC, adapter="doll"))) == [*b"abcab"]
+        assert host.calls("add_request")[-1]["lora"] == "doll"
+        ask(host.engine, tokens(ABC))
+        assert host.calls("add_request")[-1]["lora"] is None
         words = "LoRA sql is not supported, we currently support ['doll', 'sheep']"
         assert words in failure(host.engine, text("a", {"lora_name": "sql"})).detail
+        assert words in failure(host.engine, tokens(ABC, adapter="sql")).detail
+
+
+@pytest.mark.usefixtures("environment")
+def test_adapters_come_and_go_while_the_host_runs(tmp_path: Path) -> None:
+    registry = AdapterRegistry(tmp_path / "registry.json")
+    registry.write(())
+    with running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True) as host:
+        assert "is not supported" in failure(host.engine, tokens(ABC, adapter="doll")).detail
+        registry.write(registered(tmp_path, "doll"))
+        for _ in range(3):
+            ask(host.engine, tokens(ABC, adapter="doll"))
+        assert len(host.calls("add_lora")) == 1, "it is loaded once"
+        bad = RegisteredAdapter("odd", 7, adapter(tmp_path / "odd", 13), 13, "odd#7")
+        registry.write([bad])
+        found = failure(host.engine, tokens(ABC, adapter="odd"))
+        assert isinstance(found, EngineIncompatible)
+        assert "vLLM does not load the adapter: " in found.detail
+        assert "LoRA rank 13 is odd" in found.detail
+        assert "is not supported" in failure(host.engine, tokens(ABC, adapter="doll")).detail
+        ask(host.engine, tokens(ABC))
+
+
+@pytest.mark.usefixtures("environment")
+def test_an_adapter_that_vllm_refuses_ends_the_start(tmp_path: Path) -> None:
+    registry = AdapterRegistry(tmp_path / "registry.json")
+    registry.write([RegisteredAdapter("odd", 1, adapter(tmp_path / "odd", 13), 13, "odd")])
+    with (
+        pytest.raises(EngineIncompatible, match="LoRA rank 13 is odd"),
+        running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("request_", [tokens(ABC, 99), text("abc", {"max_tokens": 99})])

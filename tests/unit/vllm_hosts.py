@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,11 @@ class Running:
 
 
 @contextmanager
-def running(tmp_path: Path, **arguments: Any) -> Iterator[Running]:
-    host = Running(vllm_engine(tmp_path / "engine", **arguments))
+def running(
+    tmp_path: Path, parameters: Mapping[str, str] | None = None, **arguments: Any
+) -> Iterator[Running]:
+    """`parameters` are the model's, `arguments` those of ``model.json``."""
+    host = Running(vllm_engine(tmp_path / "engine", **arguments), **(parameters or {}))
     try:
         yield host
     finally:

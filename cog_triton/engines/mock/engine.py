@@ -10,6 +10,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel, read_model
@@ -18,6 +19,7 @@ from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.mock.scheduler import Scheduler
 from cog_triton.engines.mock.step_clock import StepClock
 from cog_triton.engines.request import TokenEvent
+from cog_triton.errors import InvalidArgument
 
 _MIN_WAIT_S = 0.001
 """Shortest time between two timed wake-ups, so that many streams share one."""
@@ -34,7 +36,10 @@ class MockEngine:
         model: MockModel,
         options: MockOptions,
         clock: Callable[[], float] = time.monotonic,
+        registry: AdapterRegistry | None = None,
     ) -> None:
+        """`registry` has the adapters: with one of rank r the text begins r tokens later."""
+        self._registry = registry
         self.max_batch_size = options.max_batch_size
         self.waits_for_readers = options.is_flat_out
         kind = StepClock if options.step_ms else Scheduler
@@ -48,7 +53,9 @@ class MockEngine:
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Open the engine that a rendered model's parameters describe."""
         options = {name: value for name, value in parameters.items() if name not in NOT_OPTIONS}
-        return cls(read_model(Path(parameters["engine_dir"])), MockOptions.parse(options))
+        registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
+        model = read_model(Path(parameters["engine_dir"]))
+        return cls(model, MockOptions.parse(options), registry=registry)
 
     def wait_s(self) -> float | None:
         """See `StepEngine.wait_s`."""
@@ -62,8 +69,13 @@ class MockEngine:
 
     def submit(self, handle: int, request: MockRequest) -> None:
         """See `StepEngine.submit`; a `MockRequest`."""
+        start = 0
+        if request.adapter is not None:
+            if self._registry is None:
+                raise InvalidArgument("lora_name: this server has no LoRA adapters")
+            start = self._registry.find(request.adapter).rank
         if not self._hangs:
-            self._scheduler.submit(handle, request)
+            self._scheduler.submit(handle, request, start)
 
     def cancel(self, handle: int) -> None:
         """See `StepEngine.cancel`."""

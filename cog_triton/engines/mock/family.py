@@ -10,12 +10,14 @@ from typing import Any
 from google.protobuf import text_format
 from typing_extensions import Self
 
+from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import INPUTS
 
+MAX_LORA_RANK = 64
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.engine_process import EngineProcess
@@ -53,6 +55,10 @@ class MockFamily(EngineFamily):
                 pad_id=None,
             ),
         )
+
+    def lora_limits(self) -> LoRALimits:
+        """See `EngineFamily.lora_limits`."""
+        return LoRALimits(max_rank=MAX_LORA_RANK, max_loras=self.defaults.max_batch_size)
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`; arguments are the fields of `MockOptions`."""

@@ -13,11 +13,15 @@ from cog_triton.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class PlannedOutput:
-    """Output plan: `steps` tokens are generated, the first `tokens` of them sent."""
+    """Output plan: `steps` tokens are generated, the first `tokens` of them sent.
+
+    They are those of the passage from the place `start` on.
+    """
 
     steps: int
     tokens: int
     end: FinishReason | Injection
+    start: int = 0
 
 
 def plan_output(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> PlannedOutput:

@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel
@@ -60,7 +61,7 @@ class Stream:
         self.log_probs = request.return_log_probs
         self.top = request.top_log_probs
         self.prompt = request.input_ids if request.prompt_log_probs else None
-        self.plain = group == 1 and not self.log_probs
+        self.plain = group == 1 and not self.log_probs and not output.start
         self.sendable = min(output.tokens, output.steps)
         self.made = self.sent = 0
         self.live = True
@@ -116,11 +117,17 @@ class Scheduler:
         )
         return KVCacheStats(min(1.0, used / blocks), _BLOCK_SIZE, blocks)
 
-    def submit(self, handle: int, request: MockRequest) -> None:
-        """Add a request; raises E1002 or E1005 when it cannot be served."""
+    def submit(self, handle: int, request: MockRequest, start: int = 0) -> None:
+        """Add a request, whose text begins at the place `start` of the passage.
+
+        Raises E1002 or E1005 when it cannot be served.
+        """
         self._check(request)
-        output = plan_output(request, self._model.output_ids, request.end_ids(self._end_ids))
-        self._queued[handle] = request, output
+        passage = self._model.output_ids
+        start %= len(passage)
+        turned = passage[start:] + passage[:start] if start else passage
+        output = plan_output(request, turned, request.end_ids(self._end_ids))
+        self._queued[handle] = request, replace(output, start=start) if start else output
         self._admit()
 
     def cancel(self, handle: int) -> bool:
@@ -158,7 +165,8 @@ class Scheduler:
 
     def _events(self, stream: Stream) -> Iterator[tuple[int, TokenEvent]]:
         output = stream.output
-        ids = self._ids(stream.sent, min(stream.made, output.tokens))
+        start = output.start
+        ids = self._ids(start + stream.sent, start + min(stream.made, output.tokens))
         stream.sent += len(ids)
         log_probs = [0.0] * len(ids) if stream.log_probs else []
         others: list[int] = []

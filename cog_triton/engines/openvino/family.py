@@ -11,9 +11,15 @@ from typing import Any
 
 from typing_extensions import Self
 
+from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, nearest
+from cog_triton.errors import (
+    EngineCorrupt,
+    EngineIncompatible,
+    InvalidPredictorConfig,
+    nearest,
+)
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
@@ -139,6 +145,14 @@ class OpenVINOFamily(EngineFamily):
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; it tells no more than the log probability of a token."""
         return Abilities(guides={"json_schema"}, prompt_log_probs=True)
+
+    def lora_limits(self) -> LoRALimits:
+        """See `EngineFamily.lora_limits`."""
+        raise EngineIncompatible(
+            f"{self.directory}: an OpenVINO engine takes no LoRA adapters: its pipeline wants the"
+            ' same one for all requests of a batch ("LoRA adapters value must be the same for all'
+            ' requests"), and one for each request is what adapters are for'
+        )
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

@@ -19,7 +19,12 @@ from cog_triton.engines.vllm.model_arguments import refuse_unknown
 from cog_triton.engines.vllm.optional_packages import refuse_missing
 from cog_triton.engines.vllm.vllm_version import require_tested
 from cog_triton.engines.vllm.worker_limits import WorkerLimits
-from cog_triton.errors import CogTritonError, InvalidPredictorConfig, VLLMUnknownError
+from cog_triton.errors import (
+    CogTritonError,
+    EngineIncompatible,
+    InvalidPredictorConfig,
+    VLLMUnknownError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -103,14 +108,16 @@ class StepOutputs:
 
         processor.update_scheduler_stats = end_step
 
-    async def add_request(self, name: str, prompt: Any, params: Any, put: Put) -> bool:
+    async def add_request(
+        self, name: str, prompt: Any, params: Any, put: Put, lora: Any = None
+    ) -> bool:
         """Start a request; returns whether vLLM had made outputs before this returned.
 
         `put` gets each RequestOutput, or the exception that ends the request, and must not raise.
         It is called before the end of the step that made the output, or at any time for an
         exception, for an aborted request, and for those outputs that were made before.
         """
-        collector = await self._engine.add_request(name, prompt, params)
+        collector = await self._engine.add_request(name, prompt, params, lora_request=lora)
         try:
             early = collector.get_nowait()
         except Exception as error:  # noqa: BLE001 - what `put` is for
@@ -187,6 +194,22 @@ def lora_request(name: str, number: int, path: str) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
+
+
+async def add_lora(engine: Any, lora: Any) -> None:
+    """Load an adapter; raises E1305 with what vLLM says.
+
+    In a request, an adapter that cannot be loaded would end the engine, with all that it runs.
+    """
+    try:
+        await engine.add_lora(lora)
+    except Exception as error:
+        if engine.errored:
+            raise
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EngineIncompatible(
+            f"lora_name={lora.lora_name!r}: vLLM does not load the adapter: {reason[-1][:400]}"
+        ) from error
 
 
 def worker_limits(engine: Any) -> WorkerLimits:

@@ -14,6 +14,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.step_items import STEPS
@@ -38,8 +39,18 @@ _STATS_PERIOD_S = 0.1
 class VLLMHost:
     """vLLM host: serves one engine to every peer; run by `cog_triton.backend.engine_process`."""
 
-    def __init__(self, model: VLLMModel, socket: str, *, allow_untested: bool = False) -> None:
+    def __init__(
+        self,
+        model: VLLMModel,
+        socket: str,
+        *,
+        allow_untested: bool = False,
+        registry: AdapterRegistry | None = None,
+    ) -> None:
         self._model = model
+        self._registry = registry
+        self._loras: dict[int, Any] = {}
+        self._loading = asyncio.Lock()
         self._allow_untested = allow_untested
         self._socket = socket
         self._metrics = MetricsBuffer()
@@ -58,17 +69,17 @@ class VLLMHost:
             self._steps = engine_api.StepOutputs(self._engine, self._order.flush)
         except VLLMUnknownError as error:
             _log.warning("%s", error)
-        self._loras = {
-            name: engine_api.lora_request(name, number, path)
-            for number, (name, path) in enumerate(model.loras.items(), 1)
-        }
+        if registry is not None:
+            for name in registry.adapters():
+                self._loop.run_until_complete(self._lora(name))
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Load the engine that a rendered model's parameters describe."""
         model = read_model(Path(parameters["engine_dir"]), installed_version())
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
-        return cls(model, parameters["socket"], allow_untested=untested)
+        registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
+        return cls(model, parameters["socket"], allow_untested=untested, registry=registry)
 
     def serve(self, connection: Connection) -> None:
         """Serve `connection`, and all who connect to the socket, until it asks to stop.
@@ -187,21 +198,22 @@ class VLLMHost:
             bad_words=request.bad_words,
         )
         self._limits.check(params, request.bad_words)
+        lora = await self._lora(request.adapter)
         prompt = {"type": "token", "prompt_token_ids": list(request.input_ids)}
         if self._steps is None:
-            await _iterate(run, self._engine.generate(prompt, params, run.name))
+            await _iterate(run, self._engine.generate(prompt, params, run.name, lora_request=lora))
             return
 
         def put(output: Any) -> None:
             if run.put(output):
                 self._abort(run.name)
 
-        if await self._steps.add_request(run.name, prompt, params, put):
+        if await self._steps.add_request(run.name, prompt, params, put, lora):
             self._order.flush_soon()
 
     async def _run_text(self, run: RunningRequest, request: TextRequest) -> None:
         values = dict(request.sampling)
-        lora = self._lora(values.pop(LORA_NAME, None))
+        lora = await self._lora(values.pop(LORA_NAME, None))
         if request.return_cumulative_logprob and values.get("logprobs") is None:
             values["logprobs"] = 0
         params = engine_api.sampling_params(values, stream=request.stream)
@@ -216,17 +228,27 @@ class VLLMHost:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    def _lora(self, name: str | None) -> Any:
+    async def _lora(self, name: str | None) -> Any:
+        """The LoRARequest of an adapter, which vLLM has loaded once; raises E1005 and E1305."""
         if name is None:
             return None
-        if not self._model.arguments.get("enable_lora"):
+        if self._registry is None:
             raise InvalidArgument(f"{LORA_NAME}={name!r}: LoRA feature is not enabled.")
-        if name not in self._loras:
+        known = self._registry.adapters()
+        if name not in known:
             raise InvalidArgument(
-                f"{LORA_NAME}: LoRA {name} is not supported, we currently support"
-                f" {list(self._loras)}"
+                f"{LORA_NAME}: LoRA {name} is not supported, we currently support {list(known)}"
             )
-        return self._loras[name]
+        adapter = known[name]
+        if adapter.number not in self._loras:
+            async with self._loading:  # one waits for another that loads it
+                if adapter.number not in self._loras:
+                    made = engine_api.lora_request(
+                        adapter.engine_name, adapter.number, str(adapter.directory)
+                    )
+                    await engine_api.add_lora(self._engine, made)
+                    self._loras[adapter.number] = made
+        return self._loras[adapter.number]
 
     async def _send_stats(self, owner: Peer) -> None:
         """Tell the owner of the KV cache whenever that has changed, if vLLM tells us."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.vllm.argument_types import types_of
@@ -19,13 +20,15 @@ from cog_triton.engines.vllm.vllm_version import (
     installed_version,
     require_tested,
 )
-from cog_triton.errors import InvalidPredictorConfig, nearest
+from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
 from cog_triton.system.secret_variables import HUB_TOKENS
 
 _log = logging.getLogger(__name__)
 
 TEXT_MODEL = "vllm_model"
 _MAX_LOGPROBS = 20
+# vllm/config/lora.py of 0.26 and 0.33.
+DEFAULT_MAX_LORA_RANK = 16
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.engine_process import EngineProcess
@@ -60,6 +63,28 @@ class VLLMFamily(EngineFamily):
         super().__init__(directory, limits, model.tokenizer_dir)
         self._model = model
         self._version: str | None = None
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """See `EngineFamily.adapters`: those of ``multi_lora.json``."""
+        return self._model.loras
+
+    def lora_limits(self) -> LoRALimits:
+        """See `EngineFamily.lora_limits`; what model.json says, with vLLM's defaults."""
+        arguments = self._model.arguments
+        if not arguments.get("enable_lora"):
+            raise EngineIncompatible(
+                f'{self.directory / MODEL_FILE}: has no "enable_lora": true, so vLLM takes no LoRA'
+                " adapters"
+            )
+        modules = arguments.get("lora_target_modules")
+        return LoRALimits(
+            max_rank=int(arguments.get("max_lora_rank") or DEFAULT_MAX_LORA_RANK),
+            max_loras=int(arguments.get("max_loras") or 1),
+            modules=frozenset(modules) if modules else None,
+            hidden_size=self._model.hidden_size,
+            layers=self._model.layers,
+        )
 
     @property
     def abilities(self) -> Abilities:

@@ -90,9 +90,12 @@ def _checked_by(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
 
 
 def read_loras(directory: Path) -> dict[str, str]:
-    """``multi_lora.json``: the path of each LoRA adapter by name; raises E1306."""
+    """``multi_lora.json``: where each LoRA adapter is, by name; raises E1306.
+
+    The serve config names adapters, too, so there may be no such file.
+    """
     path = directory / LORA_FILE
-    loras = read_object(path)
+    loras = read_object(path) if path.exists() else {}
     for name, place in loras.items():
         if not isinstance(place, str) or not place:
             raise EngineCorrupt(f"{path}: {name}={place!r}: must be the path of an adapter")

@@ -44,6 +44,8 @@ class VLLMModel:
     loras: Mapping[str, str]
     tokenizer_dir: Path
     max_model_len: int
+    hidden_size: int | None = None
+    layers: int | None = None
 
     @property
     def max_num_seqs(self) -> int:
@@ -86,7 +88,15 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
             " memory, but requests are checked before the engine has loaded"
         )
     loras = read_loras(directory) if arguments.get("enable_lora") else {}
-    return VLLMModel(arguments, loras, tokenizer_dir, length)
+    config = _text_config(files)
+    return VLLMModel(
+        arguments,
+        loras,
+        tokenizer_dir,
+        length,
+        _whole_number(config, "hidden_size", "n_embd"),
+        _whole_number(config, "num_hidden_layers", "n_layer"),
+    )
 
 
 def _local(directory: Path, name: str) -> Path | None:
@@ -130,12 +140,22 @@ def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any
     return Path(found)
 
 
-def _derived_length(model: Path) -> int:
-    """The model's sequence length without RoPE scaling, derived as vLLM does."""
+def _text_config(model: Path) -> dict[str, Any]:
+    """config.json of a model, with the part for text at its top."""
     config = read_object(model / "config.json")
     for section in ("text_config", "llm_config", "language_config"):
         if isinstance(config.get(section), dict):
             config = {**config, **config[section]}
+    return config
+
+
+def _whole_number(config: Mapping[str, Any], *names: str) -> int | None:
+    return next((config[name] for name in names if type(config.get(name)) is int), None)
+
+
+def _derived_length(model: Path) -> int:
+    """The model's sequence length without RoPE scaling, derived as vLLM does."""
+    config = _text_config(model)
     lengths = [config[key] for key in _LENGTH_KEYS if type(config.get(key)) is int]
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):

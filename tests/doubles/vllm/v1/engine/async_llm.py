@@ -259,6 +259,17 @@ class AsyncLLM:
         aborted = self.output_processor.abort_requests(names, internal)
         await self.engine_core.abort_requests_async(aborted)
 
+    async def add_lora(self, lora_request: Any) -> bool:
+        """In vLLM a call of each worker, which reads the adapter's files."""
+        path = Path(lora_request.lora_path)
+        self._write("add_lora", {"lora": vars(lora_request)})
+        held = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+        if held != ["adapter_config.json", "adapter_model.safetensors"]:
+            raise Exception(f"Call to add_lora method failed: No adapter found for {path}")
+        if json.loads((path / held[0]).read_text())["r"] == 13:
+            raise Exception("Call to add_lora method failed: LoRA rank 13 is odd")
+        return True
+
     async def check_health(self) -> None:
         if self.errored:
             raise EngineDeadError

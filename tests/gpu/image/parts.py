@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 SITE = "opt/cog-triton/lib/python3.12/site-packages"
 _LARGE = 1_000_000
 # As nix/wheel-part.nix compiles: what it wrote is compared, byte by byte.
@@ -32,11 +31,7 @@ class Maker:
         plain = [{"name": part["name"]} for part in table["parts"]]
         whole: dict[str, Any] = {**{key: [] for key in table}, "parts": plain}
         self._tables["peer"].write_text(json.dumps(whole), "utf-8")
-        # The repository's own files may change while this runs.
         self._source = root / "source"
-        shutil.rmtree(self._source, ignore_errors=True)
-        for name in ("nix", "cog_triton"):
-            shutil.copytree(REPOSITORY / name, self._source / name)
         self.python = image_python(root / "made" / "base")
         self._threads = ThreadPoolExecutor(8)
         # What the pruner imports is in the layers that were carried, which come first.

@@ -22,7 +22,8 @@ import driver_files
 import installed_files
 from receive import Kit
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).resolve().parent
+_REPOSITORY = _HERE.parents[2]
 
 
 def probe(kit: Kit) -> dict[str, Any]:
@@ -75,6 +76,9 @@ def main() -> int:
         print(f"DAMAGED, carry it again: {name}")
     if not (root / "probe.json").is_file():
         shutil.copy(options.carried / "held.json", kit.directory)
+        # Between two calls the repository here may be sent again, while parts are being made.
+        for name in ("nix", "cog_triton"):
+            shutil.copytree(_REPOSITORY / name, root / "source" / name, dirs_exist_ok=True)
         found = json.dumps(probe(kit), indent=1)
         (root / "probe.json").write_text(found, "utf-8")
         print(found)

@@ -12,6 +12,7 @@ from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.door.refusals import openai_refusal
 
 _HEALTH = "/health"
+_KEY_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _METRICS = ("/metrics", "/metrics/triton")
 
 
@@ -39,6 +40,10 @@ class OpenAIGate(PrivateGate):
     async def _decide(self, request: Request) -> Forward | Answer:
         if not (request.method in ("GET", "HEAD") and request.path in self._open):
             self._access.check(request)
+        if request.path in _KEY_ONLY and self._access.api_key is None:
+            raise errors.Unauthorized(
+                "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
+            )
         await self._require_bounded(request.body)
         return self._forward(request)
 

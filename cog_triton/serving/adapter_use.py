@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Set
 
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 
-
-class AdapterCounts(NamedTuple):
-    """Requests by adapter: those that the engine has, and those that wait for their turn."""
-
-    running: dict[str, int]
-    waiting: dict[str, int]
+OnChange = Callable[[Set[str], Set[str]], None]
 
 
 class AdapterUse:
@@ -19,20 +15,33 @@ class AdapterUse:
 
     def __init__(self) -> None:
         self._requests: dict[int, tuple[str, GenerationResult]] = {}
+        self._lock = threading.Lock()
+        self.on_change: OnChange = lambda running, waiting: None
+        """Called with the adapters of running and of waiting requests, on any thread."""
 
     def enter(self, request: GenerationRequest, result: GenerationResult) -> None:
-        """A request arrived; `result` tells when it is admitted."""
+        """A request arrived, and waits until `admitted`."""
         if request.adapter is not None:
-            self._requests[id(result)] = request.adapter, result
+            with self._lock:
+                self._requests[id(result)] = request.adapter, result
+                self._report()
+
+    def admitted(self, result: GenerationResult) -> None:
+        """A request got its turn: `result` has its queue time."""
+        if id(result) in self._requests:
+            with self._lock:
+                self._report()
 
     def leave(self, result: GenerationResult) -> None:
         """A request ended."""
-        self._requests.pop(id(result), None)
+        if id(result) in self._requests:
+            with self._lock:
+                del self._requests[id(result)]
+                self._report()
 
-    def counts(self) -> AdapterCounts:
-        """The counts now."""
-        counts = AdapterCounts({}, {})
-        for name, result in tuple(self._requests.values()):
-            group = counts.waiting if result.queue_time is None else counts.running
-            group[name] = group.get(name, 0) + 1
-        return counts
+    def _report(self) -> None:
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for name, result in self._requests.values():
+            (waiting if result.queue_time is None else running).add(name)
+        self.on_change(running, waiting)

@@ -254,6 +254,7 @@ class Generation:
         if self._submission or self.ticket.queue_time is None or self.ticket.ended:
             return
         self.result.queue_time = self.ticket.queue_time
+        self._generator.adapter_use.admitted(self.result)
         generator, request = self._generator, self.request
         try:
             self._submission = generator.transport.submit(

@@ -26,11 +26,14 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import CogTritonError, TritonUnknownError
+from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
+from cog_triton.serving.openai.adapter_routes import AdapterRoutes
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.routes import OpenAIRoutes
+from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.uvicorn_server import HTTPServer
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
@@ -103,6 +106,7 @@ def api(
     guides: bool = False,
     abilities: Abilities | None = None,
     transport: TokenTransport | None = None,
+    adapters: AdapterStore | None = None,
     tokenizer: EngineTokenizer = TOKENIZER,
     **options: Any,
 ) -> Iterator[Served]:
@@ -120,14 +124,18 @@ def api(
         generator = TextGenerator(
             settings, limits, tokenizer, transport, to_error, admission, observer=metrics
         )
+        generator.adapter_use.on_change = lambda *names: metrics.lora_requests.set(2, *names)
         listening = bind("OPENAI_PORT", "127.0.0.1", 0, 64)
         served = Served(
             f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, admission
         )
         served.ended = metrics.generations
         key = settings.openai_api_key
+        models = ServedModels("small", adapters)
+        routes = OpenAIRoutes(settings, tokenizer, generator, models, abilities)
+        loading = AdapterRoutes(settings, generator, "small", adapters)
         app = create_app(
-            OpenAIRoutes(settings, tokenizer, generator, "small", abilities).routes(),
+            [*routes.routes(), *loading.routes()],
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

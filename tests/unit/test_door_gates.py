@@ -457,3 +457,15 @@ def test_depth_is_bounded_on_every_port(gate: Any) -> None:
     path = "/predictions" if isinstance(gate, CogGate) else "/v1/completions"
     assert status(gate, "POST", path, b"[" * 200_000) == 400
     assert status(gate, "POST", path, b'{"prompt":"' + b"[{" * 500 + b'"}') == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_adapters_are_changed_with_a_key_alone(path: str) -> None:
+    without = OpenAIGate(1, Access(None, loopback=True), LIMITS, BODIES, metrics_public=False)
+    local = (b"content-type", b"application/json")
+    answer = decided(without, "POST", path, b"{}", local)
+    assert isinstance(answer, Answer)
+    assert (answer.status, b"COG_TRITON_API_KEY is set" in answer.body) == (401, True)
+    locked = OpenAIGate(1, LOCKED, LIMITS, BODIES, metrics_public=False)
+    assert status(locked, "POST", path, b"{}") == 401
+    assert status(locked, "POST", path, b"{}", *KEY) == 200

@@ -48,6 +48,8 @@ def error_body(error: CogTritonError, status: int | None = None) -> dict[str, An
     """OpenAI's error object; the message starts with our code, and ends with OpenAI's if any."""
     status = status or status_of(error)
     openai_code = _OPENAI_CODES.get(type(error))
+    if _names_model(error):
+        openai_code = "model_not_found"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {
@@ -80,8 +82,14 @@ def json_response(
     return Response(text, status, headers, media_type="application/json")
 
 
+def _names_model(error: CogTritonError) -> bool:
+    return isinstance(error, errors.NotFound) and error.detail.startswith("model=")
+
+
 def _param(error: CogTritonError) -> str | None:
     """The name of the field at fault, which our messages begin with."""
+    if _names_model(error):
+        return "model"
     if not isinstance(error, errors.InvalidArgument | errors.BadMessages):
         return None
     name = error.detail.partition(":")[0].partition("=")[0].partition("[")[0].partition(".")[0]

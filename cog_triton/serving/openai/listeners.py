@@ -13,10 +13,12 @@ from cog_triton import __version__
 from cog_triton.artifact import engine_manifest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.adapter_routes import AdapterRoutes
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
+from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.uvicorn_server import BACKLOG, HTTPServer
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
@@ -52,21 +54,24 @@ class HTTPListeners:
     def serve_runtime(self, runtime: Runtime) -> None:
         """Replace the 503 responses by the API and metrics of `runtime`."""
         self._register_gauges(runtime)
-        for name, app in self._apps.items():
+        for port, app in self._apps.items():
             routes = [
                 Route("/metrics", self._own_metrics, methods=["GET"]),
                 Route("/metrics/triton", self._triton_metrics, methods=["GET"]),
             ]
-            if name == "OPENAI_PORT":
+            if port == "OPENAI_PORT":
+                name, generator = model_name(runtime), runtime.generator
                 api = OpenAIRoutes(
                     self._settings,
                     runtime.tokenizer,
-                    runtime.generator,
-                    model_name(runtime),
+                    generator,
+                    ServedModels(name, runtime.adapters),
                     runtime.family.abilities,
                 )
+                adapters = AdapterRoutes(self._settings, generator, name, runtime.adapters)
                 routes += [
                     *api.routes(),
+                    *adapters.routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),
                     Route("/version", _version, methods=["GET"]),
                 ]
@@ -99,6 +104,11 @@ class HTTPListeners:
                 self._triton.kv_cache,
             )
         )
+        if runtime.adapters is not None:
+            most, lora_requests = runtime.adapters.limits.max_loras, metrics.lora_requests
+            use = runtime.generator.adapter_use
+            use.on_change = lambda running, waiting: lora_requests.set(most, running, waiting)
+            lora_requests.set(most, (), ())
         metrics.register_gauge("ready", "1 while requests are served", lambda: _is_ready(runtime))
         metrics.register_counter(
             "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts

@@ -21,9 +21,12 @@ _json_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enco
 _TEXT = "\0text of a chunk\0"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Envelope:
-    """What all objects of one response have around their choices; the same id and time."""
+    """What all objects of one response have around their choices; the same id and time.
+
+    `model` is the base model, or the adapter that the request turns out to name.
+    """
 
     endpoint: str
     prefix: str
@@ -34,8 +37,8 @@ class Envelope:
     created: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", f"{self.prefix}-{uuid.uuid4().hex}")
-        object.__setattr__(self, "created", int(time.time()))
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
 
     @classmethod
     def of_chat(cls, model: str) -> Envelope:

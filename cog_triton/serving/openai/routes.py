@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from cog_triton import errors
 from cog_triton.engines.abilities import Abilities
-from cog_triton.errors import InvalidArgument, NotFound
+from cog_triton.errors import InvalidArgument
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.ability_checks import check_abilities
@@ -36,6 +36,7 @@ from cog_triton.serving.openai.sequences import (
     check_count,
     plan_sequences,
 )
+from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
@@ -55,21 +56,21 @@ class Prompts(NamedTuple):
 
 
 class OpenAIRoutes:
-    """The API's endpoints over a `TextGenerator`, for one `model` name."""
+    """The API's endpoints over a `TextGenerator`, for one model and its adapters."""
 
     def __init__(
         self,
         settings: Settings,
         tokenizer: EngineTokenizer,
         generator: TextGenerator,
-        model: str,
+        models: ServedModels,
         abilities: Abilities,
     ) -> None:
         self._settings = settings
         self._stop_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         self._tokenizer = tokenizer
         self._generator = generator
-        self._model = model
+        self._models = models
         self._planner = ChatPlanner(settings, tokenizer, guides="json_schema" in abilities.guides)
         self._abilities = abilities
         self._token_text = TokenText(tokenizer)
@@ -79,21 +80,22 @@ class OpenAIRoutes:
     def routes(self) -> list[Route]:
         """The routes for the application."""
         return [
-            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models", self._list, methods=["GET"]),
             Route("/v1/models/{model:path}", self._one_model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
 
-    async def _models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._description()]})
+    async def _list(self, request: Request) -> Response:
+        objects = self._models.objects(self._description())
+        return json_response({"object": "list", "data": objects})
 
     async def _one_model(self, request: Request) -> Response:
-        self._require_model(request.path_params["model"])
-        return json_response(self._description())
+        adapter = self._models.adapter(request.path_params["model"])
+        return json_response(self._models.object(self._description(), adapter))
 
     async def _chat(self, request: Request) -> Response:
-        envelope = Envelope.of_chat(self._model)
+        envelope = Envelope.of_chat(self._models.base)
 
         def prompts(chat: ChatRequest) -> Prompts:
             plan = self._planner.plan(chat)
@@ -111,7 +113,7 @@ class OpenAIRoutes:
         return await self._answer(request, ChatRequest, prompts, envelope)
 
     async def _complete(self, request: Request) -> Response:
-        envelope = Envelope.of_completion(self._model)
+        envelope = Envelope.of_completion(self._models.base)
 
         def prompts(completion: CompletionRequest) -> Prompts:
             def builder(index: int) -> ChoiceBuilder:
@@ -173,7 +175,8 @@ class OpenAIRoutes:
         self._generator.check_length(longest_id_list(body))
         request = parse(kind, body)
         del body
-        self._require_model(request.model)
+        adapter = self._models.adapter(request.model)
+        envelope.model = request.model
         self._check_count(request)
         check_abilities(request, self._abilities)
         stops = request.stops()
@@ -192,6 +195,7 @@ class OpenAIRoutes:
                 return_log_probs=request.log_probs or made > shown,
                 top_log_probs=request.top_log_probs,
                 prompt_log_probs=request.prompt_log_probs,
+                adapter=adapter,
                 id=envelope.id,
                 endpoint=envelope.endpoint,
                 **prompts.fields,
@@ -229,13 +233,9 @@ class OpenAIRoutes:
                 )
         return prompt
 
-    def _require_model(self, model: str) -> None:
-        if model != self._model:
-            raise NotFound(f"model={model[:80]!r}: not served here; the model is {self._model!r}")
-
     def _description(self) -> Object:
         return {
-            "id": self._model,
+            "id": self._models.base,
             "object": "model",
             "created": self._created,
             "owned_by": "cog-triton",

@@ -1,0 +1,200 @@
+"""LoRA adapters in the OpenAI API: selected by `model`, listed, loaded and unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from engine_transport import EngineTransport
+from lora_adapters import adapter
+from mock_requests import MODEL
+from openai_server import THREE, TOKENIZER, USER, Served, api, wait
+
+from cog_triton.artifact.lora_adapter import LoRALimits
+from cog_triton.engines.mock.engine import MockEngine
+from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.errors import InvalidArgument
+from cog_triton.serving.adapter_store import AdapterStore
+from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.settings import load_settings
+
+KEY = {"Authorization": "Bearer k"}
+
+
+@contextmanager
+def served(
+    tmp_path: Path, names: tuple[str, ...] = ("sql",), tps: float = 0, **options: Any
+) -> Iterator[Served]:
+    """The API over a mock engine; adapters have the ranks 2, 3, ..."""
+    (tmp_path / "run").mkdir()
+    options.setdefault("lora_dir", tmp_path / "adapters")
+    settings = load_settings(cog_triton_work_dir=tmp_path, **options)
+    store = AdapterStore(settings, LoRALimits(max_rank=8, max_loras=2), tmp_path / "run")
+    for rank, name in enumerate(names, 2):
+        store.load(name, adapter(tmp_path / "adapters" / name, rank))
+    model = replace(MODEL, vocab_size=TOKENIZER.vocab_size)
+    engine = MockEngine(model, MockOptions(tps=tps), registry=store.registry)
+    transport = EngineTransport(engine)
+    with api(THREE, transport=transport, adapters=store, **options) as running:
+        yield running
+
+
+def text(running: Served, model: str, **values: Any) -> str:
+    answer = running.client(api_key="k").completions.create(
+        model=model, prompt="Hi", max_tokens=5, **values
+    )
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+def test_model_selects_the_base_model_or_an_adapter(tmp_path: Path) -> None:
+    with served(tmp_path, ("sql", "poems")) as running:
+        base, sql, poems = (text(running, name) for name in ("small", "sql", "poems"))
+        assert base[2:] == sql[:3]
+        assert base[3:] == poems[:2]
+        client = running.client()
+        chunks = list(
+            client.chat.completions.create(model="sql", messages=USER, max_tokens=5, stream=True)
+        )
+        assert {chunk.model for chunk in chunks} == {"sql"}
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == sql
+        assert [request.adapter for request, *_ in running.ended][:3] == [None, "sql", "poems"]
+
+
+def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> None:
+    with served(tmp_path, ("sql", "poems")) as running:
+        with pytest.raises(openai.NotFoundError) as caught:
+            text(running, "poem")
+        body: Any = caught.value.body
+        assert (body["code"], body["param"]) == ("E1009", "model")
+        for part in ("'small'", "'sql', 'poems'", "did you mean 'poems'?", "(model_not_found)"):
+            assert part in body["message"]
+
+
+def test_adapters_are_listed_with_their_parent(tmp_path: Path) -> None:
+    with served(tmp_path, ("sql", "org/poems")) as running:
+        models = running.client().models
+        listed = [(model.id, getattr(model, "parent", None)) for model in models.list().data]
+        assert listed == [("small", None), ("sql", "small"), ("org/poems", "small")]
+        assert models.retrieve("org/poems").parent == "small"  # type: ignore[attr-defined]
+
+
+def test_adapters_are_loaded_and_unloaded_with_a_key(tmp_path: Path) -> None:
+    with served(tmp_path, (), openai_api_key="k") as running:
+        adapter(tmp_path / "adapters" / "new", 4)
+        body = {"lora_name": "new", "lora_path": "new"}
+        assert running.post("/v1/load_lora_adapter", body).status_code == 401
+        loaded = running.post("/v1/load_lora_adapter", body, headers=KEY)
+        assert (loaded.status_code, loaded.text) == (
+            200,
+            "Success: LoRA adapter 'new' added successfully.",
+        )
+        assert text(running, "new")[:1] == text(running, "small")[4:]
+        again = running.post("/v1/load_lora_adapter", body, headers=KEY)
+        assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
+        in_place = {**body, "load_inplace": True}
+        assert running.post("/v1/load_lora_adapter", in_place, headers=KEY).status_code == 200
+        gone = running.post("/v1/unload_lora_adapter", {"lora_name": "new"}, headers=KEY)
+        assert gone.text == "Success: LoRA adapter 'new' removed successfully."
+        with pytest.raises(openai.NotFoundError):
+            text(running, "new")
+        gone = running.post("/v1/unload_lora_adapter", {"lora_name": "new"}, headers=KEY)
+        assert gone.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"lora_name": "x"}, 400, "lora_path: Field required"),
+        ({"lora_path": "a"}, 400, "lora_name: Field required"),
+        ({"lora_name": "x", "lora_path": "../a"}, 400, "no such directory below LORA_DIR"),
+        ({"lora_name": "x", "lora_path": "/etc"}, 400, "no such directory below LORA_DIR"),
+        ({"lora_name": "x", "lora_path": "a", "hub": 1}, 400, "hub: Extra inputs"),
+        ({"lora_name": "x", "lora_path": ["a"]}, 400, "lora_path"),
+        ({"lora_name": "small", "lora_path": "a"}, 400, "is the name of the base model"),
+        ({"lora_name": "a b", "lora_path": "a"}, 400, "must begin with a letter"),
+        ({"lora_name": "x", "lora_path": "a", "is_3d_lora_weight": True}, 400, "is_3d_lora"),
+        ({"lora_name": "x", "lora_path": "large"}, 400, "rank 9; the engine takes at most 8"),
+        ([], 400, "the body"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(
+    body: Any, status: int, words: str, tmp_path: Path
+) -> None:
+    adapter(tmp_path / "a")
+    adapter(tmp_path / "adapters" / "a")
+    adapter(tmp_path / "adapters" / "large", 9)
+    with served(tmp_path, (), openai_api_key="k") as running:
+        answer = running.post("/v1/load_lora_adapter", body, headers=KEY)
+        assert answer.status_code == status
+        assert words in answer.json()["error"]["message"]
+        assert str(tmp_path / "run") not in answer.text
+
+
+def test_what_the_engine_refuses_is_not_served(tmp_path: Path) -> None:
+    with served(tmp_path, ("sql",), openai_api_key="k") as running:
+        before = text(running, "sql")
+        adapter(tmp_path / "adapters" / "new", 4)
+        with pytest.MonkeyPatch.context() as patch:
+
+            def refuse(self: MockEngine, handle: int, request: Any, start: int = 0) -> None:
+                raise InvalidArgument("cannot be loaded")
+
+            patch.setattr(MockEngine, "submit", refuse)
+            for name in ("new", "sql"):
+                body = {"lora_name": name, "lora_path": "new", "load_inplace": True}
+                answer = running.post("/v1/load_lora_adapter", body, headers=KEY)
+                assert (answer.status_code, "cannot be loaded" in answer.text) == (400, True)
+        assert [model.id for model in running.client(api_key="k").models.list().data] == [
+            "small",
+            "sql",
+        ]
+        assert text(running, "sql") == before
+
+
+def test_without_a_key_or_a_directory_nothing_is_loaded(tmp_path: Path) -> None:
+    adapter(tmp_path / "adapters" / "a")
+    body = {"lora_name": "x", "lora_path": "a"}
+    (tmp_path / "one").mkdir()
+    with served(tmp_path, ()) as running:
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            answer = running.post(path, body)
+            assert (answer.status_code, "COG_TRITON_API_KEY" in answer.text) == (401, True)
+    with served(tmp_path / "one", (), lora_dir=None, openai_api_key="k") as running:
+        answer = running.post("/v1/load_lora_adapter", body, headers=KEY)
+        assert (answer.status_code, "LORA_DIR" in answer.text) == (404, True)
+
+
+def test_an_adapter_may_not_have_the_base_models_name(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    store = AdapterStore(load_settings(), LoRALimits(max_rank=8, max_loras=1), tmp_path / "run")
+    store.load("small", adapter(tmp_path / "a"))
+    with pytest.raises(InvalidArgument, match="is the name of the base model"):
+        ServedModels("small", store)
+
+
+def labels(running: Served) -> str:
+    lines = running.metrics.text().decode().splitlines()
+    return next((line for line in lines if line.startswith("vllm:lora_requests_info{")), "")
+
+
+def test_metrics_name_the_adapters_of_running_and_waiting_requests(tmp_path: Path) -> None:
+    with served(tmp_path, ("sql", "poems"), tps=1, slots=1) as running:
+        body = {"model": "sql", "prompt": "Hi", "max_tokens": 900, "stream": True}
+        with ThreadPoolExecutor(1) as pool:
+            url = f"{running.url}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=30) as one:
+                assert one.status_code == 200
+                second = {"model": "poems", "prompt": "Hi", "max_tokens": 1}
+                answer = pool.submit(httpx.post, url, json=second, timeout=30)
+                seen = 'max_lora="2",running_lora_adapters="sql",waiting_lora_adapters="poems"'
+                assert wait(lambda: seen in labels(running)), labels(running)
+            assert answer.result().status_code == 200
+        assert wait(lambda: 'running_lora_adapters="",waiting_lora_adapters=""' in labels(running))

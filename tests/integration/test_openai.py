@@ -306,6 +306,26 @@ def test_metrics_count_the_requests(stack: Stack, client: openai.OpenAI, model: 
     assert after["cog_triton_ready"] == 1
 
 
+def test_platforms_read_queue_and_kv_cache_under_names_of_vllm(stack: Stack, model: str) -> None:
+    labels = f'engine="0",model_name="{model}"'
+    usage = f"vllm:kv_cache_usage_perc{{{labels}}}"
+    wait_until(lambda: metrics_of(stack)[usage] == 0)
+    body = {"model": model, "prompt": "Once", "max_tokens": 4000, "stream": True}
+    with httpx.stream(
+        "POST", f"{stack.own}/v1/completions", json={**body, "ignore_eos": True}, timeout=60
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        wait_until(lambda: metrics_of(stack)[usage] > 0)
+        now = metrics_of(stack)
+        assert now[f"vllm:num_requests_running{{{labels}}}"] == 1
+        assert now[f"vllm:num_requests_waiting{{{labels}}}"] == 0
+        assert 0 < now["cog_triton_kv_cache_usage_ratio"] < 1
+        (config,) = (name for name in now if name.startswith("vllm:cache_config_info{"))
+        assert re.search('block_size="32".*num_gpu_blocks="[1-9][0-9]*"', config)
+    wait_until(lambda: metrics_of(stack)[usage] == 0)
+
+
 def test_tritons_own_metrics_are_reachable(stack: Stack) -> None:
     answer = httpx.get(f"{stack.own}/metrics/triton")
     assert answer.status_code == 200, answer.text

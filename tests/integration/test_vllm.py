@@ -330,6 +330,26 @@ def test_the_metrics_of_vllm_backend_are_on_tritons_port(vllm: VLLMStack) -> Non
             assert f'vllm:{name}_bucket{{{labels},le="{limit}"}}' in text
 
 
+def test_platforms_read_the_kv_cache_of_vllm(vllm: VLLMStack) -> None:
+    def counts() -> tuple[float, float]:
+        lines = httpx.get(f"{vllm.own}/metrics").text.splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        (config,) = (name for name in values if name.startswith("vllm:cache_config_info{"))
+        assert 'block_size="16"' in config
+        assert 'num_gpu_blocks="1024"' in config
+        queries, hits = (
+            next(value for name, value in values.items() if name.startswith(f"vllm:{wanted}_total"))
+            for wanted in ("prefix_cache_queries", "prefix_cache_hits")
+        )
+        return float(queries), float(hits)
+
+    vllm.until_published()
+    queries, hits = counts()
+    for _ in range(2):
+        vllm.generate(text_input="a prompt of 32 bytes, no other's", parameters={"max_tokens": 4})
+    wait_until(lambda: counts() == (queries + 64, hits + 32))
+
+
 def test_the_engine_is_configured_by_model_json(vllm: VLLMStack) -> None:
     (opened,) = calls(vllm.journal, "open")
     assert (opened["max_model_len"], opened["enable_lora"]) == (4096, True)

@@ -95,6 +95,7 @@ def checks(model: Path) -> Iterator[tuple[str, str, str]]:
     loaded = SimpleNamespace(vllm_config=config, tokenizer=renderer.tokenizer)
     limits = engine_api.worker_limits(loaded)
     yield f"limits of the worker: {limits}", "", ""
+    yield f"KV cache's block size and blocks: {engine_api.kv_cache_blocks(loaded)}", "", ""
     types = types_of(vllm.__version__)
     for prompt, values, expected in REQUESTS:
         try:
@@ -144,7 +145,7 @@ def _statistics(config: Any) -> str:
     logger = engine_api._stat_logger(got.update)
     manager = StatLoggerManager(config, custom_stat_loggers=[logger], enable_default_loggers=False)
     manager.record(SchedulerStats(), IterationStats(), None, 0)
-    return "" if len(got) == 12 else f"only {sorted(got)}"
+    return "" if len(got) == 14 else f"only {sorted(got)}"
 
 
 def small_model(directory: Path) -> Path:

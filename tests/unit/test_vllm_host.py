@@ -502,7 +502,7 @@ def test_stats_have_the_kv_cache_and_its_prefix_hits(
         inbox = Inbox()
         host.engine.submit(handle := next(HANDLES), tokens(ABC, 90_000), inbox)
         until_stats(host, KVCacheStats(1 / 1024, 16, 1024, 67, 32))
-        host.engine.cancel(handle)  # of which vLLM says nothing until its next step
+        host.engine.cancel(handle)
         until_stats(host, KVCacheStats(0, 16, 1024, 67, 32))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cog_triton.engines.vllm.engine_metrics import MetricsBuffer
+from cog_triton.engines.kv_cache_stats import KVCacheStats
+from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.host_messages import MetricsEvent
 from cog_triton.errors import TritonUnavailable
 
@@ -114,3 +115,19 @@ def test_nothing_is_buffered_before_the_first_fetch() -> None:
         "vllm:num_requests_running": [0],
     }
     assert buffer.take().values == {}
+
+
+def test_an_idle_engine_uses_no_kv_cache_whatever_its_last_step_said() -> None:
+    monitor = KVCacheMonitor()
+    assert monitor.stats(16, None, idle=True) == KVCacheStats(0, 16, None, 0, 0)
+    for _ in range(2):
+        monitor.record(
+            {
+                "vllm:kv_cache_usage_perc": [0.5],
+                "vllm:prefix_cache_queries_total": [7],
+                "vllm:prefix_cache_hits_total": [3],
+            }
+        )
+    monitor.record({"vllm:prompt_tokens_total": [7]})
+    assert monitor.stats(16, 1024, idle=False) == KVCacheStats(0.5, 16, 1024, 14, 6)
+    assert monitor.stats(16, 1024, idle=True) == KVCacheStats(0, 16, 1024, 14, 6)

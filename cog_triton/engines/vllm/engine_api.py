@@ -242,10 +242,13 @@ def max_num_seqs(engine: Any) -> int:
     return int(engine.vllm_config.scheduler_config.max_num_seqs)
 
 
-def kv_cache_blocks(engine: Any) -> tuple[int, int | None]:
-    """Size in tokens and number of the loaded engine's KV cache blocks."""
+def kv_cache_blocks(engine: Any) -> tuple[int | None, int | None]:
+    """Size in tokens and number of the loaded engine's KV cache blocks, as vLLM's server has them.
+
+    Either is None where vLLM leaves it to EngineCore.
+    """
     cache = engine.vllm_config.cache_config
-    return int(cache.block_size), cache.num_gpu_blocks
+    return cache.block_size or None, cache.num_gpu_blocks or None
 
 
 def _stat_logger(record: RecordMetrics) -> Any:

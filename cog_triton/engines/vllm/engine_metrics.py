@@ -62,7 +62,7 @@ class KVCacheMonitor:
             self._queries += int(sum(measurements.get(PREFIX_QUERIES, ())))
             self._hits += int(sum(measurements.get(PREFIX_HITS, ())))
 
-    def stats(self, block_size: int, blocks: int | None, *, idle: bool) -> KVCacheStats:
+    def stats(self, block_size: int | None, blocks: int | None, *, idle: bool) -> KVCacheStats:
         """The statistics now; `idle` is that no request is left.
 
         After a cancellation vLLM says nothing more until its next step.

@@ -46,6 +46,7 @@ def exported() -> dict[str, set[str]]:
         admission=SimpleNamespace(running=1, waiting=2),
         supervisor=SimpleNamespace(error=None, restarts=0),
         step_statistics=SimpleNamespace(lag=1, lost_steps=0),
+        adapters=None,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listeners, "model_name", lambda runtime: "m")

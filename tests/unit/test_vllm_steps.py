@@ -343,7 +343,7 @@ def test_outputs_made_before_the_request_is_ours_are_kept(
     collector = double.RequestOutputCollector(kind, "1")
     collector.put(early)
 
-    async def add_request(*_: Any) -> Any:
+    async def add_request(*_: Any, **__: Any) -> Any:
         return collector
 
     engine = engine_of(double)

@@ -60,6 +60,8 @@ class Pretrained(_Section):
     architecture: str
     dtype: str
     logits_dtype: str = "float32"
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
     mapping: Mapping = Mapping()
     quantization: Quantization | None = None
 
@@ -72,6 +74,13 @@ class Plugins(_Section):
     use_paged_context_fmha: bool | None = None
     paged_kv_cache: bool | None = None
     lora_plugin: str | bool | None = None
+
+
+class LoRABuild(_Section):
+    """LoRA adapters that the engine was built for; without modules, those of its lora_dir."""
+
+    max_lora_rank: int | None = None
+    lora_target_modules: list[str] = []
 
 
 class Limits(_Section):
@@ -91,6 +100,7 @@ class Limits(_Section):
     speculative_decoding_mode: int | None = None
     weight_streaming: bool | None = None
     plugin_config: Plugins = Plugins()
+    lora_config: LoRABuild | None = None
 
     @model_validator(mode="after")
     def _has_a_length(self) -> Self:

@@ -17,14 +17,14 @@ from cog_triton.door.json_body import Numbers, inflated
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.refusals import triton_refusal
 from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
-from cog_triton.triton.private_models import STEP_MODEL
+from cog_triton.triton.private_models import PRIVATE_MODELS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
 _MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"
 _HEALTH = re.compile(r"/v2/health/(?:live|ready)", re.ASCII)
 _READ = re.compile(rf"/v2/?|/v2/models/stats|{_MODEL}(?:/(?:config|stats|ready))?", re.ASCII)
 _JSON = re.compile(rf"/v2/repository/index|{_MODEL}/generate(?:_stream)?", re.ASCII)
-_PRIVATE = re.compile(rf"/v2/models/{STEP_MODEL}(?:/.*)?", re.DOTALL)
+_PRIVATE = re.compile(rf"/v2/models/({'|'.join(PRIVATE_MODELS)})(?:/.*)?", re.DOTALL)
 _LISTS = re.compile(r"/v2/models/stats|/v2/repository/index", re.ASCII)
 _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -49,8 +49,8 @@ class TritonGate(PrivateGate):
         if reads and _HEALTH.fullmatch(path):
             return self._passed(request, b"")
         self._access.check(request)
-        if _PRIVATE.fullmatch(path):
-            raise errors.NotFound(f"Request for unknown model: '{STEP_MODEL}' is not found")
+        if private := _PRIVATE.fullmatch(path):
+            raise errors.NotFound(f"Request for unknown model: '{private[1]}' is not found")
         if reads and _READ.fullmatch(path):
             return self._passed(request, b"")
         if request.method == "POST" and (_JSON.fullmatch(path) or _INFER.fullmatch(path)):
@@ -109,7 +109,7 @@ def published_models(status: int, body: bytes) -> Answer | None:
     try:
         found = json.loads(body)
         models = found["model_stats"] if isinstance(found, dict) else found
-        models[:] = [model for model in models if model["name"] != STEP_MODEL]
+        models[:] = [model for model in models if model["name"] not in PRIVATE_MODELS]
     except (ValueError, KeyError, TypeError):
         return None
     return json_answer(200, found)

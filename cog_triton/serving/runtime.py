@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from typing_extensions import Self
 
 from cog_triton.engines.base import EngineFamily
-from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable, nearest
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    TritonStartFailed,
+    TritonUnavailable,
+    nearest,
+)
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.engine_preparation import prepare_engine
@@ -17,6 +24,7 @@ from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text import template_process
 from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.adapter_streams import AdapterStreams
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.request_streams import RequestStreams
@@ -67,7 +75,8 @@ class Runtime:
             transport = steps = StepStream(*arguments)
             self.step_statistics = steps.statistics
         else:
-            transport = RequestStreams(*arguments)
+            kind = RequestStreams if adapters is None else AdapterStreams
+            transport = kind(*arguments)
         self.generator = TextGenerator(
             settings,
             family.limits,
@@ -122,6 +131,12 @@ class Runtime:
             if known is None:
                 raise
             raise known from error
+        try:
+            for name in prepared.adapters.adapters() if prepared.adapters else ():
+                await asyncio.to_thread(runtime.generator.probe, name)
+        except CogTritonError:
+            await runtime.stop()
+            raise
         return runtime
 
     async def stop(self) -> None:

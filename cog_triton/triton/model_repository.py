@@ -9,14 +9,14 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from cog_triton.engines.adapter_registry import REGISTRY
+from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import text_model_config
-from cog_triton.triton.private_models import STEP_MODEL
+from cog_triton.triton.private_models import ADAPTER_LOADER, STEP_MODEL
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 from cog_triton.triton.text_model_config import to_flag
 
@@ -43,6 +43,17 @@ output { name: "output_token_count" data_type: TYPE_INT64 dims: [1] }
 output { name: "step_number" data_type: TYPE_INT64 dims: [1] }
 """
 _ACK_TIMEOUT_MS = 1000
+_LOADER_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.backend.adapter_loader import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+_LOADER_TENSORS = """
+input { name: "lora_name" data_type: TYPE_STRING dims: [1] }
+output { name: "lora_task_id" data_type: TYPE_UINT64 dims: [1] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
 
 
 def render_repository(
@@ -74,7 +85,7 @@ def render_repository(
                 _render_python_engine(config, arguments.pop("decoupled_mode", True))
             model_py = family.render(config, arguments)
             if family.registry is not None:
-                _render_adapters(family, config)
+                _render_adapters(family.registry, config, target)
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:
@@ -105,14 +116,21 @@ def render_repository(
     return target
 
 
-def _render_adapters(family: EngineFamily, config: Any) -> None:
-    """Let requests of a Python engine name an adapter; a compiled backend has its own inputs."""
-    if family.backend == "python":
-        assert family.registry is not None
-        config.parameters[REGISTRY].string_value = str(family.registry.path)
+def _render_adapters(registry: AdapterRegistry, config: Any, target: Path) -> None:
+    """Let requests of a Python engine name an adapter; a compiled one gets a model that loads."""
+    if config.backend == "python":
+        config.parameters[REGISTRY].string_value = str(registry.path)
         config.input.add(
             name=LORA_NAME, data_type=model_config_pb2.TYPE_STRING, dims=[1], optional=True
         )
+        return
+    loader = model_config_pb2.ModelConfig(name=ADAPTER_LOADER, backend="python")
+    text_format.Merge(_LOADER_TENSORS, loader)
+    loader.parameters[REGISTRY].string_value = str(registry.path)
+    folder = target / ADAPTER_LOADER
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(_LOADER_MODEL_PY, "utf-8")
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(loader), "utf-8")
 
 
 def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -> None:

@@ -14,7 +14,7 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.triton.response_events import ToError, excerpt, http_error, parse_response
-from cog_triton.triton.token_transport import Put, as_list, failure, timed_out
+from cog_triton.triton.token_transport import Put, Submission, as_list, failure, timed_out
 from cog_triton.triton.triton_connections import Exchange, TritonConnections
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class RequestStreams:
         """See `TokenTransport.close`."""
         self._connections.close()
 
-    def submit(self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put) -> _Stream:
+    def submit(
+        self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
+    ) -> Submission:
         """See `TokenTransport.submit`."""
         request_id = f"{os.getpid()}-{next(_numbers)}"
         values = {**self._encode_request(request), **engine_inputs, "id": request_id}

@@ -21,18 +21,22 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
 from google.protobuf import text_format
+from lora_adapters import adapter
 from stack import Stack
 
+from cog_triton.artifact.lora_adapter import read_adapter
+from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
+from cog_triton.engines.tensorrt_llm.adapter_tensors import to_tensors
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
-from cog_triton.errors import PromptTooLong
+from cog_triton.errors import EngineIncompatible, InvalidArgument, PromptTooLong
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton import launch, model_repository
+from cog_triton.triton.adapter_streams import AdapterStreams
 from cog_triton.triton.client import TritonClient
-from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.serve_config import load_serve_config
 from cog_triton.triton.server import TritonServer
 
@@ -52,6 +56,7 @@ class TritonPythonModel:
     def initialize(self, args):
         self.path = json.loads(args["model_config"])["parameters"]["seen"]["string_value"]
         self.held = []
+        self.tasks = set()
 
     def execute(self, requests):
         for request in requests:
@@ -61,6 +66,18 @@ class TritonPythonModel:
             with open(self.path, "a") as file:
                 file.write(json.dumps(seen, default=str) + "\\n")
             sender = request.get_response_sender()
+            task = seen.get("lora_task_id", [0])[0]
+            if "lora_weights" in seen:
+                self.tasks.add(task)
+            elif task and task not in self.tasks:
+                text = f"[ERROR] LoRA task {task} not found in cache. Please send LoRA weights"
+                sender.send(
+                    pb_utils.InferenceResponse(error=pb_utils.TritonError(text)),
+                    flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+                )
+                continue
+            if seen["request_output_len"] == [17]:  # as when others take its place
+                self.tasks.clear()
             if seen["request_output_len"] == [13]:
                 text = "[ERROR] Prompt length (900) exceeds maximum input length (512)"
                 sender.send(
@@ -116,7 +133,7 @@ class Served:
         self.grpc = f"127.0.0.1:{settings.triton_grpc_port}"
         self.family = family
         self.client = TritonClient(self.url, 20, family.classify_error)
-        self.transport = RequestStreams(self.url, 20, family.classify_error, family.encode_request)
+        self.transport = AdapterStreams(self.url, 20, family.classify_error, family.encode_request)
         self.generator = TextGenerator(
             settings,
             family.limits,
@@ -129,6 +146,9 @@ class Served:
     def last(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._seen.read_text().splitlines()[-1])
         return found
+
+    def all(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._seen.read_text().splitlines()]
 
     def texts(self, model: str, **values: Any) -> list[str]:
         body = {"text_input": "the quick fox", "max_tokens": 4, **values}
@@ -162,9 +182,16 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, config: dict[str, Any], serve: str, *options: str) -> Iterator[Served]:
+def served(
+    directory: Path,
+    config: dict[str, Any],
+    serve: str,
+    *options: str,
+    registry: AdapterRegistry | None = None,
+) -> Iterator[Served]:
     """`options` are added to tritonserver's."""
     family = tensorrt_llm_engines.family(directory / "engine", config)
+    family.registry = registry
     target, seen = directory / "repo", directory / "seen"
     model_repository.render_repository(family, load_serve_config(CONFIGS / serve), target)
     path = target / "tensorrt_llm" / "config.pbtxt"
@@ -291,6 +318,42 @@ def test_bls_passes_tensors_on_that_json_does_not_carry(triton: Served) -> None:
     assert seen["shapes"]["lora_weights"] == [1, 2, 3]
     assert seen["shapes"]["lora_config"] == [1, 2, 3]
     assert seen["lora_task_id"] == [2**63 + 1]
+
+
+def test_adapters_are_loaded_within_triton_and_then_named_by_their_task(tmp_path: Path) -> None:
+    registry = AdapterRegistry(tmp_path / "registry.json")
+    sql = adapter(tmp_path / "sql", 4, modules=["self_attn.q_proj", "mlp.up_proj"], layers=2)
+    odd = adapter(tmp_path / "odd", modules=["mlp.odd_proj"])
+    registry.write(
+        [
+            RegisteredAdapter("sql", 1, sql, 4, "sql"),
+            RegisteredAdapter("odd", 2, odd, 4, "odd"),
+        ]
+    )
+    config = "tensorrt-llm.yaml"
+    with served(tmp_path, tensorrt_llm_engines.V1, config, registry=registry) as triton:
+
+        def say(name: str, count: int = 3) -> str:
+            sampling = SamplingParams(max_tokens=count)
+            plan = triton.generator.plan(ids, sampling, adapter=name)
+            return "".join(triton.generator.stream(plan))
+
+        ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
+        assert {say("sql") for _ in range(3)} == {"the quick fox"}
+        assert say("sql", 17) == "the quick fox"
+        assert say("sql") == "the quick fox", "it was evicted, and is loaded again"
+        with pytest.raises(EngineIncompatible, match="odd_proj: TensorRT-LLM adapts"):
+            say("odd")
+        with pytest.raises(InvalidArgument, match="no such adapter; did you mean 'sql'"):
+            say("sqll")
+        requests = triton.all()
+    loads = [seen for seen in requests if "lora_weights" in seen]
+    assert [seen["shapes"]["lora_weights"] for seen in loads] == [[1, 4, 128], [1, 4, 128]]
+    assert loads[0]["lora_task_id"] == [(1 << 32) + 1]
+    for name, expected in to_tensors(read_adapter(sql)).items():
+        assert np.array_equal(np.array(loads[0][name], expected.dtype), expected.ravel())
+    named = [seen for seen in requests if "lora_task_id" in seen and "lora_weights" not in seen]
+    assert len(named) == 5 + 2 + 1, "two were sent twice; an adapter that is none was sent once"
 
 
 def test_bls_requests_wait_in_no_http_thread(tmp_path: Path) -> None:

@@ -9,28 +9,32 @@ from test_door_gates import status, triton
 
 from cog_triton.door.triton_gate import published_models
 
+PRIVATE = ("engine_steps", "lora_loader")
 
+
+@pytest.mark.parametrize("model", PRIVATE)
 @pytest.mark.parametrize("rest", ["", "/config", "/stats", "/ready", "/versions/1/stats"])
-def test_private_models_are_unknown_to_readers(rest: str) -> None:
-    assert status(triton(), "GET", f"/v2/models/engine_steps{rest}") == 404
+def test_private_models_are_unknown_to_readers(rest: str, model: str) -> None:
+    assert status(triton(), "GET", f"/v2/models/{model}{rest}") == 404
 
 
+@pytest.mark.parametrize("model", PRIVATE)
 @pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/generate"])
-def test_private_models_take_no_requests(rest: str) -> None:
-    assert status(triton(), "POST", f"/v2/models/engine_steps/{rest}", b"{}") == 404
-    assert status(triton(), "POST", f"/v2/models/engine_steps2/{rest}", b"{}") == 200
+def test_private_models_take_no_requests(rest: str, model: str) -> None:
+    assert status(triton(), "POST", f"/v2/models/{model}/{rest}", b"{}") == 404
+    assert status(triton(), "POST", f"/v2/models/{model}2/{rest}", b"{}") == 200
 
 
 def test_private_models_are_in_no_list() -> None:
-    names = ("engine_steps", "tensorrt_llm")
+    names = (*PRIVATE, "tensorrt_llm")
     index = [{"name": name, "state": "READY"} for name in names]
     found = published_models(200, json.dumps(index).encode())
     assert found is not None
-    assert json.loads(found.body) == index[1:]
+    assert json.loads(found.body) == index[2:]
     stats = {"model_stats": [{"name": name, "inference_count": 1} for name in names]}
     found = published_models(200, json.dumps(stats).encode())
     assert found is not None
-    assert json.loads(found.body) == {"model_stats": stats["model_stats"][1:]}
+    assert json.loads(found.body) == {"model_stats": stats["model_stats"][2:]}
     assert published_models(200, b"") is None
     assert published_models(404, b'{"error": "no"}') is None
     unknown = published_models(500, b'{"error": "no"}')

@@ -1,0 +1,69 @@
+"""LoRA adapters as TensorRT-LLM takes them: the tensors lora_weights and lora_config.
+
+As TensorRT-LLM's examples/hf_lora_convert.py makes them: a row for each adapted module of each
+layer, its lora_A and its scaled lora_B flat, one after the other, padded to the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cog_triton.artifact.lora_adapter import LoRAAdapter
+from cog_triton.errors import EngineIncompatible
+
+# tensorrt_llm/lora_manager.py: LoraManager.LORA_MODULE_IDS, and the default names of modules in
+# Hugging Face models, get_default_trtllm_modules_to_hf_modules.
+MODULE_IDS: Mapping[str, int] = {
+    "attn_qkv": 0,
+    "attn_q": 1,
+    "attn_k": 2,
+    "attn_v": 3,
+    "attn_dense": 4,
+    "mlp_h_to_4h": 5,
+    "mlp_4h_to_h": 6,
+    "mlp_gate": 7,
+}
+HF_MODULES: Mapping[str, str] = {
+    "attn_qkv": "qkv_proj",
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_dense": "o_proj",
+    "mlp_h_to_4h": "gate_proj",
+    "mlp_4h_to_h": "down_proj",
+    "mlp_gate": "up_proj",
+}
+_IDS = {theirs: MODULE_IDS[ours] for ours, theirs in HF_MODULES.items()}
+_FIRST_TASK = 1 << 32
+
+
+def task_id(number: int) -> int:
+    """The lora_task_id of an adapter; clients that bring their own weights have smaller ones."""
+    return _FIRST_TASK + number
+
+
+def to_tensors(adapter: LoRAAdapter) -> dict[str, npt.NDArray[Any]]:
+    """lora_weights, FP16 [1, modules, length], and lora_config, INT32 [1, modules, 3].
+
+    Raises E1305 for a module that TensorRT-LLM does not know, and for values beyond FP16.
+    """
+    rows: list[npt.NDArray[np.float16]] = []
+    config: list[tuple[int, int, int]] = []
+    for module in adapter.modules:
+        if module.kind not in _IDS or module.layer is None:
+            raise EngineIncompatible(f"{module.name}: TensorRT-LLM adapts {', '.join(_IDS)} only")
+        down, up = module.down.floats(), module.up.floats() * np.float32(module.scale)
+        with np.errstate(over="ignore"):
+            row = np.concatenate([down.ravel(), up.ravel()]).astype(np.float16)
+        if not np.isfinite(row).all():
+            raise EngineIncompatible(f"{module.name}: has values that FP16 does not hold")
+        rows.append(row)
+        config.append((_IDS[module.kind], module.layer, module.rank))
+    weights = np.zeros((1, len(rows), max(map(len, rows))), np.float16)
+    for place, row in enumerate(rows):
+        weights[0, place, : len(row)] = row
+    return {"lora_weights": weights, "lora_config": np.array([config], np.int32)}

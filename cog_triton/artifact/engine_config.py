@@ -62,6 +62,7 @@ class Pretrained(_Section):
     logits_dtype: str = "float32"
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
+    vocab_size: int | None = None
     mapping: Mapping = Mapping()
     quantization: Quantization | None = None
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Literal
 
-GuideKind = Literal["json_schema"]
-"""Kinds of guided decoding."""
+from cog_triton.text.guide import GuideKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
     """Abilities of an engine; by default it has none of these.
 
-    `top_log_probs` is the number of likeliest tokens told beside each token, `prompt_log_probs`
-    whether those of the prompt's tokens are.
+    `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
+    told beside each token, `prompt_log_probs` whether those of the prompt's tokens are.
     """
 
     guides: Set[GuideKind] = frozenset()
     top_log_probs: int = 0
     prompt_log_probs: bool = False
+    logit_bias: bool = False
+    min_p: bool = False

@@ -9,6 +9,7 @@ from typing import Literal
 from typing_extensions import Self
 
 from cog_triton import errors
+from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -20,7 +21,7 @@ class EngineRequest:
 
     `end_id` None means the engine's own end-of-sequence ids, -1 none at all.
     `stop_words` are token id sequences that end the output and are cut from it, `bad_words`
-    such that are never generated. `guide` is the JSON Schema that the output follows, as text.
+    such that are never generated. `guide` is what the output must match.
     With `return_log_probs`, `top_log_probs` likeliest tokens are told beside each token, and with
     `prompt_log_probs` those of the prompt's tokens, too.
     `adapter` is the name of a LoRA adapter of the `AdapterRegistry`.
@@ -32,7 +33,7 @@ class EngineRequest:
     pad_id: int | None = None
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
-    guide: str | None = None
+    guide: Guide | None = None
     adapter: str | None = None
     streaming: bool = True
     exclude_input_in_output: bool = False

@@ -14,14 +14,18 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
 
 EXTRAS = "request_extras"
-_FIELDS = ("top_log_probs", "prompt_log_probs")
+# Of an engine request, and of its sampling parameters.
+FIELDS = ("top_log_probs", "prompt_log_probs")
+SAMPLING = ("min_p", "logit_bias")
 
 R = TypeVar("R", bound=EngineRequest)
 
 
 def encode_extras(request: EngineRequest) -> dict[str, Any]:
     """The input of what a request asks beyond the contract; none if it asks nothing."""
-    values = {name: value for name in _FIELDS if (value := getattr(request, name))}
+    values = {name: value for name in FIELDS if (value := getattr(request, name))}
+    sampling = request.sampling
+    values |= {name: value for name in SAMPLING if (value := getattr(sampling, name))}
     return {EXTRAS: json.dumps(values)} if values else {}
 
 
@@ -29,6 +33,11 @@ def decode_extras(request: R, text: str) -> R:
     """`request` with the extras that `encode_extras` wrote; raises E1005."""
     try:
         values = json.loads(text)
-        return replace(request, **{name: values[name] for name in _FIELDS if name in values})
-    except (ValueError, TypeError) as error:
+        sampling = {name: values[name] for name in SAMPLING if name in values}
+        if "logit_bias" in sampling:
+            bias = sampling["logit_bias"].items()
+            sampling["logit_bias"] = {int(token): float(value) for token, value in bias}
+        own = {name: values[name] for name in FIELDS if name in values}
+        return replace(request, sampling=replace(request.sampling, **sampling), **own)
+    except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{EXTRAS}: malformed: {str(error)[:80]}") from None

@@ -18,7 +18,8 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
-from cog_triton.text.json_schema import OBJECT, parse_schema
+from cog_triton.text.guide import Guide, GuideKind
+from cog_triton.text.json_schema import OBJECT
 from cog_triton.text.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,11 @@ Its absence means that Triton lost the end of a stream.
 _GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 LORA_NAME = "lora_name"
 """Input that names a LoRA adapter, of Python-backend engines that have any."""
+_GUIDE_TYPES: Mapping[GuideKind, str] = {
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "grammar": "ebnf_grammar",
+}
 _WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
 SUPPORTED_INPUTS = frozenset(
     {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths", LORA_NAME}
@@ -92,7 +98,7 @@ def encode_request(request: EngineRequest) -> dict[str, Any]:
         if words := getattr(request, attr):
             values[name] = flatten_words(words).ravel().tolist()
     if request.guide is not None:
-        values |= {_GUIDE_TYPE: "json_schema", _GUIDE: request.guide}
+        values |= {_GUIDE_TYPE: _GUIDE_TYPES[request.guide.kind], _GUIDE: request.guide.text}
     if request.adapter is not None:
         values[LORA_NAME] = request.adapter
     return values
@@ -195,20 +201,22 @@ def _words(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[in
     return unflatten_words(tensors[name], name) if name in tensors else ()
 
 
-def _guide(tensors: Mapping[str, npt.NDArray[Any]]) -> str | None:
-    """The JSON Schema to follow; of TensorRT-LLM's kinds of guides, those that are one."""
+def _guide(tensors: Mapping[str, npt.NDArray[Any]]) -> Guide | None:
+    """What to match, of those of TensorRT-LLM's kinds of guides that our engines know."""
     if not _is_given(_GUIDE_TYPE, tensors):
         if _is_given(_GUIDE, tensors):
             raise InvalidArgument(f"{_GUIDE}: needs {_GUIDE_TYPE}")
         return None
     kind = _text(_GUIDE_TYPE, tensors)
     if kind == "json":
-        return OBJECT
-    if kind != "json_schema":
-        raise InvalidArgument(f"{_GUIDE_TYPE}={kind[:80]!r}: must be json or json_schema")
-    guide = _text(_GUIDE, tensors)
-    parse_schema(guide, _GUIDE)
-    return guide
+        return Guide("json_schema", OBJECT)
+    for ours, theirs in _GUIDE_TYPES.items():
+        if kind == theirs:
+            guide = Guide(ours, _text(_GUIDE, tensors))
+            guide.check(_GUIDE)
+            return guide
+    known = ", ".join(_GUIDE_TYPES.values())
+    raise InvalidArgument(f"{_GUIDE_TYPE}={kind[:80]!r}: must be json, {known}")
 
 
 def _is_given(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from cog_triton.engines.step_items import NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
+from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stream import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -59,7 +60,8 @@ class GenerationRequest:
     return_log_probs: bool = False
     top_log_probs: int = 0
     prompt_log_probs: bool = False
-    guide: str | None = None
+    guide: Guide | None = None
+    stop_token_ids: Collection[int] = ()
     visible: Collection[str] = ()
     adapter: str | None = None
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class TextDecoder:
             request.stops,
             min_tokens=request.sampling.min_tokens,
             visible=request.visible,
+            stop_ids=frozenset(request.stop_token_ids),
         )
         self.started = time.perf_counter()
         """When the request arrived, by time.perf_counter()."""
@@ -147,6 +150,8 @@ class TextDecoder:
                 if pairs is not None:
                     pairs += self._pairs(item)
         text = self._decode(ids) if ids else ""
+        if self._text.stopped and pairs is not None:
+            del pairs[self._text.token_count - self._result.output_token_count :]
         error = None if self._text.stopped else last.error
         if self._text.stopped or (last.end and error is None):
             self.ended = True

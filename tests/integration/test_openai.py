@@ -146,6 +146,38 @@ def test_several_answers_and_prompts(client: openai.OpenAI, model: str) -> None:
         client.completions.create(model=model, prompt="a", logprobs=1)
 
 
+def test_guided_answers_in_vllms_spelling(client: openai.OpenAI, model: str) -> None:
+    def said(**fields: Any) -> str:
+        answer = client.chat.completions.create(
+            model=model, messages=ASK, temperature=0, max_tokens=16, extra_body=fields
+        )
+        return answer.choices[0].message.content or ""
+
+    assert said(guided_choice=["Rome (I.)", 'Paris, "F"']) in ("Rome (I.)", 'Paris, "F"')
+    assert re.fullmatch(r"[0-9]{3}-[a-c]{2}", said(guided_regex="[0-9]{3}-[a-c]{2}"))
+    assert said(structured_outputs={"regex": "^(?:Berlin|Oslo)$"}) in ("Berlin", "Oslo")
+    text = client.completions.create(
+        model=model,
+        prompt="A city:",
+        max_tokens=16,
+        temperature=0,
+        extra_body={"response_format": {"type": "json_object"}},
+    )
+    assert text.choices[0].text.lstrip().startswith("{")
+    with pytest.raises(openai.BadRequestError, match="guided_grammar: not supported"):
+        said(guided_grammar='root ::= "a"')
+    with pytest.raises(openai.BadRequestError, match="guided_regex: a '\\('"):
+        said(guided_regex="(a")
+    assert said() == PARIS
+
+
+def test_min_p_of_1_is_greedy(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(
+        model=model, messages=ASK, temperature=2, max_tokens=16, extra_body={"min_p": 1}
+    )
+    assert answer.choices[0].message.content == PARIS
+
+
 def test_a_stream_is_server_sent_events_that_end_in_done(stack: Stack, model: str) -> None:
     body = {"model": model, "messages": ASK, "temperature": 0, "stream": True}
     answer = httpx.post(f"{stack.own}/v1/chat/completions", json=body, timeout=60)

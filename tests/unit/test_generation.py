@@ -34,6 +34,7 @@ from cog_triton.serving.generation import (
 )
 from cog_triton.serving.inbox import ThreadInbox
 from cog_triton.settings import load_settings
+from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.token_transport import Put
@@ -318,10 +319,10 @@ def test_text_that_came_with_an_error_is_given_before_it() -> None:
 
 
 def test_engine_inputs_reach_the_transport() -> None:
-    generation, _, transport = driven(engine_inputs={"tps": 3}, guide="{}")
+    generation, _, transport = driven(engine_inputs={"tps": 3}, guide=Guide("regex", "a"))
     with generation:
         assert transport.engine_inputs == {"tps": 3}
-        assert transport.request.guide == "{}"
+        assert transport.request.guide == Guide("regex", "a")
 
 
 @pytest.mark.parametrize(

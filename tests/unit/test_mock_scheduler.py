@@ -18,6 +18,9 @@ from cog_triton.engines.mock.scheduler import Scheduler
 from cog_triton.engines.mock.token_schedule import TokenSchedule
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, PromptTooLong, TritonUnknownError
+from cog_triton.text.guide import Guide
+
+GUIDE = Guide("json_schema", "{}")
 
 FOREVER = 9000
 
@@ -293,7 +296,7 @@ def test_an_injected_crash_or_hang_is_reported_at_its_token(kind: Any, rate: flo
         ({"prompt": 0}, InvalidArgument, "input_ids: empty"),
         ({"max_tokens": 9998}, PromptTooLong, "exceed maximum sequence length (10000)"),
         ({"bad_words": ((1,),)}, InvalidArgument, "bad_words_list: this engine"),
-        ({"guide": "{}"}, InvalidArgument, "guided_decoding_guide: this engine"),
+        ({"guide": GUIDE}, InvalidArgument, "guided_decoding_guide: this engine"),
     ],
 )
 def test_unservable_requests_are_refused(

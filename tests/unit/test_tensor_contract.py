@@ -15,6 +15,7 @@ from cog_triton.engines import request_extras, tensor_contract
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.paths import triton_model_repo
+from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import MAX_SEED, SamplingParams
 from cog_triton.triton.model_repository import read_config
 
@@ -75,7 +76,15 @@ REQUESTS = st.builds(
     pad_id=st.none() | st.integers(-1, 2**31 - 1),
     stop_words=WORDS,
     bad_words=WORDS,
-    guide=st.none() | st.sampled_from(['{"type":"object"}', '{"const":"ü"}']),
+    guide=st.none()
+    | st.sampled_from(
+        [
+            Guide("json_schema", '{"type":"object"}'),
+            Guide("json_schema", '{"const":"ü"}'),
+            Guide("regex", "[a-zü]{2,3}"),
+            Guide("grammar", 'root ::= "a"'),
+        ]
+    ),
     streaming=st.booleans(),
     exclude_input_in_output=st.booleans(),
     return_log_probs=st.booleans(),
@@ -95,11 +104,10 @@ def test_a_request_survives_encoding_and_decoding(request: EngineRequest) -> Non
 def test_every_field_of_a_request_is_encoded() -> None:
     """A field that is added must be added here too: nothing may be dropped on the way."""
     names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling", "guide"}
-    names -= {"adapter", *request_extras._FIELDS}
+    names -= {"adapter", *request_extras.FIELDS}
     assert names - set(tensor_contract._WORDS.values()) == set(tensor_contract._SCALARS)
-    assert {field.name for field in fields(SamplingParams)} == set(
-        tensor_contract._SAMPLING.values()
-    )
+    sampling = {field.name for field in fields(SamplingParams)} - set(request_extras.SAMPLING)
+    assert sampling == set(tensor_contract._SAMPLING.values())
 
 
 def test_the_contract_names_only_inputs_of_the_model() -> None:
@@ -180,7 +188,7 @@ def test_unsupported_texts_and_lists_are_refused_by_name() -> None:
 
 def test_the_json_guide_type_allows_any_object() -> None:
     found = tensor_contract.decode_request(request(guided_decoding_guide_type="json"))
-    assert found.guide == '{"type":"object"}'
+    assert found.guide == Guide("json_schema", '{"type":"object"}')
 
 
 @pytest.mark.parametrize(
@@ -188,7 +196,8 @@ def test_the_json_guide_type_allows_any_object() -> None:
     [
         ({"guided_decoding_guide": "{}"}, ["needs guided_decoding_guide_type"]),
         ({"guided_decoding_guide_type": "json_schema"}, ["guided_decoding_guide: missing"]),
-        ({"guided_decoding_guide_type": "regex"}, ["'regex'", "json_schema"]),
+        ({"guided_decoding_guide_type": "structural_tag"}, ["'structural_tag'", "json_schema"]),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}, ["_guide:"]),
         (
             {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"a": 1}'},
             ["guided_decoding_guide.a: not supported"],

@@ -256,6 +256,22 @@ def test_greedy_decoding_is_sent_as_top_k_1(tmp_path: Path) -> None:
     assert opened.encode_request(PLAIN)["runtime_top_k"] == 5
 
 
+def test_a_logit_bias_is_sent_as_embedding_bias(tmp_path: Path) -> None:
+    unknown = tensorrt_llm_engines.family(tmp_path / "unknown")
+    assert not unknown.abilities.logit_bias
+    size = 50
+    opened = tensorrt_llm_engines.family(tmp_path / "engine", pretrained_config__vocab_size=size)
+    assert opened.abilities.logit_bias
+    sampling = SamplingParams(max_tokens=3, logit_bias={2: -1.5, size - 1: 100.0})
+    sent = opened.encode_request(replace(PLAIN, sampling=sampling))["embedding_bias"]
+    assert (len(sent), sent[2], sent[-1]) == (size, -1.5, 100.0)
+    assert sum(map(bool, sent)) == 2
+    sampling = SamplingParams(max_tokens=3, logit_bias={size: 1.0})
+    with pytest.raises(errors.InvalidArgument, match=f"logit_bias: {size}: must be less than"):
+        opened.encode_request(replace(PLAIN, sampling=sampling))
+    assert "embedding_bias" not in opened.encode_request(PLAIN)
+
+
 def test_further_end_ids_are_sent_as_stop_words(tmp_path: Path) -> None:
     opened = tensorrt_llm_engines.family(tmp_path / "engine")
     given = replace(PLAIN, end_id=opened.limits.end_id, stop_words=((8, 9),))

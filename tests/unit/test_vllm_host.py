@@ -29,7 +29,7 @@ from cog_triton.engines.vllm.host_messages import (
     TextEvent,
     TextRequest,
 )
-from cog_triton.engines.vllm.sampling_arguments import from_client
+from cog_triton.engines.vllm.sampling_arguments import from_client, from_engine_request
 from cog_triton.errors import (
     CogTritonError,
     EngineIncompatible,
@@ -41,6 +41,8 @@ from cog_triton.errors import (
     UnexpectedEngineArg,
     VLLMUnknownError,
 )
+from cog_triton.text.guide import Guide
+from cog_triton.text.sampling import SamplingParams
 
 HANDLES = itertools.count(1)
 
@@ -352,6 +354,25 @@ def test_log_probs_of_text_requests(host: Running) -> None:
     (event,) = ask(host.guest(), asked)
     assert event.cumulative_logprobs == [-0.375]
     assert event.logprobs == ["null"], "nobody asked vLLM for them"
+
+
+@pytest.mark.parametrize(
+    ("guide", "expected"),
+    [
+        (Guide("json_schema", "{}"), {"json": "{}"}),
+        (Guide("regex", "a+"), {"regex": "a+"}),
+        (Guide("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_guides_and_biases_are_sampling_params(guide: Guide, expected: dict[str, str]) -> None:
+    sampling = SamplingParams(max_tokens=3, top_p=0.5, min_p=0.25, logit_bias={7: 2.0})
+    request = EngineRequest(input_ids=ABC, sampling=sampling, guide=guide)
+    values = from_engine_request(request)
+    assert values["structured_outputs"] == expected
+    assert (values["min_p"], values["logit_bias"]) == (0.25, {7: 2.0})
+    plain = from_engine_request(tokens(ABC, 3))
+    assert "structured_outputs" not in plain
+    assert "logit_bias" not in plain
 
 
 def test_structured_outputs_reach_vllm(host: Running) -> None:

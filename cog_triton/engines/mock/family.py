@@ -36,7 +36,7 @@ class MockFamily(EngineFamily):
     name = "mock"
     request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
     defaults = MockOptions()
-    abilities = Abilities(top_log_probs=20, prompt_log_probs=True)
+    abilities = Abilities(top_log_probs=20, prompt_log_probs=True, logit_bias=True, min_p=True)
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

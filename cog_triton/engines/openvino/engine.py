@@ -37,6 +37,10 @@ _KV_VALUE_BYTES = 2  # of f16
 _BLOCK_SIZE = 32  # OpenVINO's, in tokens, on every CPU
 
 
+_MOST_MIN_P = 1 - 2**-20
+"""OpenVINO takes less than 1; it leaves only tokens that are as likely as the likeliest."""
+
+
 @dataclass(slots=True)
 class _RunningRequest:
     handle: Any
@@ -137,6 +141,11 @@ class OpenVINOPipeline:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
         if request.bad_words:
             raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
+        if request.guide is not None and request.guide.kind == "grammar":
+            # One that does not compile would end the pipeline, and all requests with it.
+            raise InvalidArgument("guided_decoding_guide: this engine takes no grammars")
+        if request.sampling.logit_bias:
+            raise InvalidArgument("logit_bias: this engine does not support it")
         if request.top_log_probs:
             raise InvalidArgument("top_log_probs: this engine tells those of chosen tokens alone")
         note_length_penalty(request)
@@ -202,12 +211,13 @@ def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
     if config.do_sample:
         config.temperature = sampling.temperature
         config.top_p = sampling.top_p or 1.0
+        config.min_p = min(sampling.min_p, _MOST_MIN_P)
         if sampling.top_k:
             config.top_k = sampling.top_k
         config.rng_seed = sampling.seed
     if request.guide is not None:
         guide = og.StructuredOutputConfig()
-        guide.json_schema = request.guide
+        setattr(guide, request.guide.kind, request.guide.text)
         config.structured_output_config = guide
     try:
         config.validate()

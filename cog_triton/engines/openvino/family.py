@@ -144,7 +144,7 @@ class OpenVINOFamily(EngineFamily):
     @property
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; it tells no more than the log probability of a token."""
-        return Abilities(guides={"json_schema"}, prompt_log_probs=True)
+        return Abilities(guides={"json_schema", "regex"}, prompt_log_probs=True, min_p=True)
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`."""

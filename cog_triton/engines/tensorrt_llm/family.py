@@ -78,7 +78,14 @@ class TensorRTLLMFamily(EngineFamily):
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; ``guided_decoding_backend`` turns guided decoding on."""
         guided = self._parameters.guided_decoding_backend is not None
-        return Abilities(guides={"json_schema"} if guided else frozenset())
+        return Abilities(
+            guides={"json_schema", "regex", "grammar"} if guided else frozenset(),
+            logit_bias=self._vocab_size is not None,
+        )
+
+    @property
+    def _vocab_size(self) -> int | None:
+        return self.engine.config.pretrained_config.vocab_size
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`; what the engine was built for."""
@@ -127,6 +134,8 @@ class TensorRTLLMFamily(EngineFamily):
         if request.adapter is not None and self.registry is not None:
             del values[tensor_contract.LORA_NAME]
             values["lora_task_id"] = task_id(self.registry.find(request.adapter).number)
+        if bias := request.sampling.logit_bias:
+            values["embedding_bias"] = self._embedding_bias(bias)
         if values["runtime_top_p"] == 0:
             del values["runtime_top_p"]
         release = self.engine.contract
@@ -136,6 +145,18 @@ class TensorRTLLMFamily(EngineFamily):
                     f"{name}={values[name]!r}: TensorRT-LLM {release.version} does not have it"
                 )
         return {release.renamed.get(name, name): value for name, value in values.items()}
+
+    def _embedding_bias(self, bias: Mapping[int, float]) -> list[float]:
+        """A weight for each token of the vocabulary."""
+        size = self._vocab_size or 0
+        if (highest := max(bias)) >= size:
+            raise errors.InvalidArgument(
+                f"logit_bias: {highest}: must be less than {size}, the model's vocabulary"
+            )
+        weights = [0.0] * size
+        for token, value in bias.items():
+            weights[token] = value
+        return weights
 
     def classify_error(self, text: str) -> errors.CogTritonError:
         return (

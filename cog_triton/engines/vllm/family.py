@@ -91,9 +91,11 @@ class VLLMFamily(EngineFamily):
         """See `EngineFamily.abilities`; `max_logprobs` bounds what it tells of each token."""
         most = self._model.arguments.get("max_logprobs", _MAX_LOGPROBS)
         return Abilities(
-            guides={"json_schema"},
+            guides={"json_schema", "regex", "grammar"},
             top_log_probs=most if most >= 0 else _MAX_LOGPROBS,
             prompt_log_probs=True,
+            logit_bias=True,
+            min_p=True,
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from cog_triton.errors import InvalidArgument, nearest
 LORA_NAME = "lora_name"
 NEWEST = types_of(None)
 _MAX_SEED = 2**63 - 1
+_KINDS = {"json_schema": "json"}
 # Fields that clients must not set.
 _INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
 REPLACED = {
@@ -45,10 +46,14 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     }
     if not sampling.greedy:
         values["top_k"] = sampling.top_k
+        values["min_p"] = sampling.min_p
         values["top_p"] = sampling.top_p or 1.0
         values["seed"] = sampling.seed & _MAX_SEED  # vLLM keeps seeds in an int64
     if request.guide is not None:
-        values["structured_outputs"] = {"json": request.guide}
+        kind = _KINDS.get(request.guide.kind, request.guide.kind)
+        values["structured_outputs"] = {kind: request.guide.text}
+    if sampling.logit_bias:
+        values["logit_bias"] = dict(sampling.logit_bias)
     if request.return_log_probs:
         values["logprobs"] = request.top_log_probs
         if request.prompt_log_probs:

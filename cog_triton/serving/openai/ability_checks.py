@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.guide_fields import GivenGuide
 from cog_triton.serving.openai.requests import ChatRequest, GenerationRequest
+from cog_triton.text.guide import Guide
 
 
 def check_abilities(request: GenerationRequest, abilities: Abilities) -> None:
@@ -18,7 +20,24 @@ def check_abilities(request: GenerationRequest, abilities: Abilities) -> None:
             else "not supported: this engine tells the probability of the chosen token alone; use 0"
         )
         raise InvalidArgument(f"{field}={asked}: {rule}")
+    for name in ("logit_bias", "min_p"):
+        if getattr(request, name) and not getattr(abilities, name):
+            raise InvalidArgument(f"{name}: this engine does not support it")
     if request.prompt_log_probs and not abilities.prompt_log_probs:
         raise InvalidArgument(
             "echo: not supported with logprobs: this engine does not tell those of the prompt"
         )
+
+
+def check_guide(given: GivenGuide | None, abilities: Abilities) -> Guide | None:
+    """The guide, if the engine can follow it; raises E1005 naming the field otherwise."""
+    if given is None:
+        return None
+    field, guide = given
+    if guide.kind in abilities.guides:
+        return guide
+    if not abilities.guides:
+        rule = "only type 'text' is supported" if field == "response_format" else "not supported"
+        raise InvalidArgument(f"{field}: {rule}: this engine has no guided decoding")
+    known = ", ".join(sorted(abilities.guides))
+    raise InvalidArgument(f"{field}: not supported: this engine is guided by {known} alone")

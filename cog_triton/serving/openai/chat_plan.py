@@ -7,7 +7,10 @@ import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.serving.openai.ability_checks import check_guide
+from cog_triton.serving.openai.guide_fields import GivenGuide
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser, RequiredCallsParser
@@ -22,7 +25,8 @@ from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.serving.openai.tool_requests import NamedTool, Tool, functions
 from cog_triton.settings import Settings
 from cog_triton.system.log_notes import log_once
-from cog_triton.text import chat
+from cog_triton.text import chat, json_schema
+from cog_triton.text.guide import Guide
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.template_variables import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -34,10 +38,10 @@ _NOT_SETTINGS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos
 
 
 class ChatPlan(NamedTuple):
-    """`guide` is the answer's JSON Schema, `visible` the special tokens that `parser` needs."""
+    """`guide` is what the answer must match, `visible` the special tokens that `parser` needs."""
 
     prompt: RenderedPrompt
-    guide: str | None = None
+    guide: Guide | None = None
     parser: AnswerParser | None = None
     visible: Collection[str] = ()
 
@@ -45,11 +49,13 @@ class ChatPlan(NamedTuple):
 class ChatPlanner:
     """Plans chats for one model; tells in the log how it parses their answers."""
 
-    def __init__(self, settings: Settings, tokenizer: EngineTokenizer, *, guides: bool) -> None:
-        """`guides` says whether the engine supports guided decoding."""
+    def __init__(
+        self, settings: Settings, tokenizer: EngineTokenizer, abilities: Abilities
+    ) -> None:
+        """`abilities` are the engine's."""
         self._settings = settings
         self._tokenizer = tokenizer
-        self._guides = guides
+        self._engine = abilities
         self._calls = call_parser(settings, tokenizer)
         self._reasoning = reasoning_parser(settings, tokenizer)
         self._reads_tools = "tools" in self._variables(tools=True)
@@ -65,13 +71,14 @@ class ChatPlanner:
         choices = ["none"]
         if self._reads_tools and self._calls:
             choices.append("auto")
-        if self._guides:
+        guided = "json_schema" in self._engine.guides
+        if guided:
             choices += ["required", "function"]
         return {
             "tool_choice": choices,
             "tool_call_parser": self._calls,
             "reasoning_parser": self._reasoning,
-            "guided_decoding": self._guides,
+            "guided_decoding": guided,
         }
 
     def plan(self, request: ChatRequest) -> ChatPlan:
@@ -106,28 +113,31 @@ class ChatPlanner:
 
     def _call_plan(
         self, request: ChatRequest, tools: list[Tool]
-    ) -> tuple[str | None, CallParser | None]:
+    ) -> tuple[Guide | None, CallParser | None]:
         """The guide of the answer, and the parser of its calls."""
-        form, choice = request.guide(), request.tool_choice
+        form, choice = request.given_guide(), request.tool_choice
         names = [tool.function.name for tool in tools]
         forced = choice == "required" or isinstance(choice, NamedTool)
         if not tools:
-            return self._guided("response_format", form), None
+            return check_guide(form, self._engine), None
+        if form is not None and form.guide.kind != "json_schema":
+            raise InvalidArgument(f"{form.field}: not together with tools")
         if forced or form is not None:
             cause = f"tool_choice={'required' if choice == 'required' else 'function'!r}"
-            self._guided(cause if forced else "response_format", "")
+            json_guide = GivenGuide(cause, Guide("json_schema", json_schema.OBJECT))
+            check_guide(json_guide if forced else form, self._engine)
         if isinstance(choice, NamedTool):
             name = choice.function.name
             (chosen,) = (item for item in functions(tools) if item.name == name)
-            return arguments_guide(chosen), NamedCallParser([name])
+            return Guide("json_schema", arguments_guide(chosen)), NamedCallParser([name])
         if forced or form is not None:
-            guide = calls_guide(
+            schema = calls_guide(
                 functions(tools),
                 CALL_PARSERS[self._calls or "hermes"].arguments_key,
                 parallel=request.parallel_tool_calls is not False,
-                or_else=None if forced or form is None else json.loads(form),
+                or_else=None if forced or form is None else json.loads(form.guide.text),
             )
-            return guide, RequiredCallsParser(names)
+            return Guide("json_schema", schema), RequiredCallsParser(names)
         if not self._reads_tools:
             raise InvalidArgument(
                 "tools: the model's chat template does not tell the model about tools; set"
@@ -141,14 +151,6 @@ class ChatPlanner:
         if any(tool.function.strict for tool in tools):
             log_once(_log, "tools: nothing guides calls that are not forced, strict or not")
         return None, CALL_PARSERS[self._calls](names)
-
-    def _guided(self, cause: str, guide: str | None) -> str | None:
-        if guide is not None and not self._guides:
-            rule = (
-                "only type 'text' is supported" if cause == "response_format" else "not supported"
-            )
-            raise InvalidArgument(f"{cause}: {rule}: this engine has no guided decoding")
-        return guide
 
     def _variables(self, *, tools: bool) -> frozenset[str]:
         return template_variables(self._tokenizer.template_for(tools=tools) or "")

@@ -7,7 +7,6 @@ change it is ignored, with a note in the log if it is unknown.
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.serving.openai.guide_fields import GuideFields
 from cog_triton.serving.openai.tool_requests import (
     HashableFailFast,
     ToolChoice,
@@ -24,8 +24,7 @@ from cog_triton.serving.openai.tool_requests import (
     check_tools,
 )
 from cog_triton.system.log_notes import log_once
-from cog_triton.text import json_schema
-from cog_triton.text.sampling import MAX_TOKENS, SamplingParams, resolve_seed
+from cog_triton.text.sampling import MAX_LOGIT_BIAS, MAX_TOKENS, SamplingParams, resolve_seed
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ _SHOWN = 80
 _PROMPTS = ("messages", "prompt", "input", "suffix")
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 _CHATS = "only chats have it"
-_GUIDED = "use response_format"
 
 # Field -> values that do not change the answer, and the reason why others are rejected.
 _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -57,19 +55,12 @@ _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((None, False), "only completions have it"),
     "function_call": ((None, "none", "auto"), "use tool_choice"),
     "functions": (_EMPTY, "use tools"),
-    "guided_choice": (_EMPTY, _GUIDED),
-    "guided_grammar": (_EMPTY, _GUIDED),
-    "guided_json": (_EMPTY, _GUIDED),
-    "guided_regex": (_EMPTY, _GUIDED),
     "include_reasoning": ((None, True), _CHATS),
     "length_penalty": ((None, 1), "it only has meaning in beam search"),
-    "logit_bias": (_EMPTY, "the engines take no bias for each request"),
-    "min_p": ((None, 0), "use top_p or top_k"),
     "modalities": ((None, ["text"]), "this server answers text alone"),
     "reasoning_effort": ((None,), _CHATS),
     "skip_special_tokens": ((None, True), "special tokens are never part of the text"),
-    "stop_token_ids": (_EMPTY, "use stop"),
-    "structured_outputs": (_EMPTY, _GUIDED),
+    "guided_whitespace_pattern": (_EMPTY, "the engine's own is used"),
     "suffix": (_EMPTY, "text is not inserted"),
     "tool_choice": ((None, "none", "auto"), _CHATS),
     "tools": (_EMPTY, _CHATS),
@@ -79,6 +70,7 @@ _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
 # They describe the caller, are for a store that there is not, or ask for speed or a style that
 # models of chat templates know nothing of: no text depends on them.
 _IGNORED_FIELDS = (
+    "guided_decoding_backend",
     "metadata",
     "parallel_tool_calls",
     "prediction",
@@ -105,27 +97,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class JSONSchema(BaseModel):
-    """The schema that the answer is to follow."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str = "response"
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(BaseModel):
-    """What the answer is made of."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JSONSchema | None = None
-
-
-class GenerationRequest(BaseModel, ABC):
+class GenerationRequest(GuideFields, ABC):
     """Fields of both endpoints."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -141,7 +113,10 @@ class GenerationRequest(BaseModel, ABC):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0)
     seed: int | None = None
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=MAX_LOGIT_BIAS)
     stop: str | Annotated[list[str], _FAIL_FAST] | None = None
+    stop_token_ids: Annotated[list[int], _FAIL_FAST] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -181,10 +156,6 @@ class GenerationRequest(BaseModel, ABC):
         """Whether log probabilities of the prompt's tokens are requested."""
         return False
 
-    def guide(self) -> str | None:
-        """The JSON Schema that the answer must follow."""
-        return None
-
     def sampling(self) -> SamplingParams:
         """Sampling parameters, with OpenAI's defaults for absent fields; raises E1005."""
         return SamplingParams(
@@ -196,8 +167,14 @@ class GenerationRequest(BaseModel, ABC):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
+            min_p=self.min_p or 0.0,
+            logit_bias=_by_token(self.logit_bias or {}),
             seed=resolve_seed(self.seed),
         )
+
+    def biased_ids(self) -> list[int]:
+        """Token ids that have a bias."""
+        return list(_by_token(self.logit_bias or {}))
 
     def stops(self) -> list[str] | None:
         """Stop strings; None for the server's default."""
@@ -216,7 +193,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
-    response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -240,17 +216,6 @@ class ChatRequest(GenerationRequest):
     def top_log_probs(self) -> int:
         """See `GenerationRequest.top_log_probs`."""
         return self.top_logprobs or 0
-
-    def guide(self) -> str | None:
-        """The JSON Schema of the answer, None for free text; raises E1005."""
-        form = self.response_format
-        if form is None or form.type == "text":
-            return None
-        if form.json_schema is None:
-            return json_schema.OBJECT
-        text = json.dumps(form.json_schema.schema_)
-        json_schema.parse_schema(text, "response_format.json_schema.schema")
-        return text
 
 
 class CompletionRequest(GenerationRequest):
@@ -348,6 +313,9 @@ def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> 
 
 def _check_combinations(request: GenerationRequest) -> None:
     """Check the rules between fields."""
+    form = request.response_format
+    if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
+        raise InvalidArgument("response_format: json_schema goes with type 'json_schema'")
     options = request.stream_options if request.stream else None
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise InvalidArgument(
@@ -357,9 +325,6 @@ def _check_combinations(request: GenerationRequest) -> None:
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidArgument("top_logprobs: only allowed when logprobs is true")
         check_tools(request.tools or [], request.tool_choice)
-        form = request.response_format
-        if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
-            raise InvalidArgument("response_format: json_schema goes with type 'json_schema'")
     if isinstance(request, CompletionRequest) and request.best_of is not None:
         if request.best_of < request.shown:
             raise InvalidArgument(f"best_of={request.best_of}: must not be less than n={request.n}")
@@ -367,6 +332,16 @@ def _check_combinations(request: GenerationRequest) -> None:
             raise InvalidArgument("best_of: its answers cannot be streamed, unless n is the same")
     if isinstance(request, CompletionRequest) and request.max_tokens == 0 and not request.echo:
         raise InvalidArgument("max_tokens=0: only allowed with echo")
+
+
+def _by_token(bias: Mapping[str, float]) -> dict[int, float]:
+    """A bias by token id, which JSON has as text."""
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise InvalidArgument(f"logit_bias: {_shortened(token)} is not a token id")
+        if not -100 <= value <= 100:
+            raise InvalidArgument(f"logit_bias.{token}={value:g}: must be from -100 to 100")
+    return {int(token): value for token, value in bias.items()}
 
 
 def _describe(error: ValidationError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.openai.ability_checks import check_abilities
+from cog_triton.serving.openai.ability_checks import check_abilities, check_guide
 from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
@@ -71,7 +71,7 @@ class OpenAIRoutes:
         self._tokenizer = tokenizer
         self._generator = generator
         self._models = models
-        self._planner = ChatPlanner(settings, tokenizer, guides="json_schema" in abilities.guides)
+        self._planner = ChatPlanner(settings, tokenizer, abilities)
         self._abilities = abilities
         self._token_text = TokenText(tokenizer)
         self._created = int(time.time())
@@ -134,7 +134,8 @@ class OpenAIRoutes:
                 for prompt, prompt_ids in zip(given, ids, strict=True)
                 if completion.echo
             ]
-            return Prompts(ids, {}, builder)
+            guide = check_guide(completion.given_guide(), self._abilities)
+            return Prompts(ids, {"guide": guide}, builder)
 
         return await self._answer(request, CompletionRequest, prompts, envelope)
 
@@ -196,6 +197,7 @@ class OpenAIRoutes:
                 top_log_probs=request.top_log_probs,
                 prompt_log_probs=request.prompt_log_probs,
                 adapter=adapter,
+                stop_token_ids=self._stop_token_ids(request),
                 id=envelope.id,
                 endpoint=envelope.endpoint,
                 **prompts.fields,
@@ -211,6 +213,17 @@ class OpenAIRoutes:
         field = "prompt" if count > 1 else "best_of" if request.made > request.shown else "n"
         check_count(field, count, request.made, limit, admission)
 
+    def _stop_token_ids(self, request: GenerationRequest) -> list[int]:
+        ids = request.stop_token_ids or []
+        if len(ids) > self._settings.max_stop_sequences:
+            raise InvalidArgument(
+                f"stop_token_ids: has {len(ids)}; {self._settings.max_stop_sequences} at most"
+                " (MAX_STOP_SEQUENCES)"
+            )
+        for name, tokens in (("stop_token_ids", ids), ("logit_bias", request.biased_ids())):
+            self._check_ids(name, tokens)
+        return ids
+
     def _prompt_text(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
             return prompt
@@ -225,13 +238,16 @@ class OpenAIRoutes:
             except UnicodeEncodeError as error:
                 raise InvalidArgument(f"prompt: not Unicode text: {error.reason}") from None
             return self._generator.encode(prompt)
-        for token in prompt:
+        self._check_ids("prompt", prompt)
+        return prompt
+
+    def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
+        for token in tokens:
             if not 0 <= token < self._tokenizer.vocab_size:
                 raise InvalidArgument(
-                    f"prompt: holds {token}; must be from 0 to {self._tokenizer.vocab_size - 1},"
+                    f"{name}: holds {token}; must be from 0 to {self._tokenizer.vocab_size - 1},"
                     " the model's vocabulary"
                 )
-        return prompt
 
     def _description(self) -> Object:
         return {
@@ -242,6 +258,9 @@ class OpenAIRoutes:
             "max_model_len": self._generator.max_seq_len,
             "capabilities": {
                 **self._planner.abilities,
+                "guides": sorted(self._abilities.guides),
+                "logit_bias": self._abilities.logit_bias,
+                "min_p": self._abilities.min_p,
                 "top_logprobs": self._abilities.top_log_probs,
                 "prompt_logprobs": self._abilities.prompt_log_probs,
                 "sequences": self._settings.max_sequences,

@@ -1,0 +1,124 @@
+"""Fields of a request that guide its answer, in OpenAI's spelling and vLLM's."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.tool_requests import HashableFailFast
+from cog_triton.text import json_schema
+from cog_triton.text.guide import Guide, GuideKind, choice_guide
+
+_FORBID = ConfigDict(extra="forbid", strict=True)
+Schema = dict[str, Any] | str
+Choices = Annotated[list[str], HashableFailFast()]
+
+
+class JSONSchema(BaseModel):
+    """The schema that the answer is to follow."""
+
+    model_config = _FORBID
+
+    name: str = "response"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the answer is made of."""
+
+    model_config = _FORBID
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's constraints, of which there is one."""
+
+    model_config = _FORBID
+
+    json_: Schema | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: Literal[False] | None = None
+    whitespace_pattern: None = None
+    structural_tag: None = None
+
+
+class GivenGuide(NamedTuple):
+    """A guide, and the field that gave it."""
+
+    field: str
+    guide: Guide
+
+
+class GuideFields(BaseModel):
+    """The fields; `guided_*` are what vLLM called those of `structured_outputs` before 0.12."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+
+    def given_guide(self) -> GivenGuide | None:
+        """The guide of the answer, None for free text; raises E1005."""
+        outputs = self.structured_outputs or StructuredOutputs()
+        given = {
+            "structured_outputs.json": outputs.json_,
+            "structured_outputs.regex": outputs.regex,
+            "structured_outputs.choice": outputs.choice,
+            "structured_outputs.grammar": outputs.grammar,
+            "structured_outputs.json_object": outputs.json_object,
+            "guided_json": self.guided_json,
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+            "guided_grammar": self.guided_grammar,
+            "guided_json_object": self.guided_json_object,
+        }
+        found = [_made(field, value) for field, value in given.items() if value]
+        if (form := self.response_format) is not None and form.type != "text":
+            found.insert(0, GivenGuide("response_format", _of_format(form)))
+        if len(found) > 1:
+            raise InvalidArgument(
+                f"{found[1].field}: not together with {found[0].field}: one guides the answer"
+            )
+        return found[0] if found else None
+
+
+def _of_format(form: ResponseFormat) -> Guide:
+    if form.json_schema is None:
+        return Guide("json_schema", json_schema.OBJECT)
+    return _checked("json_schema", form.json_schema.schema_, "response_format.json_schema.schema")
+
+
+def _made(field: str, value: Any) -> GivenGuide:
+    kind = field.rpartition(".")[2].removeprefix("guided_")
+    match kind:
+        case "json":
+            guide = _checked("json_schema", value, field)
+        case "json_object":
+            guide = Guide("json_schema", json_schema.OBJECT)
+        case "choice":
+            guide = choice_guide(value, field)
+        case "regex":
+            guide = _checked("regex", value, field)
+        case _:
+            guide = _checked("grammar", value, field)
+    return GivenGuide(field, guide)
+
+
+def _checked(kind: GuideKind, value: Any, where: str) -> Guide:
+    guide = Guide(kind, value if isinstance(value, str) else json.dumps(value))
+    guide.check(where)
+    return guide

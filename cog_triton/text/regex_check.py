@@ -1,0 +1,172 @@
+"""Regular expressions for guided decoding: the part of them that every engine's compiler takes.
+
+Characters, escapes, classes, groups, alternatives and repetition, matched as a whole. Anchors are
+allowed at both ends alone. Bounds of repetitions multiply where they are nested, so what they make
+is bounded, not only the length: OpenVINO compiles while all requests wait.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cog_triton.errors import InvalidArgument
+
+MAX_LENGTH = 32 << 10
+_MAX_REPETITIONS = 128
+_MAX_DEPTH = 16
+_MAX_GROWTH = 1024
+"""Characters and classes that written-out repetitions may add."""
+_MAX_REPEAT = 512
+_REPEAT = re.compile(r"\{(\d{1,5})(,(\d{0,5}))?\}")
+_CLASSES = "dDsSwW"
+_PLAIN_ESCAPES = "nrtfv"
+_HEXADECIMAL = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}")
+_PUNCTUATION = "\\^$.|?*+()[]{}/\"'-,:;=!<>@#%&~`_ "
+
+
+def check_regex(text: str, where: str) -> None:
+    """Raise E1005, after `where`, for an expression that is not one of these."""
+    if len(text) > MAX_LENGTH:
+        raise InvalidArgument(f"{where}: has {len(text)} characters; {MAX_LENGTH} at most")
+    _Parser(text, where).run()
+
+
+class _Parser:
+    def __init__(self, text: str, where: str) -> None:
+        self._text = text.removeprefix("^")
+        if self._text.endswith("$") and not _is_escaped(self._text, len(self._text) - 1):
+            self._text = self._text[:-1]
+        self._where = where
+        self._at = 0
+        self._repetitions = 0
+
+    def run(self) -> None:
+        size = self._alternatives(0)
+        if self._at < len(self._text):
+            raise self._refused("a ')' without its '('")
+        if (growth := size - len(self._text)) > _MAX_GROWTH:
+            raise InvalidArgument(
+                f"{self._where}: its repetitions, written out, add {growth} characters;"
+                f" {_MAX_GROWTH} at most"
+            )
+
+    @property
+    def _next(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _refused(self, what: str) -> InvalidArgument:
+        shown = self._text[self._at : self._at + 20]
+        return InvalidArgument(f"{self._where}: {what}, at {shown!r}")
+
+    def _alternatives(self, depth: int) -> int:
+        if depth > _MAX_DEPTH:
+            raise self._refused(f"nested deeper than {_MAX_DEPTH} levels")
+        size = self._sequence(depth)
+        while self._next == "|":
+            self._at += 1
+            size += self._sequence(depth)
+        return size
+
+    def _sequence(self, depth: int) -> int:
+        size = 0
+        while self._next not in ("", "|", ")"):
+            size += self._repeated(self._atom(depth))
+        if not size:
+            raise self._refused("an alternative is empty")
+        return size
+
+    def _atom(self, depth: int) -> int:
+        character = self._next
+        if character == "(":
+            return self._group(depth)
+        if character == "[":
+            return self._class()
+        if character == "\\":
+            self._escape()
+            return 1
+        if character in "*+?{":
+            raise self._refused("nothing to repeat")
+        if character in "^$":
+            raise self._refused("an anchor inside")
+        self._at += 1
+        return 1
+
+    def _group(self, depth: int) -> int:
+        self._at += 1
+        if self._next == "?":
+            if not self._text.startswith("?:", self._at):
+                raise self._refused("groups may be ( ) or (?: ), without names or looking around")
+            self._at += 2
+        size = self._alternatives(depth + 1)
+        if self._next != ")":
+            raise self._refused("a '(' without its ')'")
+        self._at += 1
+        return size
+
+    def _class(self) -> int:
+        self._at += 1
+        if self._next == "^":
+            self._at += 1
+        if self._next in ("]", ""):
+            raise self._refused("a class is empty")
+        while self._next != "]":
+            low = self._class_member()
+            if self._next == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                high = self._class_member()
+                if low is None or high is None or low > high:
+                    raise self._refused("a range of a class has no order")
+        self._at += 1
+        return 1
+
+    def _class_member(self) -> str | None:
+        """Take a member of a class; the character, None for one like \\d."""
+        character = self._next
+        if character == "":
+            raise self._refused("a '[' without its ']'")
+        if character == "\\":
+            return self._escape()
+        if character == "[":
+            raise self._refused("a '[' in a class must be \\[")
+        self._at += 1
+        return character
+
+    def _escape(self) -> str | None:
+        rest = self._text[self._at + 1 :]
+        found = _HEXADECIMAL.match(rest)
+        if found:
+            self._at += 1 + found.end()
+            return chr(int(found[0][1:], 16))
+        if not rest or rest[0] not in _CLASSES + _PLAIN_ESCAPES + _PUNCTUATION:
+            raise self._refused("an unknown escape")
+        self._at += 2
+        return None if rest[0] in _CLASSES else rest[0]
+
+    def _repeated(self, size: int) -> int:
+        count = 1
+        if self._next in ("*", "+", "?"):
+            self._at += 1
+        elif self._next == "{":
+            found = _REPEAT.match(self._text, self._at)
+            if not found:
+                raise self._refused("a repetition is {m}, {m,} or {m,n}")
+            least, most = int(found[1]), int(found[3] or found[1])
+            count = max(least, most, 1)
+            if least > most or count > _MAX_REPEAT:
+                raise self._refused(f"a repetition must be in order, and {_MAX_REPEAT} at most")
+            self._at = found.end()
+        else:
+            return size
+        self._repetitions += 1
+        if self._repetitions > _MAX_REPETITIONS:
+            raise self._refused(f"more than {_MAX_REPETITIONS} repetitions")
+        if self._next == "?":
+            self._at += 1
+        if self._next in ("*", "+", "{", "?") and self._next:
+            raise self._refused("nothing to repeat")
+        return size * count
+
+
+def _is_escaped(text: str, place: int) -> bool:
+    before = text[:place]
+    return (len(before) - len(before.rstrip("\\"))) % 2 == 1

@@ -1,0 +1,118 @@
+"""Guides of guided decoding: what may reach an engine's compiler."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.text.guide import Guide, GuideKind, choice_guide
+
+WHERE = "guided_regex"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "abc",
+        "^abc$",
+        r"a\$$",
+        "(yes|no)",
+        "(?:ab)+?",
+        r"\d{3}-\d{4,}",
+        r"[a-zA-Z_\-.][^\]\\]{0,9}",
+        r"[\d\w-]+",
+        r"\x41ä?\n",
+        "a|b|(c|(d|e)*)",
+        r"\(\[\{",
+        "}]",
+        ".{0,512}",
+    ],
+)
+def test_common_expressions_pass(text: str) -> None:
+    Guide("regex", text).check(WHERE)
+    re.compile(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("a|", "empty"),
+        ("()", "empty"),
+        ("(a", "without its ')'"),
+        ("a)", "without its '('"),
+        ("[a", "without its ']'"),
+        ("[]a]", "a class is empty"),
+        ("[z-a]", "no order"),
+        (r"[a-\d]", "no order"),
+        ("[[:alpha:]]", "must be"),
+        ("*a", "nothing to repeat"),
+        ("a**", "nothing to repeat"),
+        ("a{2}{3}", "nothing to repeat"),
+        ("a{,3}", "{m}, {m,} or {m,n}"),
+        ("a{b", "{m}, {m,} or {m,n}"),
+        ("a{3,2}", "in order"),
+        ("a{513}", "512 at most"),
+        ("(a{200}){9}", "add 1789"),
+        ("a*" * 129, "more than 128 repetitions"),
+        ("(?=a)b", "looking around"),
+        ("(?P<x>a)", "without names"),
+        (r"\bab", "unknown escape"),
+        (r"(a)\1", "unknown escape"),
+        (r"\p{L}", "unknown escape"),
+        ("a\\", "unknown escape"),
+        ("a^b", "an anchor inside"),
+        ("(a$)", "an anchor inside"),
+        ("(" * 17 + "a" + ")" * 17, "nested deeper than 16"),
+        ("a" * 40_000, "characters; 32768 at most"),
+    ],
+)
+def test_others_are_refused_with_their_place(text: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(words)) as caught:
+        Guide("regex", text).check(WHERE)
+    assert caught.value.detail.startswith(WHERE)
+    assert len(str(caught.value)) < 200
+
+
+@given(st.text(alphabet="ab()[]{}|*+?\\^$.-,01:dw", max_size=12))
+def test_whatever_passes_is_an_expression(text: str) -> None:
+    try:
+        Guide("regex", text).check(WHERE)
+    except InvalidArgument:
+        return
+    re.compile(text)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1), min_size=1))
+def test_choices_match_themselves_alone(choices: list[str]) -> None:
+    guide = choice_guide(choices, "guided_choice")
+    guide.check("guided_choice")
+    for choice in choices:
+        assert re.fullmatch(guide.text, choice)
+    assert not re.fullmatch(guide.text, "".join(choices) + "x")
+
+
+@pytest.mark.parametrize("choices", [[], [""], ["a"] * 257, ["a" * 20_000], ["\0"]])
+def test_choices_that_are_none_or_too_many(choices: list[str]) -> None:
+    with pytest.raises(InvalidArgument, match="guided_choice"):
+        choice_guide(choices, "guided_choice")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("grammar", " "),
+        ("grammar", "a" * 20_000),
+        ("grammar", "root ::= " + "(" * 25 + '"a"' + ")" * 25),
+        ("json_schema", "{"),
+        ("json_schema", '{"pattern": "a"}'),
+    ],
+)
+def test_grammars_are_bounded_and_schemas_checked(kind: GuideKind, text: str) -> None:
+    with pytest.raises(InvalidArgument, match="here"):
+        Guide(kind, text).check("here")
+    Guide("grammar", 'root ::= "a" | "b"').check("here")

@@ -237,6 +237,18 @@ def test_errors_are_in_the_response(vllm: VLLMStack, values: dict[str, Any], wor
     assert words in body["error"]
 
 
+def test_both_apis_select_an_adapter_by_name(vllm: VLLMStack) -> None:
+    (base, adapted) = httpx.get(f"{vllm.own}/v1/models", timeout=60).json()["data"]
+    assert (adapted["id"], adapted["parent"]) == ("doll", base["id"])
+    body = {"model": "doll", "prompt": "ab", "max_tokens": 3}
+    answer = httpx.post(f"{vllm.own}/v1/completions", json=body, timeout=60).json()
+    assert (answer["model"], answer["choices"][0]["text"]) == ("doll", "aba")
+    assert calls(vllm.journal, "add_request")[-1]["lora"] == "doll"
+    assert text_of(vllm.predict("ab", max_tokens=3, lora_name="doll", prompt_template="{prompt}"))
+    assert calls(vllm.journal, "add_request")[-1]["lora"] == "doll"
+    assert len(calls(vllm.journal, "add_lora")) == 1
+
+
 def test_a_disconnected_clients_request_is_aborted(vllm: VLLMStack) -> None:
     before = len(calls(vllm.journal, "abort"))
     url = f"{vllm.triton}/v2/models/vllm_model/generate_stream"

@@ -19,23 +19,29 @@ from cog_triton.settings import Settings
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-class _Body(BaseModel):
+class AdapterRequest(BaseModel):
+    """Fields of both endpoints."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     lora_name: str = Field(min_length=1)
 
 
-class _LoadBody(_Body):
+class LoadAdapterRequest(AdapterRequest):
+    """Body of `LOAD`, vLLM's; `lora_path` is relative to LORA_DIR, or absolute and below it."""
+
     lora_path: str = Field(min_length=1)
     load_inplace: bool = False
     is_3d_lora_weight: bool = False
 
 
-class _UnloadBody(_Body):
+class UnloadAdapterRequest(AdapterRequest):
+    """Body of `UNLOAD`, vLLM's; `lora_int_id` is not read."""
+
     lora_int_id: int | None = None
 
 
-B = TypeVar("B", bound=_Body)
+B = TypeVar("B", bound=AdapterRequest)
 
 
 class AdapterRoutes:
@@ -63,7 +69,7 @@ class AdapterRoutes:
 
     async def _load(self, request: Request) -> Response:
         adapters = self._changeable()
-        body = await self._parse(request, _LoadBody)
+        body = await self._parse(request, LoadAdapterRequest)
         if body.is_3d_lora_weight:
             raise InvalidArgument("is_3d_lora_weight=true: is not supported")
         if body.lora_name == self._base:
@@ -71,7 +77,7 @@ class AdapterRoutes:
         await asyncio.to_thread(self._load_and_try, adapters, body)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    def _load_and_try(self, adapters: AdapterStore, body: _LoadBody) -> None:
+    def _load_and_try(self, adapters: AdapterStore, body: LoadAdapterRequest) -> None:
         """Load an adapter and make a token with it; one that the engine refuses is not served."""
         before = adapters.get(body.lora_name)
         adapters.load_requested(body.lora_name, body.lora_path, replace=body.load_inplace)
@@ -83,7 +89,7 @@ class AdapterRoutes:
 
     async def _unload(self, request: Request) -> Response:
         adapters = self._changeable()
-        body = await self._parse(request, _UnloadBody)
+        body = await self._parse(request, UnloadAdapterRequest)
         await asyncio.to_thread(adapters.unload, body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -6,6 +6,12 @@ from functools import lru_cache
 from typing import Any
 
 from cog_triton import __version__
+from cog_triton.serving.openai.adapter_routes import (
+    LOAD,
+    UNLOAD,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+)
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.text import chat
 
@@ -67,7 +73,7 @@ _MESSAGES: dict[str, Any] = {
 def openapi() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     schemas: dict[str, Any] = {"Error": _ERROR}
-    for model in (ChatRequest, CompletionRequest):
+    for model in (ChatRequest, CompletionRequest, LoadAdapterRequest, UnloadAdapterRequest):
         schema = model.model_json_schema(ref_template=_REF)
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
@@ -77,12 +83,14 @@ def openapi() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "cog-triton", "version": __version__},
         "paths": {
-            "/v1/models": {"get": _operation("The model that is served", "401")},
+            "/v1/models": {"get": _operation("The models that are served", "401")},
             "/v1/models/{model}": {
                 "get": {**_operation("The model", "401", "404"), "parameters": [name]}
             },
             "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
+            LOAD: {"post": _post("Load a LoRA adapter", "LoadAdapterRequest", text=True)},
+            UNLOAD: {"post": _post("Unload a LoRA adapter", "UnloadAdapterRequest", text=True)},
             "/version": {"get": _operation("The server's version", "401")},
             "/health": {"get": _operation("Whether requests are served", "503")},
         },
@@ -98,10 +106,13 @@ def _operation(summary: str, *errors: str) -> dict[str, Any]:
     return {"summary": summary, "responses": {"200": _json({"type": "object"}), **_errors(errors)}}
 
 
-def _post(summary: str, model: str) -> dict[str, Any]:
+def _post(summary: str, model: str, *, text: bool = False) -> dict[str, Any]:
+    """A request that is answered by an object or events, or by plain `text`."""
     codes = ("400", "401", "404", "413", "415", "429", "500", "503", "504")
     answer = _json({"type": "object"})
     answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    if text:
+        answer["content"] = {"text/plain": {"schema": {"type": "string"}}}
     schema = {"$ref": _REF.format(model=model)}
     return {
         "summary": summary,

@@ -192,6 +192,8 @@ def test_metrics_name_the_adapters_of_running_and_waiting_requests(tmp_path: Pat
             url = f"{running.url}/v1/completions"
             with httpx.stream("POST", url, json=body, timeout=30) as one:
                 assert one.status_code == 200
+                alone = 'running_lora_adapters="sql",waiting_lora_adapters=""'
+                assert wait(lambda: alone in labels(running)), labels(running)
                 second = {"model": "poems", "prompt": "Hi", "max_tokens": 1}
                 answer = pool.submit(httpx.post, url, json=second, timeout=30)
                 seen = 'max_lora="2",running_lora_adapters="sql",waiting_lora_adapters="poems"'

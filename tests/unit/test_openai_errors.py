@@ -331,6 +331,8 @@ def test_openapi_schema_lists_the_routes() -> None:
         "/v1/models/{model}",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
         "/version",
         "/health",
     }

@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.engines.openvino.family import OpenVINOFamily, OpenVINOOptions, read_config
-from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig
+from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidPredictorConfig
+from cog_triton.serving import engine_preparation
+from cog_triton.settings import load_settings
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.triton import model_repository
+from cog_triton.triton.serve_config import ServeConfig
 
 MODEL = {"vocab_size": 49152, "eos_token_id": 2, "pad_token_id": 1}
 BUILD = {"max_input_len": 2047, "max_seq_len": 2048, "max_batch_size": 16}
@@ -171,3 +174,14 @@ def test_kv_cache_size_of_a_token_is_read_where_it_is_known(tmp_path: Path) -> N
     assert read_config(engine(tmp_path, {**MODEL, **sizes})).kv_values_per_token == 11520
     with pytest.raises(EngineCorrupt, match="head_size=0"):
         read_config(engine(tmp_path, {**MODEL, **sizes, "head_size": 0}))
+
+
+def test_adapters_are_refused_with_the_reason(tmp_path: Path) -> None:
+    family = OpenVINOFamily.open(engine(tmp_path))
+    for settings, adapters in (({}, {"sql": "org/sql"}), ({"lora_dir": tmp_path}, {})):
+        with pytest.raises(EngineIncompatible, match="must be the same for all requests"):
+            engine_preparation._load_adapters(
+                load_settings(**settings), family, ServeConfig({}, adapters), tmp_path
+            )
+    none = engine_preparation._load_adapters(load_settings(), family, ServeConfig(), tmp_path)
+    assert none is None

@@ -247,7 +247,7 @@ def test_malformed_bodies_are_refused_with_a_code(
     [
         ("GET", "/", 404),
         ("GET", "/v1", 404),
-        ("GET", "/v1/embeddings", 404),
+        ("GET", "/v1/rerank", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("OPTIONS", "/v1/completions", 405),
@@ -333,6 +333,8 @@ def test_openapi_schema_lists_the_routes() -> None:
         "/v1/completions",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        "/tokenize",
+        "/detokenize",
         "/version",
         "/health",
     }

@@ -19,7 +19,7 @@ from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.system.log_format import request_id
 
-AUTHENTICATED_PREFIX = "/v1/"
+AUTHENTICATED_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = b"x-request-id"
 
 
@@ -32,9 +32,9 @@ def create_app(
 ) -> Starlette:
     """Create the application; all its error responses have OpenAI's shape and our code.
 
-    `require_ready` raises the reason while requests are not served. Paths below /v1/ need
-    `api_key`, if given. `on_refused` gets the endpoint and error of every request that is rejected
-    before generation.
+    `require_ready` raises the reason while requests are not served. Paths below /v1/,
+    and those of tokens, need `api_key`, if given. `on_refused` gets the endpoint and error of every
+    request that is rejected before generation.
     """
 
     async def health(request: Request) -> Response:
@@ -98,7 +98,7 @@ class _AuthMiddleware:
             await error_responses.error_response(found)(scope, receive, watched)
 
     def _authorized(self, scope: Scope) -> bool:
-        if self._expected is None or not scope["path"].startswith(AUTHENTICATED_PREFIX):
+        if self._expected is None or not scope["path"].startswith(AUTHENTICATED_PREFIXES):
             return True
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = sent.partition(b" ")

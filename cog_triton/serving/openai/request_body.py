@@ -42,6 +42,15 @@ def parse_body(raw: bytearray) -> Any:
         raise InvalidArgument(f"the body is not JSON: {str(error)[:200]}") from None
 
 
+def check_unicode(field: str, text: str) -> str:
+    """`text`; raises E1005 for one with lone surrogates, which JSON can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{field}: not Unicode text: {error.reason}") from None
+    return text
+
+
 def longest_id_list(body: Any) -> int:
     """How many token ids the longest prompt has, before each is checked; 0 for texts."""
     prompt = body.get("prompt") if isinstance(body, dict) else None

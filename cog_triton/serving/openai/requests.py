@@ -274,6 +274,7 @@ class CompletionRequest(GenerationRequest):
 
 
 R = TypeVar("R", bound=GenerationRequest)
+M = TypeVar("M", bound=BaseModel)
 
 
 def parse(kind: type[R], body: Any) -> R:
@@ -285,12 +286,19 @@ def parse(kind: type[R], body: Any) -> R:
     fields = dict(body)
     for name in body.keys() - {field.alias or key for key, field in kind.model_fields.items()}:
         _check_unsupported(name, fields.pop(name), kind)
-    try:
-        request = kind.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidArgument(_describe(error)) from None
+    request = validate(kind, fields)
     _check_combinations(request)
     return request
+
+
+def validate(kind: type[M], body: Any) -> M:
+    """Validate a JSON value; raises E1005 naming the first field at fault."""
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise InvalidArgument(_describe(error)) from None
 
 
 def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> None:

@@ -22,7 +22,12 @@ from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.request_body import longest_id_list, parse_body, read_body
+from cog_triton.serving.openai.request_body import (
+    check_unicode,
+    longest_id_list,
+    parse_body,
+    read_body,
+)
 from cog_triton.serving.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -38,6 +43,7 @@ from cog_triton.serving.openai.sequences import (
 )
 from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.streaming import GenerationResponse
+from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
 from cog_triton.text.detokenize import TokenText
@@ -84,6 +90,13 @@ class OpenAIRoutes:
             Route("/v1/models/{model:path}", self._one_model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            *TokenRoutes(
+                self._settings.max_request_bytes,
+                self._tokenizer,
+                self._generator,
+                self._models,
+                self._planner,
+            ).routes(),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -233,11 +246,7 @@ class OpenAIRoutes:
         if not prompt:
             raise errors.PromptRequired("the prompt is blank")
         if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidArgument(f"prompt: not Unicode text: {error.reason}") from None
-            return self._generator.encode(prompt)
+            return self._generator.encode(check_unicode("prompt", prompt))
         self._check_ids("prompt", prompt)
         return prompt
 

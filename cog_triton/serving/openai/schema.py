@@ -13,6 +13,7 @@ from cog_triton.serving.openai.adapter_routes import (
     UnloadAdapterRequest,
 )
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
+from cog_triton.serving.openai.token_routes import DetokenizeRequest, TokenizeRequest
 from cog_triton.text import chat
 
 _REF = "#/components/schemas/{model}"
@@ -69,11 +70,21 @@ _MESSAGES: dict[str, Any] = {
 }
 
 
+_MODELS = (
+    ChatRequest,
+    CompletionRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+
+
 @lru_cache(maxsize=1)
 def openapi() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     schemas: dict[str, Any] = {"Error": _ERROR}
-    for model in (ChatRequest, CompletionRequest, LoadAdapterRequest, UnloadAdapterRequest):
+    for model in _MODELS:
         schema = model.model_json_schema(ref_template=_REF)
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
@@ -91,6 +102,8 @@ def openapi() -> dict[str, Any]:
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
             LOAD: {"post": _post("Load a LoRA adapter", "LoadAdapterRequest", text=True)},
             UNLOAD: {"post": _post("Unload a LoRA adapter", "UnloadAdapterRequest", text=True)},
+            "/tokenize": {"post": _post("Tokens of a text or chat", "TokenizeRequest")},
+            "/detokenize": {"post": _post("Text of tokens", "DetokenizeRequest")},
             "/version": {"get": _operation("The server's version", "401")},
             "/health": {"get": _operation("Whether requests are served", "503")},
         },

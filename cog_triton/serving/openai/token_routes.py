@@ -1,0 +1,142 @@
+"""Tokens of a text or chat, and their text, in vLLM's form: /tokenize and /detokenize.
+
+Also /v1/embeddings, which no engine served here can make, so that it is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.openai.chat_plan import ChatPlanner
+from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.request_body import check_unicode, parse_body, read_body
+from cog_triton.serving.openai.requests import ChatRequest, parse, validate
+from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.serving.openai.tool_requests import HashableFailFast
+from cog_triton.text.tokenizer import EngineTokenizer
+
+_CHAT = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize: a prompt, or a chat as /v1/chat/completions takes it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize: token ids."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    tokens: Annotated[list[int], HashableFailFast()] = Field(max_length=1 << 20)
+
+
+class TokenRoutes:
+    """The endpoints, for one model and its adapters."""
+
+    def __init__(
+        self,
+        max_request_bytes: int,
+        tokenizer: EngineTokenizer,
+        generator: TextGenerator,
+        models: ServedModels,
+        planner: ChatPlanner,
+    ) -> None:
+        self._max_request_bytes = max_request_bytes
+        self._tokenizer = tokenizer
+        self._generator = generator
+        self._models = models
+        self._planner = planner
+
+    def routes(self) -> list[Route]:
+        """The routes for the application."""
+        return [
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/v1/embeddings", self._embed, methods=["POST"]),
+        ]
+
+    async def _tokenize(self, request: Request) -> Response:
+        return await self._answer(request, self._tokens)
+
+    async def _detokenize(self, request: Request) -> Response:
+        return await self._answer(request, self._text)
+
+    async def _embed(self, request: Request) -> Response:
+        return await self._answer(request, self._refuse_embeddings)
+
+    async def _answer(self, request: Request, answer: Callable[[Any], dict[str, Any]]) -> Response:
+        raw = [await read_body(request, self._max_request_bytes)]
+        # A long text takes long, and must not block the event loop.
+        return json_response(await asyncio.to_thread(lambda: answer(parse_body(raw.pop()))))
+
+    def _tokens(self, body: Any) -> dict[str, Any]:
+        request = validate(TokenizeRequest, body)
+        self._require(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidArgument("prompt: send either a prompt or messages")
+        if request.prompt is not None:
+            special = request.add_special_tokens is not False
+            text = check_unicode("prompt", request.prompt)
+            ids = self._generator.encode(text, add_special_tokens=special)
+        else:
+            given = {name: getattr(request, name) for name in _CHAT}
+            chat = {name: value for name, value in given.items() if value is not None}
+            plan = self._planner.plan(parse(ChatRequest, {"model": self._models.base, **chat}))
+            special = bool(request.add_special_tokens)
+            ids = self._generator.encode(plan.prompt.text, add_special_tokens=special)
+        tokenizer = self._tokenizer.tokenizer
+        return {
+            "count": len(ids),
+            "max_model_len": self._generator.max_seq_len,
+            "tokens": ids,
+            "token_strs": [tokenizer.id_to_token(token) for token in ids]
+            if request.return_token_strs
+            else None,
+        }
+
+    def _text(self, body: Any) -> dict[str, Any]:
+        request = validate(DetokenizeRequest, body)
+        self._require(request.model)
+        size = self._tokenizer.vocab_size
+        for token in request.tokens:
+            if not 0 <= token < size:
+                raise InvalidArgument(
+                    f"tokens: holds {token}; must be from 0 to {size - 1}, the model's vocabulary"
+                )
+        text = self._tokenizer.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        return {"prompt": text}
+
+    def _refuse_embeddings(self, body: Any) -> dict[str, Any]:
+        model = body.get("model") if isinstance(body, dict) else None
+        self._require(model if isinstance(model, str) else None)
+        raise InvalidArgument(
+            f"model={self._models.base!r}: makes no embeddings: it is served to generate text"
+        )
+
+    def _require(self, model: str | None) -> None:
+        if model is not None:
+            self._models.adapter(model)

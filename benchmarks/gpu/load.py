@@ -210,7 +210,12 @@ async def ask(
     finally:
         writer.close()
     given, made = endpoint.tokens(bytes(answer))
-    if not answer.startswith(b"HTTP/1.1 200") or made != max_tokens or given not in (length, -1):
+    if (
+        not answer.startswith(b"HTTP/1.1 200")
+        or made != max_tokens
+        or given not in (length, -1)
+        or not times
+    ):
         told = bytes(answer[:120] + b" ... " + answer[-400:]).decode("utf-8", "replace")
         raise RuntimeError(f"{made} of {max_tokens} tokens for {given} of {length}: {told}")
     share.requests += 1

@@ -117,7 +117,7 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     made = {"checks": checks(results)}
     if "machine" in results:
         made["machine"] = machine(results["machine"])
-    for phase, prefix in (("bench", ""), ("small", "small model's ")):
+    for phase, prefix in (("bench", ""), ("small", "small model's "), ("large", "large model's ")):
         if medians := results.get(phase, {}).get("medians"):
             made[f"{prefix}benchmark"] = benchmark(medians)
             highest = max(int(concurrency) for found in medians.values() for concurrency in found)

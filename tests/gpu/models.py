@@ -78,7 +78,9 @@ def from_gguf(path: Path, directory: Path) -> None:
         _name(name): _values(source, name, model.head_size).astype(np.float16)
         for name in source.shapes()
     }
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    weights = directory / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # an image reads it as another user
     _tokenizer.rebuild(source.fields).save(str(directory / "tokenizer.json"))
     config = _tokenizer.config_of(source.fields, model.max_positions)
     _write(directory / "tokenizer_config.json", config)

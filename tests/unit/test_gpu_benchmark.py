@@ -275,14 +275,23 @@ def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
             gpu.table.replace_sections(text, run, made)
 
 
-def test_docs_gpu_has_the_tables_of_its_results(gpu: SimpleNamespace) -> None:
+@pytest.mark.parametrize(
+    ("page", "expected"), [("gpu.md", {"h100", "h200"}), ("gpu-image.md", {"h100-image"})]
+)
+def test_pages_have_the_tables_of_their_results(
+    page: str, expected: set[str], gpu: SimpleNamespace
+) -> None:
     docs = BENCHMARKS.parents[1] / "docs"
-    text = (docs / "gpu.md").read_text("utf-8")
-    runs = {path.stem: json.loads(path.read_text("utf-8")) for path in docs.glob("gpu/*.json")}
-    assert set(re.findall(r"<!-- (\w+) .*: made by", text)) == set(runs)
-    assert text.count("made by benchmarks/gpu/table.py -->") == 10
-    for run, results in runs.items():
+    text = (docs / page).read_text("utf-8")
+    assert set(re.findall(r"<!-- ([\w-]+) .*: made by", text)) == expected
+    for run in expected:
+        results = json.loads((docs / "gpu" / f"{run}.json").read_text("utf-8"))
         assert gpu.table.replace_sections(text, run, gpu.table.sections(results)) == text
+
+
+def test_every_run_is_on_a_page() -> None:
+    runs = {path.stem for path in (BENCHMARKS.parents[1] / "docs" / "gpu").glob("*.json")}
+    assert runs == {"h100", "h200", "h100-image"}
 
 
 def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:

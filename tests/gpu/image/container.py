@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -89,6 +90,8 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
 def enter(root: Path, options: argparse.Namespace) -> None:
     """Become the command."""
     mount("proc", root / "proc", "proc", _NOSUID)
+    # coglet names its sockets after process ids, in the network namespace that all share here.
+    Path(root, "proc/sys/kernel/ns_last_pid").write_text(str(random.randrange(1000, 30000)))
     if options.read_only:
         mount(str(root), root, "", _BIND | _REMOUNT | _RDONLY)
     os.chroot(root)

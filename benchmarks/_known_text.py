@@ -36,9 +36,9 @@ class KnownText:
         self._whole = [len(head.rstrip("\N{REPLACEMENT CHARACTER}")) for head in self._heads]
 
     def __call__(self, tokens: int) -> str:
-        """Text of so many tokens; of a character that has not ended, replacement characters."""
+        """Text of so many tokens, without a character that has not ended."""
         passages, rest = divmod(tokens, len(self._heads))
-        return self.passage * passages + self._heads[rest]
+        return self.passage * passages + self._heads[rest][: self._whole[rest]]
 
     def tokens(self, characters: int) -> int:
         """Number of tokens that made so many characters, at least."""

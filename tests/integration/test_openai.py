@@ -374,7 +374,7 @@ def test_request_log_has_a_line_for_each_request_and_no_prompt(
     )
     prediction = stack.predict(secret, max_tokens=3)
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(model=model, prompt=secret, n=2)
+        client.completions.create(model=model, prompt=secret, temperature=-1)
     for request_id in (answer.id, prediction["id"]):
         (line,) = re.findall(rf"^.* id={request_id} .*$", stack.output, re.MULTILINE)
         assert "outcome=length" in line

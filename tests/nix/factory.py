@@ -74,13 +74,20 @@ class Factory:
 
         With inputs overridden, Nix (2.26) hides the revision of a clean tree, not of a dirty one.
         """
-        log = self.source / "CHANGELOG.md"
         me = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         run("git", "add", "--all", cwd=self.source)
         run("git", *me, "commit", "--quiet", "--message", message, cwd=self.source)
-        with log.open("a") as file:
-            file.write("\n")
+        self._make_dirty()
         return run("git", "rev-parse", "HEAD", cwd=self.source).strip() + "-dirty"
+
+    def take_back(self) -> None:
+        """Take the last commit back."""
+        run("git", "reset", "--hard", "--quiet", "HEAD~1", cwd=self.source)
+        self._make_dirty()
+
+    def _make_dirty(self) -> None:
+        with (self.source / "CHANGELOG.md").open("a") as file:
+            file.write("\n")
 
     def nix(self, verb: str, *arguments: str, inputs: str = "") -> str:
         """Run nix with stand-ins for the inputs whose names begin with `inputs`."""

@@ -320,7 +320,8 @@ def test_documented_sizes_are_those_of_the_cpu_image(images: dict[str, Image]) -
     lines = run(str(images["cog-triton-runner-cpu"].result), "size").splitlines()
     words = [line.replace(",", "").split() for line in lines]
     sizes = {name: int(size) / 1e6 for size, name, *_ in words}
-    page = (REPOSITORY / "docs" / "images.md").read_text().partition("\n### Sizes\n")[2]
+    page = (REPOSITORY / "docs" / "image-contents.md").read_text()
+    page = page.partition("\nThe CPU image, as `./result size` tells")[2]
     header, _, row = (
         line.strip("| ").split(" | ") for line in re.findall(r"^\|.*", page, re.M)[:3]
     )

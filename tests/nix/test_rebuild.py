@@ -36,7 +36,7 @@ def test_a_source_change_moves_one_layer(factory: Factory) -> None:
     try:
         after = [factory.image(name) for name in names]
     finally:
-        run("git", "reset", "--hard", "--quiet", "HEAD~1", cwd=factory.source)
+        factory.take_back()
     for old, new in zip(before, after, strict=True):
         assert new.labels["org.opencontainers.image.revision"] == revision
         assert new.env == old.env

@@ -148,7 +148,7 @@ def test_every_package_of_nixpkgs_that_is_used_is_listed() -> None:
     used = {name for text in texts for name in re.findall(r"\bpkgs\.([A-Za-z0-9-]+)", text)}
     used |= {name for text in texts for name in re.findall(r"\bpackages\.(\w+)", text)}
     used -= {"lib", "x86_64-linux"}
-    page = (ROOT / "docs" / "images.md").read_text()
+    page = (ROOT / "docs" / "flake.md").read_text()
     table = page.partition("\n### What is used of nixpkgs\n")[2].partition("\n## ")[0]
     assert used <= set(re.findall(r"[\w-]+", table))
 

@@ -43,6 +43,7 @@ let
     "/usr/lib64"
     "/usr/local/nvidia/lib64"
   ];
+  work = "/opt/cog-triton/work";
   # Humming compiles its kernels with NVRTC in a process of its own, which asks the loader for it.
   nvrtc = "/opt/cog-triton/lib/python${base.interpreter.version}/site-packages/nvidia/cu13/lib";
 in
@@ -115,7 +116,7 @@ image {
     LD_LIBRARY_PATH = lib.concatStringsSep ":" ([ base.env.LD_LIBRARY_PATH ] ++ driver ++ [ nvrtc ]);
     CC = "/bin/cc";
     # What is compiled is loaded from there, which /tmp may not allow.
-    TORCHINDUCTOR_CACHE_DIR = "/opt/cog-triton/work/torchinductor";
+    TORCHINDUCTOR_CACHE_DIR = "${work}/torchinductor";
     COG_TRITON_SM = list;
     NVIDIA_VISIBLE_DEVICES = "all";
     NVIDIA_DRIVER_CAPABILITIES = "compute,utility";

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import clean_environment
 import pytest
+from vllm_engines import double_environment
 
 clean_environment.clean()
 
@@ -39,3 +40,12 @@ def own_logging() -> Iterator[None]:
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     package.setLevel(before[2])
+
+
+@pytest.fixture
+def vllm_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double of vLLM, which writes a journal and dies once the file `death` is there."""
+    death = str(tmp_path / "death")
+    values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DEATH=death)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)

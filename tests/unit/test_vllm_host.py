@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import queue
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,44 +11,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lora_adapters import adapter
 from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, double_environment, vllm_engine
-from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
+from vllm_hosts import (
+    ABC,
+    HANDLES,
+    PATIENCE_S,
+    Inbox,
+    Running,
+    ask,
+    failure,
+    running,
+    text,
+    token_ids,
+    tokens,
+)
 
-from cog_triton.backend.engine_client import EngineClient
-from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm.host_messages import (
     MetricsEvent,
     MetricsRequest,
     TextEvent,
-    TextRequest,
 )
-from cog_triton.engines.vllm.sampling_arguments import from_client, from_engine_request
+from cog_triton.engines.vllm.sampling_arguments import from_engine_request
 from cog_triton.errors import (
     CogTritonError,
     EngineIncompatible,
     InvalidArgument,
-    InvalidPredictorConfig,
     Overloaded,
     PromptTooLong,
-    TritonUnavailable,
-    UnexpectedEngineArg,
     VLLMUnknownError,
 )
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
-
-HANDLES = itertools.count(1)
-
-
-@pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    death = str(tmp_path / "death")
-    values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DEATH=death)
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -78,44 +69,6 @@ def each_version(
             patch.setenv(name, value)
         with running(directory) as started:
             yield started
-
-
-class Inbox:
-    def __init__(self) -> None:
-        self._events: queue.Queue[Any] = queue.Queue()
-
-    def __call__(self, event: Any) -> None:
-        self._events.put(event)
-
-    def next(self) -> Any:
-        return self._events.get(timeout=PATIENCE_S)
-
-    def until_end(self) -> list[Any]:
-        events = [self.next()]
-        while events[-1].finish is None and events[-1].error is None:
-            events.append(self.next())
-        return events
-
-
-def ask(link: EngineClient, request: Any) -> list[Any]:
-    inbox = Inbox()
-    link.submit(next(HANDLES), request, inbox)
-    return inbox.until_end()
-
-
-def text(prompt: str, parameters: dict[str, Any] | None = None, **values: Any) -> TextRequest:
-    return TextRequest(prompt=prompt, sampling=from_client(parameters or {}), **values)
-
-
-def token_ids(events: list[TokenEvent]) -> list[int]:
-    assert events[-1].error is None
-    return [token for event in events for token in event.token_ids]
-
-
-def failure(link: EngineClient, request: Any) -> CogTritonError:
-    *_, event = ask(link, request)
-    assert event.error is not None
-    return event.error
 
 
 def test_the_owner_is_told_the_batch_size(host: Running) -> None:
@@ -242,7 +195,7 @@ def test_each_version_serves(each_version: Running) -> None:
     assert event.texts == ["abca", "bcab"]
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("vllm_environment")
 def test_bad_words_have_no_limit_with_model_runner_v1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +205,7 @@ def test_bad_words_have_no_limit_with_model_runner_v1(
         assert token_ids(ask(host.engine, many)) == list(b"abdab")
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("vllm_environment")
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
@@ -273,7 +226,7 @@ def test_vllms_own_queue_limits_are_overload(
             assert words in error.detail
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("vllm_environment")
 def test_a_version_that_was_never_run_needs_to_be_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -382,73 +335,14 @@ def test_structured_outputs_reach_vllm(host: Running) -> None:
     assert event.finish_reasons == ["stop"]
 
 
-def registered(directory: Path, *names: str, number: int = 1) -> list[RegisteredAdapter]:
-    return [
-        RegisteredAdapter(name, place, adapter(directory / f"{name}-{place}"), 4, name)
-        for place, name in enumerate(names, number)
-    ]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.usefixtures("environment")
-def test_adapters_are_selected_by_name(
-    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", version)
-    registry = AdapterRegistry(tmp_path / "registry.json")
-    registry.write(registered(tmp_path, "doll", "sheep"))
-    with running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True) as host:
-        at_start = [call["lora"] for call in host.calls("add_lora", 2)]
-        assert [(one["lora_name"], one["lora_int_id"]) for one in at_start] == [
-            ("doll", 1),
-            ("sheep", 2),
-        ]
-        ask(host.engine, text("a", {"lora_name": "sheep"}))
-        assert host.calls("add_request")[-1]["lora"] == "sheep"
-        assert token_ids(ask(host.engine, tokens(ABC, adapter="doll"))) == [*b"abcab"]
-        assert host.calls("add_request")[-1]["lora"] == "doll"
-        ask(host.engine, tokens(ABC))
-        assert host.calls("add_request")[-1]["lora"] is None
-        words = "LoRA sql is not supported, we currently support ['doll', 'sheep']"
-        assert words in failure(host.engine, text("a", {"lora_name": "sql"})).detail
-        assert words in failure(host.engine, tokens(ABC, adapter="sql")).detail
-
-
-@pytest.mark.usefixtures("environment")
-def test_adapters_come_and_go_while_the_host_runs(tmp_path: Path) -> None:
-    registry = AdapterRegistry(tmp_path / "registry.json")
-    registry.write(())
-    with running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True) as host:
-        assert "is not supported" in failure(host.engine, tokens(ABC, adapter="doll")).detail
-        registry.write(registered(tmp_path, "doll"))
-        for _ in range(3):
-            ask(host.engine, tokens(ABC, adapter="doll"))
-        assert len(host.calls("add_lora")) == 1, "it is loaded once"
-        bad = RegisteredAdapter("odd", 7, adapter(tmp_path / "odd", 13), 13, "odd#7")
-        registry.write([bad])
-        found = failure(host.engine, tokens(ABC, adapter="odd"))
-        assert isinstance(found, EngineIncompatible)
-        assert "vLLM does not load the adapter: " in found.detail
-        assert "LoRA rank 13 is odd" in found.detail
-        assert "is not supported" in failure(host.engine, tokens(ABC, adapter="doll")).detail
-        ask(host.engine, tokens(ABC))
-
-
-@pytest.mark.usefixtures("environment")
-def test_an_adapter_that_vllm_refuses_ends_the_start(tmp_path: Path) -> None:
-    registry = AdapterRegistry(tmp_path / "registry.json")
-    registry.write([RegisteredAdapter("odd", 1, adapter(tmp_path / "odd", 13), 13, "odd")])
-    with (
-        pytest.raises(EngineIncompatible, match="LoRA rank 13 is odd"),
-        running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("request_", [tokens(ABC, 99), text("abc", {"max_tokens": 99})])
 @pytest.mark.parametrize("stream", [True, False])
 def test_cancel_aborts_the_request_in_vllm(
-    request_: Any, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None
+    request_: Any,
+    stream: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    vllm_environment: None,
 ) -> None:
     monkeypatch.setenv("VLLM_DOUBLE_DELAY", "0.5")
     name = "streaming" if isinstance(request_, EngineRequest) else "stream"
@@ -465,7 +359,7 @@ def test_cancel_aborts_the_request_in_vllm(
         assert host.engine.stats().active == 0
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("vllm_environment")
 def test_requests_of_a_disconnected_guest_are_aborted(tmp_path: Path) -> None:
     with running(tmp_path, max_model_len=4096) as host:
         guest = host.guest()
@@ -510,7 +404,7 @@ def test_metrics_are_delivered_once(host: Running) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("vllm_environment")
 def test_stats_have_the_kv_cache_and_its_prefix_hits(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,7 +428,7 @@ def until_stats(host: Running, wanted: KVCacheStats) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("vllm_environment")
 def test_disable_log_stats_disables_metrics(tmp_path: Path) -> None:
     with running(tmp_path, disable_log_stats=True) as host:
         ask(host.engine, MetricsRequest())
@@ -542,80 +436,3 @@ def test_disable_log_stats_disables_metrics(tmp_path: Path) -> None:
         (event,) = ask(host.engine, MetricsRequest())
         assert event.values == {}
         assert host.engine.stats().kv_cache is None
-
-
-@pytest.mark.usefixtures("environment")
-def test_engine_death_fails_every_request_and_ends_the_host(tmp_path: Path) -> None:
-    with running(tmp_path, max_model_len=4096) as host:
-        guest = host.guest()
-        inboxes = [Inbox() for _ in range(6)]
-        for inbox in inboxes[:3]:
-            host.engine.submit(next(HANDLES), tokens(ABC, 4000), inbox)
-        for inbox in inboxes[3:]:
-            guest.submit(next(HANDLES), text("abc", {"max_tokens": 4000}, stream=True), inbox)
-        inboxes[-1].next()
-        host.engine.submit(next(HANDLES), text("kill the engine"), Inbox())
-        for inbox in inboxes:
-            assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
-        assert host.engine._process.wait(PATIENCE_S) != 0
-
-
-@pytest.mark.usefixtures("environment")
-def test_death_of_an_idle_engine_ends_the_host_and_signals_its_owner(tmp_path: Path) -> None:
-    with running(tmp_path) as host:
-        told = threading.Event()
-        host.engine._on_death = told.set
-        host.death.touch()
-        assert told.wait(PATIENCE_S)
-        assert isinstance(failure(host.engine, tokens(ABC)), TritonUnavailable)
-
-
-@pytest.mark.usefixtures("environment")
-def test_sigkill_of_the_host_ends_every_request(tmp_path: Path) -> None:
-    with running(tmp_path, max_model_len=4096) as host:
-        inbox = Inbox()
-        host.engine.submit(next(HANDLES), tokens(ABC, 4000), inbox)
-        inbox.next()
-        os.kill(host.pid, signal.SIGKILL)
-        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
-
-
-@pytest.mark.usefixtures("environment")
-def test_close_shuts_the_engine_down(tmp_path: Path) -> None:
-    with running(tmp_path) as host:
-        inbox = Inbox()
-        host.engine.submit(next(HANDLES), tokens(ABC, 100), inbox)
-    assert len(host.calls("shutdown")) == 1
-
-
-@pytest.mark.usefixtures("environment")
-def test_the_host_may_run_in_another_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It sees this package and the double; the interpreter is ours under another name."""
-    directory = vllm_engine(tmp_path / "engine")
-    import sys
-
-    host = Running(directory, engine_python=sys.executable)
-    try:
-        assert token_ids(ask(host.engine, tokens(ABC, 2))) == [97, 98]
-    finally:
-        host.engine.close()
-
-
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"gpu_memory_utilization": 1.5}, InvalidPredictorConfig),
-        ({"gpu_memory_utilisation": 0.5}, UnexpectedEngineArg),
-    ],
-)
-def test_an_engine_that_does_not_load_raises_its_error(
-    arguments: dict[str, Any],
-    error: type[CogTritonError],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(error, match="gpu_memory_utili"):
-        Running(vllm_engine(tmp_path / "engine", **arguments))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import secrets
 import threading
 import time
@@ -14,13 +16,17 @@ from vllm_engines import calls, vllm_engine
 
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.backend.engine_process import EngineProcess
-from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.engines.vllm.host_messages import TextRequest
+from cog_triton.engines.vllm.sampling_arguments import from_client
+from cog_triton.errors import CogTritonError
 from cog_triton.system.local_socket import connect
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
 PATIENCE_S = 20
 ABC = list(b"abc")
+HANDLES = itertools.count(1)
 
 
 class Running:
@@ -71,3 +77,47 @@ def tokens(ids: list[int], max_tokens: int = 5, **values: Any) -> EngineRequest:
     return EngineRequest(
         input_ids=ids, sampling=SamplingParams(max_tokens=max_tokens, **sampling), **values
     )
+
+
+class Inbox:
+    """Events of one request, as they come."""
+
+    def __init__(self) -> None:
+        self._events: queue.Queue[Any] = queue.Queue()
+
+    def __call__(self, event: Any) -> None:
+        self._events.put(event)
+
+    def next(self) -> Any:
+        return self._events.get(timeout=PATIENCE_S)
+
+    def until_end(self) -> list[Any]:
+        events = [self.next()]
+        while events[-1].finish is None and events[-1].error is None:
+            events.append(self.next())
+        return events
+
+
+def ask(link: EngineClient, request: Any) -> list[Any]:
+    """All events of a request."""
+    inbox = Inbox()
+    link.submit(next(HANDLES), request, inbox)
+    return inbox.until_end()
+
+
+def text(prompt: str, parameters: dict[str, Any] | None = None, **values: Any) -> TextRequest:
+    """A text request."""
+    return TextRequest(prompt=prompt, sampling=from_client(parameters or {}), **values)
+
+
+def token_ids(events: list[TokenEvent]) -> list[int]:
+    """Token ids of a request that went well."""
+    assert events[-1].error is None
+    return [token for event in events for token in event.token_ids]
+
+
+def failure(link: EngineClient, request: Any) -> CogTritonError:
+    """The error of a request."""
+    *_, event = ask(link, request)
+    assert event.error is not None
+    return event.error

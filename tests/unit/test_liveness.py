@@ -69,7 +69,7 @@ def trouble_after(small: FakeTritonServer, word: str, number: int) -> str:
         ("preprocessing/1/model.py", signal.SIGKILL, "the stub of preprocessing (process"),
         ("bin/tritonserver", signal.SIGSTOP, "tritonserver (process"),
         ("preprocessing/1/model.py", signal.SIGSTOP, "the stub of preprocessing (process"),
-        ("601", signal.SIGSTOP, "a process of Triton (process"),
+        ("sleep\x00601", signal.SIGSTOP, "a process of Triton (process"),
     ],
 )
 def test_dead_or_stopped_process_is_named(
@@ -85,7 +85,7 @@ def test_death_of_other_processes_is_ignored(triton: FakeTritonServer) -> None:
         await ready(triton)
         with ProcessLiveness(triton.server.root_pid) as liveness:
             watch = asyncio.ensure_future(liveness.wait_for_failure())
-            os.kill(of(triton, "601")[0], signal.SIGKILL)
+            os.kill(of(triton, "sleep\x00601")[0], signal.SIGKILL)
             assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
             watch.cancel()
 

@@ -53,7 +53,8 @@ def client(**headers: str) -> httpx.Client:
 
 
 def pids_of(stack: Stack, *words: str) -> dict[str, int]:
-    found = processes_of(stack.work_dir)
+    # The first of them: one that a process has just forked still has its command line.
+    found = dict(sorted(processes_of(stack.work_dir).items(), reverse=True))
     return {
         word: pid
         for word in words

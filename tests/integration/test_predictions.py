@@ -199,6 +199,7 @@ def test_log_has_the_lines_of_the_original_and_no_prompt(stack: Stack) -> None:
 def test_bad_input_gets_its_code_and_leaves_others_running(
     stack: Stack, values: dict[str, Any], code: str, words: list[str]
 ) -> None:
+    wait_until(lambda: stack.engine_requests() == 0)  # of the tests before
     prediction = stack.predict(**{"prompt": "Hi.", **values})
     assert prediction["status"] == "failed"
     for word in [code, *words]:

@@ -12,11 +12,11 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from cog_triton.artifact.safetensors_file import TensorEntry
 from cog_triton.errors import EngineIncompatible, ModelUnavailable
 from cog_triton.examples.openvino import _gguf_file, _hf_config, _rope, _safetensors, _tokenizer
 from cog_triton.examples.openvino._gguf_file import Field, Tensor
 from cog_triton.examples.openvino._model import Model
-from cog_triton.examples.openvino._safetensors import StoredTensor
 from cog_triton.examples.openvino._script import read_json, write_json
 
 _TOP = {
@@ -67,9 +67,9 @@ def convert(directory: Path, output: Path, kind: str | None) -> Model:
     return model
 
 
-def _named(stored: dict[str, StoredTensor], model: Model) -> dict[str, StoredTensor]:
+def _named(stored: dict[str, TensorEntry], model: Model) -> dict[str, TensorEntry]:
     """`stored` by GGUF name, complete and of the right shapes."""
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, TensorEntry] = {}
     for name, tensor in stored.items():
         match = _LAYER_NAME.fullmatch(name)
         if name in _TOP:
@@ -84,7 +84,7 @@ def _named(stored: dict[str, StoredTensor], model: Model) -> dict[str, StoredTen
     return found
 
 
-def _tensor(model: Model, name: str, stored: StoredTensor, kind: str | None) -> Tensor:
+def _tensor(model: Model, name: str, stored: TensorEntry, kind: str | None) -> Tensor:
     to = "F32" if len(stored.shape) == 1 else kind or stored.dtype
 
     def data() -> npt.NDArray[Any]:

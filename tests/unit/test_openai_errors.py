@@ -335,6 +335,7 @@ def test_openapi_schema_lists_the_routes() -> None:
         "/v1/unload_lora_adapter",
         "/tokenize",
         "/detokenize",
+        "/v1/responses",
         "/version",
         "/health",
     }

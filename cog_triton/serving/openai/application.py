@@ -116,7 +116,11 @@ def _identified(start: Message) -> Message:
 
 def endpoint_of(scope: Scope) -> str:
     """Endpoint name for logs and metrics, one of few, so that clients cannot add labels."""
-    names = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+    names = {
+        "/v1/chat/completions": "chat",
+        "/v1/completions": "completions",
+        "/v1/responses": "responses",
+    }
     return names.get(scope["path"], "other")
 
 

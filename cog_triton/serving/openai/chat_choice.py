@@ -29,9 +29,9 @@ class ChatChoiceBuilder(ChoiceBuilder):
         self._parser = parser
         self._deltas: list[Delta] = []
 
-    def first_chunk(self) -> Object | None:
+    def first_chunks(self) -> list[Object]:
         """The chunk with the role."""
-        return self._chunk({"delta": {"role": "assistant", "content": ""}})
+        return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
     def chunks(self, piece: TextPiece) -> list[Object]:
         """See `ChoiceBuilder.chunks`; log probabilities are in the first one."""

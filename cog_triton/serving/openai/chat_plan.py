@@ -45,6 +45,11 @@ class ChatPlan(NamedTuple):
     parser: AnswerParser | None = None
     visible: Collection[str] = ()
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the planned generation."""
+        return {"guide": self.guide, "visible": self.visible}
+
 
 class ChatPlanner:
     """Plans chats for one model; tells in the log how it parses their answers."""

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cog_triton.errors import CogTritonError
 from cog_triton.serving.generation import GenerationResult, TextPiece, TokenLogProb
+from cog_triton.serving.openai import error_responses
 from cog_triton.text.detokenize import TokenText
 
 Object = dict[str, Any]
@@ -58,6 +60,19 @@ class Envelope:
         """The complete response."""
         return {**self._object(self.full_object, choices), "usage": usage}
 
+    @property
+    def done(self) -> bytes:
+        """What ends a stream."""
+        return DONE
+
+    def event(self, chunk: Object) -> bytes:
+        """The server-sent event of a chunk."""
+        return sse_event(chunk)
+
+    def failure(self, error: CogTritonError) -> bytes:
+        """The event that ends a stream with an error."""
+        return sse_event(error_responses.error_body(error))
+
     def _object(self, kind: str, choices: Sequence[Object]) -> Object:
         return {
             "id": self.id,
@@ -88,9 +103,9 @@ class ChoiceBuilder(ABC):
         values = [item.log_prob for item in self._log_probs]
         return sum(values) / len(values) if values else 0.0
 
-    def first_chunk(self) -> Object | None:
-        """The chunk before any text, if the endpoint has one."""
-        return None
+    def first_chunks(self) -> list[Object]:
+        """The chunks before any text, if the endpoint has any."""
+        return []
 
     def add(self, piece: TextPiece) -> None:
         """Take new text of a complete choice."""
@@ -120,6 +135,10 @@ class ChoiceBuilder(ABC):
     def end_chunks(self) -> list[Object]:
         """The chunks of what was held back, after the last text."""
         return []
+
+    def closing_chunks(self, result: GenerationResult) -> list[Object]:
+        """All chunks after the last text."""
+        return [*self.end_chunks(), self.last_chunk(result)]
 
     @abstractmethod
     def last_chunk(self, result: GenerationResult) -> Object:

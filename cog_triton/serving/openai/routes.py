@@ -1,4 +1,4 @@
-"""OpenAI API routes: /v1/models, /v1/chat/completions and /v1/completions."""
+"""OpenAI API routes: models, chats, completions and responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.ability_checks import check_abilities, check_guide
 from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
-from cog_triton.serving.openai.chat_plan import ChatPlanner
+from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
 from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.request_body import (
@@ -34,7 +34,9 @@ from cog_triton.serving.openai.requests import (
     GenerationRequest,
     parse,
 )
+from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder, ResponseEnvelope
 from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, Object
+from cog_triton.serving.openai.responses_request import translate
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
@@ -90,6 +92,7 @@ class OpenAIRoutes:
             Route("/v1/models/{model:path}", self._one_model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/responses", self._respond, methods=["POST"]),
             *TokenRoutes(
                 self._settings.max_request_bytes,
                 self._tokenizer,
@@ -111,9 +114,7 @@ class OpenAIRoutes:
         envelope = Envelope.of_chat(self._models.base)
 
         def prompts(chat: ChatRequest) -> Prompts:
-            plan = self._planner.plan(chat)
-            special = plan.prompt.add_special_tokens
-            ids = self._generator.encode(plan.prompt.text, add_special_tokens=special)
+            plan, ids = self._chat_plan(chat)
 
             def builder(index: int) -> ChoiceBuilder:
                 parser = copy.deepcopy(plan.parser)
@@ -121,9 +122,28 @@ class OpenAIRoutes:
                     envelope, index, self._token_text, log_probs=chat.log_probs, parser=parser
                 )
 
-            return Prompts([ids], {"guide": plan.guide, "visible": plan.visible}, builder)
+            return Prompts([ids], plan.fields, builder)
 
         return await self._answer(request, ChatRequest, prompts, envelope)
+
+    async def _respond(self, request: Request) -> Response:
+        envelope = ResponseEnvelope.of_response(self._models.base)
+
+        def to_chat(body: Any) -> Object:
+            chat, envelope.echoed = translate(body)
+            return chat
+
+        def prompts(chat: ChatRequest) -> Prompts:
+            plan, ids = self._chat_plan(chat)
+            builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
+            return Prompts([ids], plan.fields, lambda _: builder)
+
+        return await self._answer(request, ChatRequest, prompts, envelope, to_chat)
+
+    def _chat_plan(self, chat: ChatRequest) -> tuple[ChatPlan, list[int]]:
+        plan = self._planner.plan(chat)
+        special = plan.prompt.add_special_tokens
+        return plan, self._generator.encode(plan.prompt.text, add_special_tokens=special)
 
     async def _complete(self, request: Request) -> Response:
         envelope = Envelope.of_completion(self._models.base)
@@ -158,13 +178,14 @@ class OpenAIRoutes:
         kind: type[R],
         to_prompts: Callable[[R], Prompts],
         envelope: Envelope,
+        translate_body: Callable[[Any], Any] = lambda body: body,
     ) -> Response:
         request_id.set(envelope.id)  # this task is of this request alone
         # In a list, so that it is freed as soon as it is parsed.
         raw = [await read_body(request, self._settings.max_request_bytes)]
         # A long prompt takes long to parse and encode, and must not block the event loop.
         parsed, plan, builders = await asyncio.to_thread(
-            self._plan, raw, kind, to_prompts, envelope
+            self._plan, raw, kind, to_prompts, envelope, translate_body
         )
         if self._inboxes is None:  # this is the event loop
             self._inboxes = LoopInboxes()
@@ -184,8 +205,9 @@ class OpenAIRoutes:
         kind: type[R],
         to_prompts: Callable[[R], Prompts],
         envelope: Envelope,
+        translate_body: Callable[[Any], Any],
     ) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
-        body = parse_body(raw.pop())
+        body = translate_body(parse_body(raw.pop()))
         self._generator.check_length(longest_id_list(body))
         request = parse(kind, body)
         del body

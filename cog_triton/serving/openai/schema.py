@@ -70,6 +70,19 @@ _MESSAGES: dict[str, Any] = {
 }
 
 
+_RESPONSES_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "input"],
+    "properties": {
+        "model": _TEXT,
+        "input": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
+        "instructions": _TEXT,
+        "max_output_tokens": {"type": "integer"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "text": {"type": "object"},
+        "stream": {"type": "boolean"},
+    },
+}
 _MODELS = (
     ChatRequest,
     CompletionRequest,
@@ -83,7 +96,7 @@ _MODELS = (
 @lru_cache(maxsize=1)
 def openapi() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    schemas: dict[str, Any] = {"Error": _ERROR}
+    schemas: dict[str, Any] = {"Error": _ERROR, "ResponsesRequest": _RESPONSES_REQUEST}
     for model in _MODELS:
         schema = model.model_json_schema(ref_template=_REF)
         schemas |= schema.pop("$defs", {})
@@ -100,6 +113,7 @@ def openapi() -> dict[str, Any]:
             },
             "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
+            "/v1/responses": {"post": _post("Answer, without a store", "ResponsesRequest")},
             LOAD: {"post": _post("Load a LoRA adapter", "LoadAdapterRequest", text=True)},
             UNLOAD: {"post": _post("Unload a LoRA adapter", "UnloadAdapterRequest", text=True)},
             "/tokenize": {"post": _post("Tokens of a text or chat", "TokenizeRequest")},

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.responses import DONE, ChoiceBuilder, Envelope, sse_event, usage
+from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, sse_event, usage
 from cog_triton.serving.openai.sequences import Sequences
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
@@ -102,7 +102,7 @@ class GenerationResponse(Response):
                 headers = [*_HEADERS, (b"x-request-id", self._envelope.id.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 headers_sent = True
-                firsts = filter(None, [builder.first_chunk() for builder in builders])
+                firsts = [chunk for builder in builders for chunk in builder.first_chunks()]
                 data = b"".join([self._event(chunk, 0) for chunk in firsts])
                 while True:
                     data += self._events(pieces)
@@ -115,13 +115,13 @@ class GenerationResponse(Response):
             if self._include_usage:
                 chunk = self._envelope.chunk([])
                 data += sse_event({**chunk, "usage": self._usage(sequences.output_tokens)})
-            data += DONE
+            data += self._envelope.done
         except Exception as error:  # noqa: BLE001 - sent with its code
             coded = error_responses.to_coded_error(error)
             if not headers_sent:
                 await error_responses.error_response(coded)(scope, receive, send)
                 return
-            data = sse_event(error_responses.error_body(coded))
+            data = self._envelope.failure(coded)
         await send({"type": "http.response.body", "body": data})
 
     async def _first_pieces(self) -> Pieces:
@@ -146,7 +146,7 @@ class GenerationResponse(Response):
             generation = self._sequences.generations[place]
             if generation.ended:
                 tokens = self._sequences.output_tokens
-                chunks = [*builder.end_chunks(), builder.last_chunk(generation.result)]
+                chunks = builder.closing_chunks(generation.result)
                 data += b"".join([self._event(chunk, tokens) for chunk in chunks])
         return data
 
@@ -158,7 +158,7 @@ class GenerationResponse(Response):
 
     def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
         if not self._include_usage:
-            return sse_event(chunk)
+            return self._envelope.event(chunk)
         return sse_event({**chunk, "usage": self._usage(tokens) if self._usage_so_far else None})
 
     def _usage(self, tokens: int) -> dict[str, int]:

@@ -1,0 +1,195 @@
+"""Request of /v1/responses, translated to one of /v1/chat/completions.
+
+Stateless: nothing is stored, so what refers to an earlier response is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cog_triton.errors import InvalidArgument
+
+Object = dict[str, Any]
+# Names that both endpoints have, with the same meaning.
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias"),
+    *("stop_token_ids", "parallel_tool_calls", "stream", "chat_template_kwargs"),
+    *("include_reasoning", "structured_outputs"),
+)
+_IGNORED = (
+    *("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prompt_cache_options", "include", "truncation", "max_tool_calls"),
+    *("stream_options", "request_id", "priority"),
+)
+_REFUSED = {
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "prompt": "there are no stored prompts; send input",
+    "background": "responses are made while the client waits",
+    "top_logprobs": "use /v1/chat/completions",
+}
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+class Translated(NamedTuple):
+    """Body of the chat, and the fields of the request that its response repeats."""
+
+    chat: Object
+    echoed: Object
+
+
+def translate(body: Any) -> Translated:
+    """Translate a request's JSON value; raises E1005 for what a chat cannot have."""
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, reason in _REFUSED.items():
+        if given.get(name):
+            raise InvalidArgument(f"{name}: not supported: {reason}")
+    if given.get("n", 1) != 1:
+        raise InvalidArgument(f"n={str(given['n'])[:20]}: a response is one answer")
+    chat = {name: given[name] for name in _SAME if name in given}
+    known = (*_SAME, *_IGNORED, *_REFUSED, "input", "instructions", "max_output_tokens")
+    known += ("reasoning", "text", "tools", "tool_choice")
+    # The chat's parser knows them, or what to say of them.
+    chat |= {name: value for name, value in given.items() if name not in known}
+    if "max_output_tokens" in given:
+        chat["max_completion_tokens"] = given["max_output_tokens"]
+    if isinstance(reasoning := given.get("reasoning"), dict) and reasoning.get("effort"):
+        chat["reasoning_effort"] = reasoning["effort"]
+    chat["messages"] = list(_messages(given))
+    if tools := given.get("tools"):
+        chat["tools"] = [_tool(place, tool) for place, tool in enumerate(_list("tools", tools))]
+    if "tool_choice" in given:
+        chat["tool_choice"] = _tool_choice(given["tool_choice"])
+    if (form := _format(given.get("text"))) is not None:
+        chat["response_format"] = form
+    return Translated(chat, _echoed(given))
+
+
+def _echoed(given: Mapping[str, Any]) -> Object:
+    return {
+        "instructions": given.get("instructions"),
+        "max_output_tokens": given.get("max_output_tokens"),
+        "metadata": given.get("metadata", {}),
+        "parallel_tool_calls": given.get("parallel_tool_calls", True),
+        "reasoning": given.get("reasoning", {"effort": None, "summary": None}),
+        "temperature": given.get("temperature", 1.0),
+        "text": given.get("text", {"format": {"type": "text"}}),
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": given.get("tools", []),
+        "top_p": given.get("top_p", 1.0),
+        "truncation": "disabled",
+        "user": given.get("user"),
+    }
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{name}: must be a list")
+    return value
+
+
+def _messages(given: Mapping[str, Any]) -> Iterator[Object]:
+    if "input" not in given:
+        raise InvalidArgument("input: missing; it is required")
+    if "instructions" in given:
+        yield {"role": "system", "content": given["instructions"]}
+    items = given["input"]
+    if isinstance(items, str):
+        yield {"role": "user", "content": items}
+        return
+    held: Object | None = None  # of the assistant, whose parts are items of their own
+    for place, item in enumerate(_list("input", items)):
+        where = f"input[{place}]"
+        if not isinstance(item, dict):
+            raise InvalidArgument(f"{where}: must be an object")
+        part = _of_assistant(where, item)
+        if part is not None:
+            if held is None or ("content" in part and ("content" in held or "tool_calls" in held)):
+                if held is not None:
+                    yield held
+                held = {"role": "assistant"}
+            calls = [*held.get("tool_calls", []), *part.get("tool_calls", [])]
+            held |= part | ({"tool_calls": calls} if calls else {})
+            continue
+        if held is not None:
+            yield held
+            held = None
+        yield _message(where, item)
+    if held is not None:
+        yield held
+
+
+def _of_assistant(where: str, item: Object) -> Object | None:
+    """A part of a message of the assistant; None if the item is no such part."""
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        call = {"name": item.get("name"), "arguments": item.get("arguments")}
+        return {"tool_calls": [{"id": item.get("call_id"), "type": "function", "function": call}]}
+    if kind == "reasoning":
+        parts = item.get("content") or []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return {"reasoning_content": "".join(text for text in texts if isinstance(text, str))}
+    if kind == "message" and item.get("role") == "assistant":
+        return {"content": _content(where, item.get("content"))}
+    return None
+
+
+def _message(where: str, item: Object) -> Object:
+    kind = item.get("type", "message")
+    if kind == "function_call_output":
+        content = _content(f"{where}.output", item.get("output"))
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+    if kind != "message":
+        raise InvalidArgument(
+            f"{where}.type={str(kind)[:80]!r}: must be message, function_call,"
+            " function_call_output or reasoning"
+        )
+    return {"role": item.get("role"), "content": _content(where, item.get("content"))}
+
+
+def _content(where: str, content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [_part(f"{where}.content[{place}]", part) for place, part in enumerate(content)]
+
+
+def _part(where: str, part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind in _TEXT_PARTS:
+        return {"type": "text", "text": part.get("text")}
+    if kind == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    raise InvalidArgument(
+        f"{where}.type={str(kind)[:80]!r}: not supported: this server reads text alone"
+    )
+
+
+def _tool(place: int, tool: Any) -> Object:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise InvalidArgument(
+            f"tools[{place}].type={str(kind)[:80]!r}: not supported: only functions are, which the"
+            " client calls"
+        )
+    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _format(text: Any) -> Any:
+    form = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        return form
+    schema = {name: value for name, value in form.items() if name != "type" and value is not None}
+    return {"type": "json_schema", "json_schema": schema}

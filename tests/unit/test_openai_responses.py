@@ -1,0 +1,204 @@
+"""The stateless /v1/responses, seen by OpenAI's own client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from chat_templates import CHATML_TOOLS
+from openai.types.responses import Response
+from openai_server import THREE, TOKENIZER, USER, api, tokens
+from scripted_server import event, stream
+
+from cog_triton.serving.openai.responses_request import translate
+
+TOOLS_TOKENIZER = replace(TOKENIZER, chat_template=CHATML_TOOLS)
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+def events_of(served: Any, **fields: Any) -> list[Any]:
+    body = {"model": "small", "input": "Hi", **fields}
+    with served.client().responses.create(stream=True, **body) as found:
+        return list(found)
+
+
+def test_a_text_is_answered() -> None:
+    with api(THREE) as served:
+        answer = served.client().responses.create(
+            model="small", input="Hi", instructions="Rhyme.", max_output_tokens=90, temperature=0
+        )
+        sent = served.triton.requests[0].json
+    assert isinstance(answer, Response)
+    assert answer.output_text == "the quick größer"
+    assert (answer.status, answer.store if hasattr(answer, "store") else False) == (
+        "completed",
+        False,
+    )
+    assert (answer.instructions, answer.max_output_tokens, answer.temperature) == ("Rhyme.", 90, 0)
+    assert "Rhyme." in TOKENIZER.tokenizer.decode(sent["input_ids"])
+    assert sent["request_output_len"] == 90
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len(sent["input_ids"])
+    assert answer.usage.output_tokens == sum(
+        len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer")
+    )
+
+
+def test_the_stream_tells_of_the_same_response() -> None:
+    with api(THREE) as served:
+        whole = served.client().responses.create(model="small", input="Hi")
+        found = events_of(served)
+    kinds = [item.type for item in found]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [item.sequence_number for item in found] == list(range(len(found)))
+    text = "".join(item.delta for item in found if item.type.endswith("text.delta"))
+    last = found[-1].response
+    assert text == found[-4].text == last.output_text == whole.output_text
+    assert last.usage == whole.usage
+    assert {item.response.id for item in found if hasattr(item, "response")} == {last.id}
+
+
+def test_a_cut_answer_is_incomplete() -> None:
+    count = len(TOKENIZER.encode("the "))
+    with api(stream(*tokens("the "))) as served:
+        answer = served.client().responses.create(
+            model="small", input="Hi", max_output_tokens=count
+        )
+        last = events_of(served, max_output_tokens=count)[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.output[0].status == "incomplete"
+
+
+def test_calls_go_out_and_their_results_come_back() -> None:
+    with api(stream(*tokens("Let me see. ", CALL)), tokenizer=TOOLS_TOKENIZER) as served:
+        client = served.client()
+        answer = client.responses.create(model="small", input="Hi", tools=[TOOL])  # type: ignore[list-item]
+        message, call = answer.output
+        assert message.type == "message"
+        assert (call.type, call.name, call.arguments) == (
+            "function_call",
+            "weather",
+            '{"city": "Rome"}',
+        )
+        found = events_of(served, tools=[TOOL])
+        streamed = found[-1].response.output
+        assert [item.type for item in streamed] == ["message", "function_call"]
+        assert streamed[1].arguments == call.arguments
+        arguments = [item for item in found if "function_call_arguments" in item.type]
+        assert "".join(item.delta for item in arguments[:-1]) == arguments[-1].arguments
+        conversation = [
+            {"role": "user", "content": "Hi"},
+            *(item.model_dump() for item in answer.output),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
+        ]
+        client.responses.create(model="small", input=conversation, tools=[TOOL])  # type: ignore[arg-type, list-item]
+        text = TOKENIZER.tokenizer.decode(
+            served.triton.requests[-1].json["input_ids"], skip_special_tokens=False
+        )
+    assert "Let me see." in text
+    assert text.index("Let me see.") < text.index("Rome") < text.index("sunny")
+
+
+def test_reasoning_is_an_item_of_its_own() -> None:
+    parts = stream(*tokens("<think>hm", " so</think>", "Yes."))
+    with api(parts, reasoning_parser="think") as served:
+        answer = served.client().responses.create(model="small", input="Hi")
+        streamed = events_of(served)[-1].response
+    for found in (answer, streamed):
+        reasoning, message = found.output
+        assert reasoning.type == "reasoning"
+        assert [part.text for part in reasoning.content or []] == ["hm so"]
+        assert message.type == "message"
+        assert found.output_text == "Yes."
+
+
+def test_json_schemas_guide_the_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    with api(stream(*tokens('{"a": 1}')), guides=True) as served:
+        answer = served.client().responses.create(
+            model="small",
+            input="Hi",
+            text={"format": form},  # type: ignore[typeddict-item]
+        )
+        assert served.triton.requests[0].json["guided_decoding_guide_type"] == "json_schema"
+    assert answer.output_text == '{"a": 1}'
+
+
+def test_an_answer_without_text_has_a_message() -> None:
+    with api(stream()) as served:
+        (item,) = served.client().responses.create(model="small", input="Hi").output
+    assert item.type == "message"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id: not supported: nothing is"),
+        ({"conversation": "c"}, "conversation: not supported"),
+        ({"background": True}, "background: not supported"),
+        ({"prompt": {"id": "p"}}, "prompt: not supported"),
+        ({"input": 3}, "input: must be a list"),
+        ({"input": [3]}, "input[0]: must be an object"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type='item_reference'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input[0].content[0].type='input_file': not supported",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type='web_search': not supported"),
+        ({"tools": 3}, "tools: must be a list"),
+        ({"n": 3, "stream": True}, "n=3: a response is one answer"),
+        ({"max_output_tokens": 0}, "max_completion_tokens=0"),
+        ({"temprature": 1}, "temprature: unknown field"),
+        ({"input": []}, "E1006"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], words: str) -> None:
+    with api(THREE) as served:
+        answer = served.post("/v1/responses", {"model": "small", "input": "Hi", **fields})
+        assert served.triton.requests == []
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_input_is_required_and_an_object_is_needed() -> None:
+    with api(THREE) as served:
+        assert "input: missing" in served.post("/v1/responses", {"model": "small"}).text
+        assert "must be a JSON object" in served.post("/v1/responses", [1]).text
+
+
+def test_an_error_within_the_stream_is_raised_by_the_client() -> None:
+    parts = stream(*tokens("the "), event(error="it broke"))
+    with api(parts) as served, pytest.raises(openai.APIError, match="it broke"):
+        events_of(served)
+
+
+def test_what_no_text_depends_on_is_taken() -> None:
+    body = {"model": "m", "input": "Hi", "store": True, "truncation": "auto", "user": "u"}
+    body |= {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}
+    body |= {"previous_response_id": None, "background": False, "reasoning": {"effort": "low"}}
+    chat, echoed = translate(body)
+    assert chat == {"model": "m", "messages": USER, "reasoning_effort": "low"}
+    assert echoed["metadata"] == {"a": "b"}

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -238,8 +238,9 @@ def bad_word_tokens(engine: Any, params: Any) -> Sequence[Sequence[int]]:
 
 
 def max_num_seqs(engine: Any) -> int:
-    """Batch size limit of the loaded engine, in requests."""
-    return int(engine.vllm_config.scheduler_config.max_num_seqs)
+    """Batch size limit of the loaded engine, in requests; of all engines with data parallelism."""
+    config = engine.vllm_config
+    return int(config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size)
 
 
 def kv_cache_blocks(engine: Any) -> tuple[int | None, int | None]:
@@ -253,6 +254,8 @@ def kv_cache_blocks(engine: Any) -> tuple[int | None, int | None]:
 
 def _stat_logger(record: RecordMetrics) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
+
+    latest: dict[int, Any] = {}  # statistics by engine: with data parallelism there are several
 
     class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -268,7 +271,8 @@ def _stat_logger(record: RecordMetrics) -> Any:
             if iteration_stats is not None:
                 record(_iteration_metrics(iteration_stats))
             if scheduler_stats is not None:
-                record(_gauges(scheduler_stats))
+                latest[engine_idx] = scheduler_stats
+                record(_gauges(scheduler_stats, latest.values()))
 
         def log_engine_initialized(self) -> None:
             pass
@@ -276,14 +280,15 @@ def _stat_logger(record: RecordMetrics) -> Any:
     return StatLogger
 
 
-def _gauges(stats: Any) -> dict[str, Sequence[float]]:
-    """Gauges and prefix counts of a SchedulerStats, under the names of vLLM's own metrics."""
+def _gauges(stats: Any, engines: Collection[Any]) -> dict[str, Sequence[float]]:
+    """Prefix counts of a SchedulerStats, gauges of those of all engines, by vLLM's own names."""
+    waiting = [each.num_waiting_reqs + each.num_skipped_waiting_reqs for each in engines]
     return {
         PREFIX_QUERIES: [stats.prefix_cache_stats.queries],
         PREFIX_HITS: [stats.prefix_cache_stats.hits],
-        "vllm:num_requests_running": [stats.num_running_reqs],
-        "vllm:num_requests_waiting": [stats.num_waiting_reqs + stats.num_skipped_waiting_reqs],
-        KV_CACHE_USAGE: [stats.kv_cache_usage],
+        "vllm:num_requests_running": [sum(each.num_running_reqs for each in engines)],
+        "vllm:num_requests_waiting": [sum(waiting)],
+        KV_CACHE_USAGE: [sum(each.kv_cache_usage for each in engines) / len(engines)],
     }
 
 

@@ -49,8 +49,9 @@ class VLLMModel:
 
     @property
     def max_num_seqs(self) -> int:
-        """Batch size limit in requests; vLLM may choose a larger one for its GPU."""
-        return self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS
+        """Batch size limit in requests, of all engines; vLLM may choose a larger one."""
+        engines = self.arguments.get("data_parallel_size") or 1
+        return (self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS) * engines
 
 
 def read_model(directory: Path, version: str | None = None) -> VLLMModel:

@@ -29,6 +29,7 @@ class EngineArgs:
                 max_num_queued_reqs=getattr(self, "max_num_queued_reqs", None),
                 max_num_queued_tokens=getattr(self, "max_num_queued_tokens", None),
             ),
+            parallel_config=SimpleNamespace(data_parallel_size=self.data_parallel_size or 1),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=1024),
             engine_args=self,
         )

@@ -50,7 +50,8 @@ class AsyncLLM:
         self.engine_core = EngineCoreClient.make_async_mp_client(vllm_config)
         self._tokenizer = self.engine_core.tokenizer
         self.output_processor = OutputProcessor(self._tokenizer, log_stats=log_stats)
-        self._loggers = [make(vllm_config, 0) for make in stat_loggers or []]
+        engines = range(vllm_config.parallel_config.data_parallel_size)
+        self._loggers = [[make(vllm_config, n) for make in stat_loggers or []] for n in engines]
         self.output_handler: asyncio.Task[None] | None = None
         self._run_output_handler()
         arguments = vllm_config.engine_args
@@ -243,10 +244,11 @@ class AsyncLLM:
                             await engine_core.abort_requests_async(processed.reqs_to_abort)
                     if hasattr(output_processor, "update_scheduler_stats"):
                         output_processor.update_scheduler_stats(outputs.scheduler_stats)
-                    for logger in loggers:
+                    for logger in loggers[outputs.engine_index]:
                         logger.record(
                             scheduler_stats=outputs.scheduler_stats,
                             iteration_stats=iteration_stats,
+                            engine_idx=outputs.engine_index,
                         )
             except Exception as e:  # noqa: BLE001 - as vLLM does
                 output_processor.propagate_error(e)

@@ -1,4 +1,4 @@
-"""Double of vllm/v1/engine/core_client.py: EngineCore, which steps all its sequences together."""
+"""Double of vllm/v1/engine/core_client.py: engines that each step all their sequences together."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class EngineCoreClient:
 
 
 class AsyncMPClient(EngineCoreClient):
+    """Of one engine, or of several with data parallelism: a request goes to the emptiest."""
+
     def __init__(self, vllm_config: Any) -> None:
         self.resources = SimpleNamespace(engine_dead=False)
         self.outputs_queue: asyncio.Queue[EngineCoreOutputs | Exception] = asyncio.Queue()
@@ -32,13 +34,11 @@ class AsyncMPClient(EngineCoreClient):
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._eos = json.loads((model / "config.json").read_text())["eos_token_id"]
         self._max_model_len = vllm_config.model_config.max_model_len
-        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._v2 = vllm_config.use_v2_model_runner
-        self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
-        self._live: dict[str, Sequence] = {}
-        self._prefix = PrefixCacheStats()
-        self._cached: set[tuple[int, ...]] = set()
-        self._stepping: asyncio.Task[None] | None = None
+        count = vllm_config.parallel_config.data_parallel_size
+        self._engines = [
+            EngineCore(n, vllm_config, self.resources, self.outputs_queue) for n in range(count)
+        ]
 
     async def get_output_async(self) -> EngineCoreOutputs:
         outputs = await self.outputs_queue.get()
@@ -55,14 +55,49 @@ class AsyncMPClient(EngineCoreClient):
             self.die()
             return
         child, _, _ = request.request_id.rpartition("_")
-        self._look_up(request.prompt_token_ids)
         room = self._max_model_len - len(request.prompt_token_ids)
-        self._live[request.request_id] = Sequence(
-            int(child or 0), request, self.tokenizer, self._eos, room
-        )
+        sequence = Sequence(int(child or 0), request, self.tokenizer, self._eos, room)
+        min(self._engines, key=lambda engine: len(engine.live)).add(request, sequence)
+        await asyncio.sleep(0)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        if request_ids and not self.resources.engine_dead:
+            for engine in self._engines:
+                for request_id in request_ids:
+                    engine.live.pop(request_id, None)
+
+    def die(self) -> None:
+        self.resources.engine_dead = True
+        self.outputs_queue.put_nowait(EngineDeadError())
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        for engine in self._engines:
+            engine.live.clear()
+
+
+class EngineCore:
+    """In vLLM a process of its own."""
+
+    def __init__(
+        self,
+        index: int,
+        vllm_config: Any,
+        resources: SimpleNamespace,
+        queue: asyncio.Queue[EngineCoreOutputs | Exception],
+    ) -> None:
+        self.live: dict[str, Sequence] = {}
+        self._index, self._resources, self._queue = index, resources, queue
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
+        self._prefix = PrefixCacheStats()
+        self._cached: set[tuple[int, ...]] = set()
+        self._stepping: asyncio.Task[None] | None = None
+
+    def add(self, request: EngineCoreRequest, sequence: Sequence) -> None:
+        self._look_up(request.prompt_token_ids)
+        self.live[request.request_id] = sequence
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
-        await asyncio.sleep(0)
 
     def _look_up(self, ids: list[int]) -> None:
         """Count the whole blocks that earlier prompts began with."""
@@ -72,33 +107,22 @@ class AsyncMPClient(EngineCoreClient):
                 self._prefix.hits += 16
             self._cached.add(block)
 
-    async def abort_requests_async(self, request_ids: list[str]) -> None:
-        if request_ids and not self.resources.engine_dead:
-            for request_id in request_ids:
-                self._live.pop(request_id, None)
-
-    def die(self) -> None:
-        self.resources.engine_dead = True
-        self.outputs_queue.put_nowait(EngineDeadError())
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        self._live.clear()
-
     async def _step(self) -> None:
-        while self._live:
+        while self.live:
             await asyncio.sleep(self._delay)
-            if self.resources.engine_dead:
+            if self._resources.engine_dead:
                 return
-            running = list(islice(self._live.values(), self._max_num_seqs))
+            running = list(islice(self.live.values(), self._max_num_seqs))
             outputs = [sequence.step() for sequence in running]
             for output in outputs:
                 if output.finished:
-                    del self._live[output.request_id]
+                    del self.live[output.request_id]
             count = sum(not output.finished for output in outputs)
-            waiting = len(self._live) - count
+            waiting = len(self.live) - count
             prefix, self._prefix = self._prefix, PrefixCacheStats()
             stats = SchedulerStats(count, waiting, 0, count / 1024, prefix)
-            self.outputs_queue.put_nowait(EngineCoreOutputs(outputs=outputs, scheduler_stats=stats))
+            made = EngineCoreOutputs(self._index, outputs, stats)
+            self._queue.put_nowait(made)
 
 
 def _fits(params: Any) -> bool:

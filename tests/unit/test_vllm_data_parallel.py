@@ -1,0 +1,54 @@
+"""Two engines behind one vLLM host: vLLM's data parallelism, over the double."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vllm_engines import double_environment, vllm_engine
+from vllm_hosts import ABC, HANDLES, PATIENCE_S, Inbox, Running, ask, running, token_ids, tokens
+
+from cog_triton.engines.vllm.host_messages import MetricsRequest
+from cog_triton.engines.vllm.model_directory import read_model
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A host of two engines with room for three requests each."""
+    values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DELAY="0.05")
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with running(tmp_path, max_num_seqs=3, data_parallel_size=2) as started:
+        yield started
+
+
+def test_the_batch_size_is_that_of_all_engines(host: Running, tmp_path: Path) -> None:
+    assert host.engine.stats().max_batch_size == 6
+    model = read_model(vllm_engine(tmp_path / "again", max_num_seqs=3, data_parallel_size=2))
+    assert model.max_num_seqs == 6
+
+
+def test_outputs_of_both_engines_reach_their_requests(host: Running) -> None:
+    inboxes = [Inbox() for _ in range(6)]
+    for number, inbox in enumerate(inboxes):
+        host.engine.submit(next(HANDLES), tokens([97 + number], 9), inbox)
+    found = [token_ids(inbox.until_end()) for inbox in inboxes]
+    assert found == [[97 + number] * 9 for number in range(6)]
+
+
+def test_gauges_are_those_of_both_engines(host: Running) -> None:
+    guest = host.guest()
+    ask(guest, MetricsRequest())
+    inboxes = [Inbox() for _ in range(4)]
+    for inbox in inboxes:
+        host.engine.submit(next(HANDLES), tokens(ABC, 40), inbox)
+    deadline = time.monotonic() + PATIENCE_S
+    most = 0.0
+    while most < 4 and time.monotonic() < deadline:
+        (event,) = ask(guest, MetricsRequest())
+        most = max([most, *event.values.get("vllm:num_requests_running", [])])
+    assert most == 4
+    for inbox in inboxes:
+        inbox.until_end()

@@ -11,6 +11,7 @@ from cog_triton.cli.bench import bench
 from cog_triton.cli.build import build
 from cog_triton.cli.client import client
 from cog_triton.cli.doctor import doctor
+from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.prune import prune
 from cog_triton.cli.schema import schema
@@ -44,6 +45,7 @@ def main(
 
 
 app.command()(build)
+app.command()(init)
 app.command()(schema)
 app.command()(serve)
 app.command(name="inspect")(inspect_engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +10,9 @@ from rich.console import Console
 
 def doctor(
     engine: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
-            help="engine.tar or directory to compare with this machine.",
+            help="engine.tar, engine directory or model (ORG/NAME) to compare with this machine.",
             show_default="COG_WEIGHTS or ENGINE_DIR",
         ),
     ] = None,
@@ -22,9 +21,10 @@ def doctor(
     """Check what this machine can run, with advice for each problem.
 
     Ends with exit code 1 if something is missing that serving needs. Nothing is started,
-    changed or fetched; of an engine, only what describes it is read.
+    changed or fetched; of an engine or model, only what describes it is read. For a
+    model, memory is summed: does it fit here, with which quantization, and what would.
 
-    Example: cog-triton doctor engine.tar
+    Examples: cog-triton doctor engine.tar; cog-triton doctor Qwen/Qwen3-8B
     """
     from cog_triton.doctor import report, run_checks
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cog_triton.doctor import engine_check, hardware, software
+from cog_triton.doctor import engine_check, hardware, model_check, software
 from cog_triton.doctor.check_result import Check, State, fail, ok
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings, load_settings
@@ -19,10 +19,13 @@ from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.serve_config import find_serve_config
 
 
-def run(engine: Path | None) -> list[Check]:
-    """Check this machine, and `engine`, else COG_WEIGHTS or ENGINE_DIR if they are local."""
+def run(wanted: str | None) -> list[Check]:
+    """Check this machine, and `wanted`, else COG_WEIGHTS or ENGINE_DIR if they are local.
+
+    `wanted` is an engine, or a model that none has been made of yet.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        return list(_checks(engine, Path(scratch)))
+        return list(_checks(wanted, Path(scratch)))
 
 
 def healthy(checks: Sequence[Check]) -> bool:
@@ -30,7 +33,7 @@ def healthy(checks: Sequence[Check]) -> bool:
     return all(check.state is not State.FAIL for check in checks)
 
 
-def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
+def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     yield software.python()
     try:
         own = {} if "OPENAI_PORT" in os.environ else {"openai_port": OPENAI_PORT}
@@ -50,7 +53,8 @@ def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     here = [] if isinstance(gpus, EngineIncompatible) else gpus
     if here or settings.cog_triton_sm not in (None, "", "cpu"):
         yield software.cuda_driver()
-    path = engine or _configured(settings)
+    model = wanted if wanted is not None and model_check.is_model(wanted) else None
+    path = _configured(settings) if wanted is None else None if model else Path(wanted)
     needs, checked = None, None
     if path is not None:
         needs, checked = engine_check.check(path, _machine(triton, here))
@@ -65,6 +69,8 @@ def _checks(engine: Path | None, scratch: Path) -> Iterator[Check]:
     yield from hardware.free_ports({**cog, **settings.http_ports, **settings.triton_ports})
     if checked is not None:
         yield checked
+    if model is not None:
+        yield model_check.check(model)
 
 
 def _triton(

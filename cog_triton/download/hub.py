@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
@@ -25,7 +25,7 @@ from cog_triton.download.hub_errors import LIBRARY_ERRORS, coded, relayed_log
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
-from cog_triton.errors import BuildCancelled, ModelUnavailable
+from cog_triton.errors import BuildCancelled, CogTritonError, ModelUnavailable
 
 _LISTING_TIMEOUT_S = 20.0
 _COUNTED_BAR = "huggingface_hub.snapshot_download"
@@ -66,6 +66,36 @@ def size(request: ModelRequest, store: Path) -> int | None:
             return hub_cache.missing_bytes(request.model_id, _listing(request))
     except Exception:  # noqa: BLE001  `fetch` reports it
         return None
+
+
+def describe(request: ModelRequest) -> tuple[Listing, bytes]:
+    """The files that `fetch` would download with their sizes, and config.json. One attempt.
+
+    Raises:
+        ModelUnavailable: gated, missing or unreachable, or without config.json.
+    """
+    with relayed_log(lambda _line: None, request):
+        try:
+            listing = _listing(request)
+            if "config.json" not in listing.files:
+                raise ModelUnavailable(f"{request.model_id}: has no config.json")
+            path = hf_hub_download(
+                request.model_id,
+                "config.json",
+                revision=listing.commit,
+                cache_dir=constants.HF_HUB_CACHE,
+                token=request.token,
+                endpoint=constants.ENDPOINT,
+            )
+            return listing, Path(path).read_bytes()
+        except LIBRARY_ERRORS as error:
+            raise _final(coded(error, request), request) from None
+
+
+def _final(error: CogTritonError | TransientError, request: ModelRequest) -> CogTritonError:
+    if isinstance(error, TransientError):
+        return ModelUnavailable(f"{request.model_id}: {error}")
+    return error
 
 
 class _Fetch:

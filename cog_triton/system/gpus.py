@@ -27,6 +27,11 @@ def gpu_names() -> list[str]:
     return [_name(cuda, index) for cuda, index in _devices()]
 
 
+def gpu_memory() -> list[int]:
+    """Memory in bytes of each GPU of `visible_gpus`; raises as that does."""
+    return [_memory(cuda, index) for cuda, index in _devices()]
+
+
 def _devices() -> list[tuple[ctypes.CDLL, int]]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -57,6 +62,12 @@ def _name(cuda: ctypes.CDLL, index: int) -> str:
     text = ctypes.create_string_buffer(_MAX_NAME)
     _call(cuda, "cuDeviceGetName", text, _MAX_NAME, index)
     return text.value.decode("utf-8", "replace")
+
+
+def _memory(cuda: ctypes.CDLL, index: int) -> int:
+    size = ctypes.c_size_t()
+    _call(cuda, "cuDeviceTotalMem_v2", ctypes.byref(size), index)
+    return size.value
 
 
 def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:

@@ -21,6 +21,8 @@ from cog_triton.doctor import check_result, engine_check, hardware, report, run_
 from cog_triton.doctor.check_result import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import load_settings
+from cog_triton.sizing import this_machine
+from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.system import ports
 from cog_triton.system.machine import Machine
 from cog_triton.system.ports import free_ports
@@ -329,3 +331,44 @@ def test_short_http_queues_are_a_warning(
     if state is State.WARN:
         assert "E2105" in found.found
         assert "net.core.wmem_default" in found.advice
+
+
+def _model(tmp_path: Path, layers: int = 32) -> str:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layers", "state", "said"),
+    [
+        ((Gpu("L40S", 89, 46068 << 20), 1), 32, "ok", "fits 1 of 1 x L40S with weights as they"),
+        ((Gpu("L4", 89, 23034 << 20), 2), 32, "ok", "fits 1 of 2 x L4 with FP8 weights"),
+        ((Gpu("L4", 89, 23034 << 20), 1), 320, "fail", "It would fit 1 x "),
+        ((Gpu("T4", 75, 15360 << 20), 1), 32, "fail", "must be sm_80"),
+        (None, 2, "ok", "no GPU. It would fit 1 x "),
+        (None, 32000, "fail", "no GPU. No 8 GPUs of one kind hold it"),
+    ],
+)
+def test_a_model_is_compared_with_this_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[Gpu, int] | None,
+    layers: int,
+    state: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(this_machine, "gpu", lambda: gpus)
+    _, output = doctor(_model(tmp_path, layers), "--json")
+    assert states(output)["model"] == state
+    check = next(c for c in json.loads(output)["checks"] if c["name"] == "model")
+    assert said in check["found"]
+    assert (check["advice"] == "") == (state == "ok")

@@ -15,7 +15,7 @@ FLOORS = (
     ("system",),
     ("text", "artifact", "prune"),
     ("download", "examples"),
-    ("engines",),
+    ("engines", "sizing"),
     ("inspection", "backend", "triton"),
     ("serving", "builder", "doctor", "bench"),
     ("door",),

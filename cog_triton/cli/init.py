@@ -1,0 +1,172 @@
+"""``cog-triton init``: a first build config or model.json for a model and a GPU."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cog_triton.system.terminal import coded_errors
+
+if TYPE_CHECKING:
+    from cog_triton.sizing.fit import Fit
+    from cog_triton.sizing.model_files import ModelFiles
+
+
+class Target(str, enum.Enum):
+    """What serves the model."""
+
+    TENSORRT_LLM = "tensorrt_llm"
+    VLLM = "vllm"
+
+
+class Quantization(str, enum.Enum):
+    """Quantization of the weights; auto takes the least loss that fits."""
+
+    AUTO = "auto"
+    NONE = "none"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4_AWQ = "int4_awq"
+
+
+def init(
+    model: Annotated[str, typer.Argument(help="Hugging Face id (ORG/NAME) or directory.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Such as l40s or 4xh100.", show_default="this machine's"),
+    ] = None,
+    target: Annotated[Target, typer.Option("--for", help="What is to serve it.")] = (
+        Target.TENSORRT_LLM
+    ),
+    quantization: Annotated[
+        Quantization, typer.Option(help="auto: the least loss that fits.")
+    ] = Quantization.AUTO,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub.", show_default="main")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File; for vllm a directory; - prints.", show_default="by MODEL"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+) -> None:
+    """Write a first config for MODEL, with the reason of every choice.
+
+    For TensorRT-LLM that is a build config, which is checked as by
+    build --check; for vLLM a directory with model.json. By a sum of memory, the
+    fewest GPUs with room for 16 sequences of 4096 tokens are chosen, and on
+    them the least loss of precision; no weights are fetched. A number of GPUs
+    (4xh100) is taken as it is.
+
+    Examples:
+
+      cog-triton init meta-llama/Llama-3.1-8B-Instruct --gpu l40s
+
+      cog-triton init Qwen/Qwen3-32B --gpu 2xh100 --for vllm -o qwen
+    """
+    from cog_triton.sizing.model_files import describe
+
+    with coded_errors():
+        files = describe(model, revision)
+        fit = _fit(files, gpu, target, quantization)
+        if target is Target.VLLM:
+            _write_vllm(files, fit, output, force)
+        else:
+            _write_build_config(files, fit, output, force)
+
+
+def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Quantization) -> Fit:
+    from cog_triton.sizing import fit, gpu_table, this_machine
+    from cog_triton.sizing.memory_sum import AS_STORED, PRECISIONS
+    from cog_triton.sizing.vllm_arguments import VLLM_PRECISIONS
+
+    if wanted is None:
+        gpu, counts = this_machine.require_gpu()
+    else:
+        gpu, count = gpu_table.find(wanted)
+        counts = list(gpu_table.COUNTS) if count is None else [count]
+    gpu_table.require_supported(gpu)
+    if quantization is not Quantization.AUTO:
+        return fit.choose(files, gpu, counts, [PRECISIONS[quantization.value]])
+    there = fit.precisions_of(files, gpu)
+    if target is Target.VLLM:
+        there = [one for one in there if one in (AS_STORED, *VLLM_PRECISIONS)]
+    return fit.choose(files, gpu, counts, there)
+
+
+def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
+    from cog_triton.builder import command
+    from cog_triton.builder.config import parse_config
+    from cog_triton.builder.initial_config import build_config
+
+    path = output or Path(f"{_short(files, fit)}.yaml")
+    text = build_config(files, fit, path.name)
+    parse_config(text, str(path))
+    if _printed(text, output):
+        return
+    _write(path, text, force)
+    _tell(fit)
+    command.look(path, Path(".work/build"), Path("engine.tar"), typer.echo, check=True, plan=False)
+    name = shlex.quote(str(path))
+    typer.echo(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
+
+
+def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
+    from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
+    from cog_triton.sizing.vllm_arguments import as_json, vllm_arguments
+
+    arguments = vllm_arguments(files, fit)
+    text = as_json(arguments)
+    if _printed(text, output):
+        return
+    directory = output or Path(_short(files, fit))
+    _write(directory / MODEL_FILE, text, force)
+    read_arguments(directory)
+    _tell(fit)
+    for name, (value, why) in arguments.items():
+        typer.echo(f"  {name} = {value}: {why}")
+    typer.echo(
+        f"Wrote {directory / MODEL_FILE}. Serve it: cog-triton serve {shlex.quote(str(directory))}"
+    )
+
+
+def _printed(text: str, output: Path | None) -> bool:
+    if str(output) != "-":
+        return False
+    sys.stdout.write(text)
+    return True
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    from cog_triton.errors import InvalidArgument
+    from cog_triton.system.atomic_write import writing
+
+    if path.exists() and not force:
+        raise InvalidArgument(f"{path} is there already: give --force to overwrite it, or -o")
+    content = text.encode()
+    try:
+        with writing(path, len(content), at_most=False) as file:
+            file.write(content)
+    except OSError as error:
+        raise InvalidArgument(f"--output {path}: {error.strerror}") from error
+
+
+def _short(files: ModelFiles, fit: Fit) -> str:
+    gpus = f"{fit.memory.gpus}x" if fit.memory.gpus > 1 else ""
+    words = fit.memory.gpu.name.removeprefix("NVIDIA ").split()
+    gpu = "-".join(word for word in words if not word.endswith("GB"))
+    return f"{Path(files.name).name}-{gpus}{gpu}".lower()
+
+
+def _tell(fit: Fit) -> None:
+    memory = fit.memory
+    typer.echo(f"{memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm}), {memory.precision.title}")
+    for line in memory.lines():
+        typer.echo(f"  {line}")

@@ -1,0 +1,1 @@
+"""Memory sums: does a model fit a GPU, and with which quantization and tensor parallelism."""

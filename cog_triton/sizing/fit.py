@@ -1,0 +1,112 @@
+"""Fit of a model on GPUs: the fewest that hold it with room to serve, then the least loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cog_triton.errors import EngineIncompatible
+from cog_triton.sizing.gpu_table import COUNTS, Gpu, known
+from cog_triton.sizing.memory_sum import (
+    AS_STORED,
+    FP8,
+    GIB,
+    INT4_AWQ,
+    INT8,
+    MAX_NUM_TOKENS,
+    MemorySum,
+    Precision,
+    memory_sum,
+)
+from cog_triton.sizing.model_files import ModelFiles
+
+_ROOM = (16, 4)  # sequences in the KV cache at least: wanted, and where nothing has that
+_USUAL_SEQUENCE = 4096
+_BATCHES = (256, 128, 64, 32, 16, 8, 4)
+_USUAL_TOKENS = 1024  # a running sequence's, for the batch size; the KV cache is paged
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a model is served: memory, and the limits that follow from it.
+
+    Attributes:
+        max_seq_len: tokens of prompt and answer together.
+        max_batch_size: sequences that run at once.
+    """
+
+    memory: MemorySum
+    max_seq_len: int
+    max_batch_size: int
+
+    @property
+    def max_input_len(self) -> int:
+        """Tokens of a prompt: three quarters of a sequence, so that there is room to answer."""
+        return self.max_seq_len * 3 // 4
+
+
+def choose(
+    files: ModelFiles, gpu: Gpu, counts: Sequence[int], precisions: Sequence[Precision]
+) -> Fit:
+    """The first fit: the first of `counts` of GPUs, and on it the first of `precisions`.
+
+    All GPUs of a count work on every layer together (tensor parallelism). A precision whose loss
+    is to be seen is taken only if no number of GPUs does without.
+
+    Raises:
+        EngineIncompatible: it does not fit; says what is short, and what would do.
+    """
+    sums = [
+        memory_sum(files.shape, files.weight_bytes, gpu, count, precision)
+        for count in counts
+        if files.shape.heads % count == 0
+        for precision in precisions
+    ]
+    if not sums:
+        raise EngineIncompatible(
+            f"{files.name}: {files.shape.heads} attention heads cannot be split over"
+            f" {' or '.join(map(str, counts))} GPUs: the number must divide them"
+        )
+    for sequences in _ROOM:
+        for one in sorted(sums, key=lambda one: one.precision.visible_loss):
+            if (fit := _fit(files, one, sequences)) is not None:
+                return fit
+    best = max(sums, key=lambda one: one.kv_cache)
+    short = _least_cache(files, best, _ROOM[-1]) - best.kv_cache
+    raise EngineIncompatible(
+        f"{files.name} does not fit {best.gpus} x {gpu.name} with {best.precision.title}:"
+        f" {short / GIB:.1f} GiB short on each: {'; '.join(line.strip() for line in best.lines())}."
+        f" {would_do(files)}"
+    )
+
+
+def would_do(files: ModelFiles) -> str:
+    """Sentence: the smallest GPU of the table that holds the model alone, and several if none."""
+    for count in (count for count in COUNTS if files.shape.heads % count == 0):
+        for gpu in known():
+            for precision in precisions_of(files, gpu):
+                one = memory_sum(files.shape, files.weight_bytes, gpu, count, precision)
+                if _fit(files, one, _ROOM[0]) is not None:
+                    return f"It would fit {count} x {gpu.name} with {precision.title}"
+    return f"No {COUNTS[-1]} GPUs of one kind hold it"
+
+
+def precisions_of(files: ModelFiles, gpu: Gpu) -> list[Precision]:
+    """Precisions to try on `gpu`, the least loss first; quantized weights are taken as they are."""
+    if files.shape.quantized is not None:
+        return [AS_STORED]
+    return [AS_STORED, *([FP8] if gpu.has_fp8 else []), INT8, INT4_AWQ]
+
+
+def _least_cache(files: ModelFiles, one: MemorySum, sequences: int) -> int:
+    return sequences * min(_USUAL_SEQUENCE, files.shape.max_len) * one.kv_per_token
+
+
+def _fit(files: ModelFiles, one: MemorySum, sequences: int) -> Fit | None:
+    if one.kv_cache < _least_cache(files, one, sequences):
+        return None
+    length = min(files.shape.max_len, one.kv_tokens // 2, 4 * MAX_NUM_TOKENS)
+    length = max(length // 256 * 256, min(length, 256))
+    wanted = one.kv_tokens // min(_USUAL_TOKENS, length)
+    batch = next((size for size in _BATCHES if size <= wanted), _BATCHES[-1])
+    return Fit(one, length, batch)

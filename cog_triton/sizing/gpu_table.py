@@ -1,0 +1,105 @@
+"""Table of GPUs by name: compute capability and memory as NVIDIA's driver reports it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cog_triton.errors import EngineIncompatible, InvalidArgument, nearest
+
+MIB = 1 << 20
+COUNTS = (1, 2, 4, 8)
+"""Numbers of GPUs of one machine that are tried where none is given."""
+_FP8_SM = 89
+_LEAST_SM = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A kind of GPU: `sm` as 90 for compute capability 9.0, `memory` in bytes."""
+
+    name: str
+    sm: int
+    memory: int
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its tensor cores multiply FP8 (Ada, Hopper and later)."""
+        return self.sm >= _FP8_SM
+
+
+# MiB by nvidia-smi, with ECC as the card has it by default.
+_TABLE = {
+    "a10": ("A10", 86, 23028),
+    "a10g": ("A10G", 86, 23028),
+    "a30": ("A30", 80, 24576),
+    "a40": ("A40", 86, 46068),
+    "a100": ("A100 80GB", 80, 81920),
+    "a100-40gb": ("A100 40GB", 80, 40960),
+    "a6000": ("RTX A6000", 86, 49140),
+    "l4": ("L4", 89, 23034),
+    "l40": ("L40", 89, 46068),
+    "l40s": ("L40S", 89, 46068),
+    "rtx-6000-ada": ("RTX 6000 Ada", 89, 49140),
+    "rtx-3090": ("RTX 3090", 86, 24576),
+    "rtx-4090": ("RTX 4090", 89, 24564),
+    "rtx-5090": ("RTX 5090", 120, 32607),
+    "rtx-pro-6000": ("RTX PRO 6000", 120, 97887),
+    "h100": ("H100 80GB", 90, 81559),
+    "h100-nvl": ("H100 NVL", 90, 95830),
+    "h200": ("H200", 90, 143771),
+    "gh200": ("GH200", 90, 97871),
+    "b200": ("B200", 100, 183359),
+    "b300": ("B300", 103, 275040),
+}
+_ALIASES = {
+    "a100-80gb": "a100",
+    "h100-80gb": "h100",
+    "rtx-a6000": "a6000",
+    "3090": "rtx-3090",
+    "4090": "rtx-4090",
+    "5090": "rtx-5090",
+}
+_WANTED = re.compile(r"(?:(\d+) ?x ?)?([a-z][a-z0-9 _-]*|\d{4})")
+
+
+def known() -> list[Gpu]:
+    """All GPUs of the table, the smallest first."""
+    return sorted((_gpu(key) for key in _TABLE), key=lambda gpu: (gpu.memory, gpu.sm))
+
+
+def find(wanted: str) -> tuple[Gpu, int | None]:
+    """GPU and number of ``l40s``, ``H100`` or ``8xh100``; None if no number is given.
+
+    Raises:
+        InvalidArgument: it is not in the table.
+    """
+    match = _WANTED.fullmatch(wanted.strip().lower())
+    if match is not None:
+        key = re.sub(r"[ _]", "-", match[2])
+        key = _ALIASES.get(key, key)
+        count = int(match[1]) if match[1] else None
+        if key in _TABLE and count != 0:
+            return _gpu(key), count
+    raise InvalidArgument(
+        f"--gpu {wanted!r}: must be one of {', '.join(_TABLE)}, several as 4xh100"
+        f"{nearest(wanted.lower(), [*_TABLE, *_ALIASES])}"
+    )
+
+
+def require_supported(gpu: Gpu) -> None:
+    """Refuse a GPU that no runner image is for.
+
+    Raises:
+        EngineIncompatible: its compute capability is below 8.0.
+    """
+    if gpu.sm < _LEAST_SM:
+        raise EngineIncompatible(
+            f"{gpu.name} is sm_{gpu.sm}: must be sm_{_LEAST_SM} (A100) or later; for the CPU,"
+            " leave --gpu out and use cog-triton serve"
+        )
+
+
+def _gpu(key: str) -> Gpu:
+    name, sm, mib = _TABLE[key]
+    return Gpu(name, sm, mib * MIB)

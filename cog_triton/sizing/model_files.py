@@ -1,0 +1,67 @@
+"""Files of a model: config.json and the size of its weights, from a directory or the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cog_triton.download.model_request import ModelRequest
+from cog_triton.download.model_source import is_hub_id
+from cog_triton.errors import ModelUnavailable
+from cog_triton.sizing.model_shape import ModelShape, read_shape
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_MAX_CONFIG = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model by what describes it: `weight_bytes` are those of its files, `commit` the hub's."""
+
+    name: str
+    shape: ModelShape
+    weight_bytes: int
+    commit: str | None = None
+
+
+def describe(model: str, revision: str | None = None) -> ModelFiles:
+    """Read what describes `model`: a directory, or a hub id, of which no weights are fetched.
+
+    Raises:
+        ModelUnavailable: it is not there, or has no readable config.json.
+        BuildConfigInvalid: its config.json lacks a size.
+    """
+    if is_hub_id(model):
+        from cog_triton.download import hub  # it takes half a second
+
+        listing, config = hub.describe(ModelRequest(model, revision))
+        size = sum(
+            file.size
+            for name, file in listing.files.items()
+            if any(Path(name).match(pattern) for pattern in _WEIGHTS)
+        )
+        return _files(model, config, size, listing.commit)
+    directory = Path(model).expanduser()
+    if not directory.is_dir():
+        raise ModelUnavailable(f"{model!r}: no such directory, and no Hugging Face id (ORG/NAME)")
+    path = directory / "config.json"
+    if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
+        raise ModelUnavailable(f"{path}: missing: {model} is no directory of Hugging Face weights")
+    sizes = (sum(p.stat().st_size for p in directory.glob(pattern)) for pattern in _WEIGHTS)
+    return _files(
+        str(directory.resolve()), path.read_bytes(), next((size for size in sizes if size), 0), None
+    )
+
+
+def _files(name: str, config: bytes, size: int, commit: str | None) -> ModelFiles:
+    try:
+        values: Mapping[str, Any] = json.loads(config)
+    except ValueError as error:
+        raise ModelUnavailable(f"{name}: config.json: is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelUnavailable(f"{name}: config.json: must hold an object")
+    shape = read_shape(values, f"{name}: config.json")
+    return ModelFiles(name, shape, size or shape.parameters * shape.dtype_bytes, commit)

@@ -16,7 +16,8 @@ class Abilities:
     """Abilities of an engine; by default it has none of these.
 
     `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
-    told beside each token, `prompt_log_probs` whether those of the prompt's tokens are.
+    told beside each token, `prompt_log_probs` whether those of the prompt's tokens are,
+    `structural_tags` whether calls amid text are guided from their opening on.
     """
 
     guides: Set[GuideKind] = frozenset()
@@ -24,3 +25,4 @@ class Abilities:
     prompt_log_probs: bool = False
     logit_bias: bool = False
     min_p: bool = False
+    structural_tags: bool = False

@@ -75,6 +75,7 @@ _GUIDE_TYPES: Mapping[GuideKind, str] = {
     "json_schema": "json_schema",
     "regex": "regex",
     "grammar": "ebnf_grammar",
+    "structural_tag": "structural_tag",
 }
 _WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
 SUPPORTED_INPUTS = frozenset(

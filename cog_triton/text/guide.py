@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.json_schema import parse_schema
 from cog_triton.text.regex_check import check_regex
+from cog_triton.text.structural_tag import check_structural_tag
 
-GuideKind = Literal["json_schema", "regex", "grammar"]
-"""Kinds of guides; a grammar is in EBNF as xgrammar reads it."""
+GuideKind = Literal["json_schema", "regex", "grammar", "structural_tag"]
+"""Kinds of guides; grammars are in EBNF, and structural tags in JSON, as xgrammar reads them."""
 _MAX_GRAMMAR = 16 << 10
 _MAX_DEPTH = 24
 _MAX_CHOICES = 256
@@ -37,6 +38,8 @@ class Guide(NamedTuple):
             parse_schema(self.text, where)
         elif self.kind == "regex":
             check_regex(self.text, where)
+        elif self.kind == "structural_tag":
+            check_structural_tag(self.text, where)
         else:
             _check_grammar(self.text, where)
 

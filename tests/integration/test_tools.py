@@ -1,10 +1,12 @@
 """Tools over the real Cog, Triton and model, called by OpenAI's own client."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -142,3 +144,34 @@ def test_strict_schemas_are_refused_where_the_grammar_lacks_something(
         client.chat.completions.create(
             messages=[{"role": "user", "content": "a"}], tool_choice="required", **options
         )
+
+
+def test_strict_calls_are_guided_amid_text(tools_stack: Stack, client: openai.OpenAI) -> None:
+    """By a trigger that any text has: a small model writes no call by itself."""
+    (model,) = client.models.list().data
+    assert (model.model_extra or {})["capabilities"]["strict_with_auto"] is True
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    tag = {
+        "type": "tag",
+        "begin": ' <tool_call>\n{"name": "f", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "}\n</tool_call>",
+    }
+    guide = {"type": "triggered_tags", "triggers": [" "], "tags": [tag]}
+    ask = {"prompt": "Once upon a", "add_special_tokens": False}
+    values = {
+        "input_ids": httpx.post(f"{tools_stack.own}/tokenize", json=ask).json()["tokens"],
+        "request_output_len": 60,
+        "guided_decoding_guide_type": "structural_tag",
+        "guided_decoding_guide": json.dumps({"type": "structural_tag", "format": guide}),
+    }
+    values["input_lengths"] = len(values["input_ids"])
+    url = f"{tools_stack.triton}/v2/models/tensorrt_llm/generate"
+    tokens = httpx.post(url, json=values, timeout=60).json()["output_ids"]
+    text = httpx.post(f"{tools_stack.own}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    calls = re.findall(r" <tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+    assert calls, text
+    for call in map(json.loads, calls):
+        assert call["name"] == "f"
+        assert isinstance(call["arguments"]["a"], bool)
+    assert text.count(" <tool_call>") <= len(calls) + 1, "the last one may be cut"

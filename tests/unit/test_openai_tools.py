@@ -13,6 +13,8 @@ from openai_server import THREE, TOKENIZER, USER, api, tokens
 from scripted_server import event, stream
 from tokenizers import Tokenizer
 
+from cog_triton.engines.abilities import Abilities
+from cog_triton.system import log_notes
 from cog_triton.text.tokenizer import EngineTokenizer
 
 TOOLS_TOKENIZER = replace(TOKENIZER, chat_template=CHATML_TOOLS)
@@ -194,12 +196,57 @@ STRICT = json.loads(json.dumps(WEATHER))
 STRICT["function"]["strict"] = True
 
 
-def test_strict_calls_that_are_not_forced_are_noted(caplog: pytest.LogCaptureFixture) -> None:
-    with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER) as served:
+TAGGING = Abilities(guides={"json_schema"}, structural_tags=True)
+STRICT_TIME: Any = {"type": "function", "function": {"name": "get_time", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("abilities", "options"),
+    [(Abilities(guides={"json_schema"}), {}), (TAGGING, {"tool_call_parser": "llama3_json"})],
+)
+def test_strict_calls_that_nothing_guides_are_noted(
+    abilities: Abilities,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_notes, "_noted", set())
+    with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER, abilities=abilities, **options) as served:
         answer = create(served, tools=[STRICT])
         assert "guided_decoding_guide" not in served.triton.requests[0].json
+        (model,) = served.client().models.list().data
+    assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
+    assert (model.model_extra or {})["capabilities"]["strict_with_auto"] is False
+    assert "tools: strict: not guided with tool_choice 'auto' on this model" in caplog.messages
+
+
+def test_strict_calls_are_guided_from_their_opening_on() -> None:
+    with api(pieces(f"Hi. {CALL}"), tokenizer=TOOLS_TOKENIZER, abilities=TAGGING) as served:
+        create(served)
+        answer = create(served, tools=[WEATHER, STRICT_TIME])
+        free, guided = (request.json for request in served.triton.requests)
+        with pytest.raises(openai.BadRequestError, match="minLength: not supported"):
+            create(served, tools=[STRICT])
+        (model,) = served.client().models.list().data
+    assert "guided_decoding_guide" not in free
+    assert guided["guided_decoding_guide_type"] == "structural_tag"
+    tags = json.loads(guided["guided_decoding_guide"])["format"]["tags"]
+    assert [tag["content"]["json_schema"] for tag in tags] == [
+        {"type": "object"},
+        {"properties": {}, "additionalProperties": False},
+    ]
+    assert (model.model_extra or {})["capabilities"]["strict_with_auto"] is True
+    assert answer.choices[0].message.content == "Hi. "
     assert answer.choices[0].finish_reason == "tool_calls"
-    assert "tools: nothing guides calls that are not forced, strict or not" in caplog.messages
+
+
+def test_reasoning_comes_before_guided_calls() -> None:
+    text = f"<think>Hm.</think>{CALL}"
+    options: Any = {"abilities": TAGGING, "reasoning_parser": "think"}
+    with api(pieces(text), tokenizer=TOOLS_TOKENIZER, **options) as served:
+        answer = create(served, tools=[WEATHER, STRICT_TIME])
+    assert answer.choices[0].message.reasoning_content == "Hm."
+    assert answer.choices[0].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,11 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
 
 
 WORDS = st.lists(st.lists(IDS, min_size=1).map(tuple)).map(tuple)
+TAG = (
+    '{"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"], "tags":'
+    ' [{"type": "tag", "begin": "<f", "content": {"type": "json_schema", "json_schema": {}},'
+    ' "end": ">"}]}}'
+)
 REQUESTS = st.builds(
     EngineRequest,
     input_ids=st.lists(IDS, min_size=1),
@@ -83,6 +88,7 @@ REQUESTS = st.builds(
             Guide("json_schema", '{"const":"ü"}'),
             Guide("regex", "[a-zü]{2,3}"),
             Guide("grammar", 'root ::= "a"'),
+            Guide("structural_tag", TAG),
         ]
     ),
     streaming=st.booleans(),
@@ -196,7 +202,11 @@ def test_the_json_guide_type_allows_any_object() -> None:
     [
         ({"guided_decoding_guide": "{}"}, ["needs guided_decoding_guide_type"]),
         ({"guided_decoding_guide_type": "json_schema"}, ["guided_decoding_guide: missing"]),
-        ({"guided_decoding_guide_type": "structural_tag"}, ["'structural_tag'", "json_schema"]),
+        ({"guided_decoding_guide_type": "lark"}, ["'lark'", "json_schema"]),
+        (
+            {"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "{}"},
+            ["guided_decoding_guide: not a structural tag"],
+        ),
         ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}, ["_guide:"]),
         (
             {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"a": 1}'},

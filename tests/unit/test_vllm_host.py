@@ -315,6 +315,7 @@ def test_log_probs_of_text_requests(host: Running) -> None:
         (Guide("json_schema", "{}"), {"json": "{}"}),
         (Guide("regex", "a+"), {"regex": "a+"}),
         (Guide("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+        (Guide("structural_tag", "{}"), {"structural_tag": "{}"}),
     ],
 )
 def test_guides_and_biases_are_sampling_params(guide: Guide, expected: dict[str, str]) -> None:

@@ -33,6 +33,7 @@ _FULL_PRECISION = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
 }
 
+_GUIDE_FIELDS = {"structural_tag": "structural_tags_config"}
 _KV_VALUE_BYTES = 2  # of f16
 _BLOCK_SIZE = 32  # OpenVINO's, in tokens, on every CPU
 
@@ -217,7 +218,8 @@ def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
         config.rng_seed = sampling.seed
     if request.guide is not None:
         guide = og.StructuredOutputConfig()
-        setattr(guide, request.guide.kind, request.guide.text)
+        kind = _GUIDE_FIELDS.get(request.guide.kind, request.guide.kind)
+        setattr(guide, kind, request.guide.text)
         config.structured_output_config = guide
     try:
         config.validate()

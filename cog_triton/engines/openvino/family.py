@@ -144,7 +144,12 @@ class OpenVINOFamily(EngineFamily):
     @property
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; it tells no more than the log probability of a token."""
-        return Abilities(guides={"json_schema", "regex"}, prompt_log_probs=True, min_p=True)
+        return Abilities(
+            guides={"json_schema", "regex"},
+            prompt_log_probs=True,
+            min_p=True,
+            structural_tags=True,
+        )
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`."""

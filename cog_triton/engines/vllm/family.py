@@ -96,6 +96,7 @@ class VLLMFamily(EngineFamily):
             prompt_log_probs=True,
             logit_bias=True,
             min_p=True,
+            structural_tags=True,
         )
 
     @classmethod

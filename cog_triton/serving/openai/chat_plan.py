@@ -28,6 +28,7 @@ from cog_triton.system.log_notes import log_once
 from cog_triton.text import chat, json_schema
 from cog_triton.text.guide import Guide
 from cog_triton.text.prompts import RenderedPrompt
+from cog_triton.text.structural_tag import CallForm, calls_tag
 from cog_triton.text.template_variables import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.text.tool_schema import arguments_guide, calls_guide
@@ -84,6 +85,7 @@ class ChatPlanner:
             "tool_call_parser": self._calls,
             "reasoning_parser": self._reasoning,
             "guided_decoding": guided,
+            "strict_with_auto": "auto" in choices and self._strict_form is not None,
         }
 
     def plan(self, request: ChatRequest) -> ChatPlan:
@@ -98,7 +100,7 @@ class ChatPlanner:
             self._template_variables(request, tools),
         )
         reasoning = None
-        if self._reasoning is not None and guide is None:
+        if self._reasoning is not None and (guide is None or guide.kind == "structural_tag"):
             opening, closing = REASONING_MARKERS[self._reasoning]
             opened = prompt.text.rstrip().endswith(opening)
             reasoning = ReasoningParser(opening, closing, opened=opened)
@@ -153,9 +155,22 @@ class ChatPlanner:
                 "tools: it is not known how this model writes calls; set TOOL_CALL_PARSER, or send"
                 " tool_choice 'required' or 'none'"
             )
-        if any(tool.function.strict for tool in tools):
-            log_once(_log, "tools: nothing guides calls that are not forced, strict or not")
-        return None, CALL_PARSERS[self._calls](names)
+        return self._strict_guide(tools), CALL_PARSERS[self._calls](names)
+
+    @property
+    def _strict_form(self) -> CallForm | None:
+        """How calls that are not forced are guided, None if they cannot be."""
+        form = CALL_PARSERS[self._calls].form if self._calls else None
+        return form if self._engine.structural_tags else None
+
+    def _strict_guide(self, tools: list[Tool]) -> Guide | None:
+        """The guide of an answer that may call `tools`, if one of them is strict."""
+        if not any(tool.function.strict for tool in tools):
+            return None
+        if (form := self._strict_form) is None:
+            log_once(_log, "tools: strict: not guided with tool_choice 'auto' on this model")
+            return None
+        return Guide("structural_tag", calls_tag(functions(tools), form))
 
     def _variables(self, *, tools: bool) -> frozenset[str]:
         return template_variables(self._tokenizer.template_for(tools=tools) or "")

@@ -20,7 +20,7 @@ class HashableFailFast(FailFast):
 class Function(BaseModel):
     """A function: its name, what it does, and a JSON Schema of its arguments.
 
-    With `strict`, calls that are forced follow the whole schema, or the request is refused.
+    With `strict`, calls that are guided follow the whole schema, or the request is refused.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)

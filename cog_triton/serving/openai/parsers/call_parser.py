@@ -15,6 +15,7 @@ from cog_triton.serving.openai.parsers.deltas import (
     merge,
 )
 from cog_triton.serving.openai.parsers.json_value import SPACE, JsonValue
+from cog_triton.text.structural_tag import CallForm
 
 
 class CallParser(ABC):
@@ -27,6 +28,8 @@ class CallParser(ABC):
     markers: ClassVar[tuple[str, ...]] = ()
     """What the format marks calls with; tokenizers may have these as special tokens."""
     arguments_key: ClassVar[str] = "arguments"
+    form: ClassVar[CallForm | None] = None
+    """How calls are written, where that tells them from text and their arguments are JSON."""
 
     def __init__(self, tools: Collection[str]) -> None:
         self.completed = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.text.structural_tag import CallForm
 
 _START, _END = "<tool_call>", "</tool_call>"
 
@@ -11,6 +12,7 @@ class HermesParser(CallParser):
     """Parser of calls between tags; the last closing tag may be missing."""
 
     markers = (_START, _END)
+    form = CallForm(_START, f'{_START}\n{{"name": ', ', "arguments": ', f"}}\n{_END}")
     _state = "text"
 
     def _step(self, *, final: bool) -> bool:

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack lock wheels clean
+.PHONY: help setup serve test test-clients test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -11,7 +11,7 @@ WORKERS := 2
 CONFIG := configs/build/smollm2-135m-cpu.yaml
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock (PYTHON=python3.11)
 	@scripts/setup
@@ -27,6 +27,9 @@ test: lint ## lint, then integration and unit tests (TESTS="-k name" for others,
 	@scripts/setup-mpi
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 \
 	  $(or $(TESTS),tests/integration tests/unit)
+
+test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)
+	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)

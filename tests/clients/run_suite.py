@@ -1,0 +1,71 @@
+"""Run released clients against a real server, and write what came out to docs/clients.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parents[1] / "integration"))
+from suite import client_list, client_runs, clients_page
+from suite.environments import EnvironmentFailed
+from suite.suite_servers import Servers
+
+_EPILOG = """
+Each client runs in an environment of its own, .work/clients/NAME, made from
+requirements/clients/NAME.lock and kept: packages are installed when the lock has changed, and
+nothing else is fetched. The servers are `cog-triton serve` on free ports of 127.0.0.1, with the
+demo model (ENGINE_TAR, else built as `make test` does) and with the mock engine; each is started
+when the first client asks for it. A client is a runner, tests/clients/suite/runners/run_NAME.py,
+whose functions are its checks. Rows of docs/clients.md that did not run stay as they are.
+
+examples:
+  make test-clients                           all, as the page has them
+  make test-clients CLIENT=openai             one
+  make test-clients CLIENT="openai litellm" ARGS="-k stream -v"
+  make test-clients ARGS=--list
+"""
+
+
+def main() -> int:
+    """Exit code 0: all is well, or not ours."""
+    parser = argparse.ArgumentParser(
+        prog="run_suite.py",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "clients", nargs="*", metavar="CLIENT", help="names of --list; all without any"
+    )
+    parser.add_argument("--list", action="store_true", help="names and versions, then end")
+    parser.add_argument(
+        "-k", dest="only", default="", help="checks with this in their names; writes no page"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="a line for each check")
+    options = parser.parse_args()
+    if options.list:
+        for client in client_list.CLIENTS:
+            print(f"{client.name:20} {client.version()}")
+        return 0
+    unknown = {*options.clients} - {client.name for client in client_list.CLIENTS}
+    if unknown:
+        parser.error(f"unknown client {', '.join(sorted(unknown))}: see --list")
+    chosen = [c for c in client_list.CLIENTS if not options.clients or c.name in options.clients]
+    rows = []
+    with Servers() as servers:
+        for client in chosen:
+            try:
+                row = client_runs.run(client, servers, options.only, options.verbose)
+            except EnvironmentFailed as error:
+                print(f"{client.name}: {error}", file=sys.stderr)
+                return 1
+            rows.append(row)
+    if not options.only:
+        clients_page.write(rows)
+    return 0 if all(row.well for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

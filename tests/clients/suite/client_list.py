@@ -1,0 +1,51 @@
+"""The clients of the suite: runner, servers and lock of each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+RUNNERS = Path(__file__).parent / "runners"
+LOCKS = ROOT / "requirements" / "clients"
+KINDS = ("openvino", "whole", "mock")
+"""The demo model, streaming; the same with one response a request in Triton; the mock engine."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client's package, or our reproduction of a script's requests."""
+
+    name: str
+    """Of its row; of a package, its name on the index, and of its lock."""
+    servers: tuple[str, ...]
+    """What it runs against: names of `KINDS`."""
+    limit_s: float = 300
+    releases: str = ""
+    """Of a reproduction: which releases' requests it sends. It runs in the project's .venv."""
+
+    @property
+    def runner(self) -> Path:
+        if self.releases:
+            return RUNNERS / "run_reproductions.py"
+        return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
+
+    @property
+    def lock(self) -> Path | None:
+        return None if self.releases else LOCKS / f"{self.name}.lock"
+
+    def version(self) -> str:
+        """The one that the lock pins, or the releases that are reproduced."""
+        if self.lock is None:
+            return self.releases
+        found = re.search(rf"^{self.name}==(\S+)", self.lock.read_text(), re.MULTILINE)
+        assert found, f"{self.lock} does not pin {self.name}"
+        return found[1]
+
+
+CLIENTS = (
+    Client("openai", ("openvino", "mock")),
+    Client("tritonclient", ("openvino", "whole")),
+)
+"""In the order of the page."""

@@ -1,0 +1,109 @@
+"""A client's run: its runner as a subprocess with a time limit, and the checks that it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from suite.client_list import ROOT, Client
+from suite.environments import HOME, python_of
+
+if TYPE_CHECKING:
+    from suite.suite_servers import Servers
+
+ALONE = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "PYTHONUNBUFFERED": "1",
+    "NO_COLOR": "1",
+}
+"""What keeps a client from anything but the server: a proxy that nobody listens as."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found; `upstream` is where a client's source shows that it is not ours."""
+
+    name: str
+    ok: bool
+    detail: str
+    upstream: str = ""
+
+
+@dataclass
+class Row:
+    """A client's checks."""
+
+    client: Client
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def well(self) -> bool:
+        return bool(self.checks) and all(check.ok or check.upstream for check in self.checks)
+
+
+def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
+    """Run the checks with `only` in their names, and tell how it goes."""
+    _progress(f"{client.name}: environment")
+    python = python_of(client)
+    _progress(f"{client.name}: servers")
+    work = HOME / "work" / client.name
+    work.mkdir(parents=True, exist_ok=True)
+    described: dict[str, Any] = {kind: servers.described(kind) for kind in client.servers}
+    if client.lock is not None:
+        described |= {"tokenizer": str(servers.tokenizer()), "work": str(work)}
+    environment = {**os.environ, **ALONE, "COG_TRITON_SUITE": json.dumps(described)}
+    environment["PATH"] = f"{python.parent}:{os.environ['PATH']}"
+    row = Row(client)
+    began = time.monotonic()
+    command = [str(python), str(client.runner), client.name, only]
+    with (work / "stderr.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=ROOT if client.lock is None else work,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            text, _ = process.communicate(timeout=client.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
+    for line in text.splitlines():
+        if line.startswith('{"check":'):
+            found = json.loads(line)
+            row.checks.append(Check(found.pop("check"), **found))
+    if process.returncode:
+        last = (work / "stderr.log").read_text()[-2000:]
+        row.checks.append(Check("runs to its end", False, f"exit {process.returncode}: {last}"))
+    _tell(row, time.monotonic() - began, verbose)
+    return row
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
+
+
+def _tell(row: Row, seconds: float, verbose: bool) -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    passed = sum(check.ok for check in row.checks)
+    name = f"{row.client.name} {row.client.version()}"
+    print(f"{name:32} {passed} of {len(row.checks)} in {seconds:.0f} s", flush=True)
+    for check in row.checks:
+        if verbose or not check.ok:
+            word = "ok" if check.ok else "not ours" if check.upstream else "FAILED"
+            print(f"  {word:9} {check.name}: {check.detail}", flush=True)

@@ -1,0 +1,111 @@
+"""What runners share: where the servers are, and checks that print a JSON line each.
+
+It runs in the environments of clients: nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+GIVEN: dict[str, Any] = json.loads(os.environ["COG_TRITON_SUITE"])
+_CHECKS: list[tuple[Callable[[], object], str]] = []
+
+
+@dataclass(frozen=True)
+class Server:
+    """Addresses of a server: `openai` ends in /v1, `http` and `grpc` have no scheme."""
+
+    openai: str
+    cog: str
+    http: str
+    grpc: str
+    metrics: str
+    model: str
+    places: int
+    """Of the mock: sequences at once; more are refused, none wait."""
+
+    def metric(self, name: str) -> float:
+        """The sum of ``cog_triton_NAME`` over its labels."""
+        pattern = rf"^cog_triton_{name}(?:\{{[^}}]*\}})? (\S+)$"
+        return sum(map(float, re.findall(pattern, self._read(self.metrics), re.MULTILINE)))
+
+    def engine_requests(self) -> float:
+        """Requests that the engine has now, as Triton's metrics tell."""
+        pattern = r'^nv_trt_llm_request_metrics\{[^}]*"active"[^}]*\} (\S+)$'
+        text = self._read(f"{self.metrics}/triton")
+        return sum(map(float, re.findall(pattern, text, re.MULTILINE)))
+
+    def _read(self, url: str) -> str:
+        with urllib.request.urlopen(url) as answer:
+            return str(answer.read().decode())
+
+    @contextmanager
+    def stops_a_generation(self, fewer_than: int) -> Iterator[None]:
+        """The body starts one and leaves: it is cancelled, after fewer tokens than it asked for."""
+        tokens, cancelled = self.metric("generation_tokens_total"), self._cancelled()
+        yield
+        until(lambda: self._cancelled() > cancelled and not self.metric("requests_running"))
+        made = self.metric("generation_tokens_total") - tokens
+        assert made < fewer_than, f"{made} tokens were made of {fewer_than}"
+
+    def _cancelled(self) -> float:
+        return self.metric("requests_cancelled_total")
+
+
+def server(kind: str) -> Server:
+    """The server of a kind that the client is listed with."""
+    return Server(**GIVEN[kind])
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for `condition`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds:.0f} s"
+        time.sleep(0.05)
+
+
+def check(function: Callable[[], object] | None = None, *, upstream: str = "") -> Any:
+    """Make a function a check, which fails by raising; its name, in words, is the check's.
+
+    `upstream` is why a failure is not ours: the line or the issue that shows it.
+    """
+    if function is None:
+        return lambda found: check(found, upstream=upstream)
+    _CHECKS.append((function, upstream))
+    return function
+
+
+def raises(kind: type[BaseException], call: Callable[[], object]) -> Any:
+    """The exception of this type that `call` raises."""
+    try:
+        found = call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}, but {found!r}")
+
+
+def main() -> None:
+    """Run the checks; ``argv[2]``, if any, is what is in the names of those that do."""
+    only = sys.argv[2] if len(sys.argv) > 2 else ""
+    for function, upstream in sorted(_CHECKS, key=lambda one: one[0].__module__ != "__main__"):
+        name = function.__name__.replace("_", " ")
+        if only not in name:
+            continue
+        try:
+            detail, ok = str(function() or ""), True
+        except Exception as error:  # noqa: BLE001  whatever a client raises is its result
+            traceback.print_exc()
+            detail, ok = f"{type(error).__name__}: {error}", False
+        line = {"check": name, "ok": ok, "detail": detail[:1000], "upstream": upstream}
+        print(json.dumps(line), flush=True)

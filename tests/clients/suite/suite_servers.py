@@ -1,0 +1,96 @@
+"""Servers of the suite: Cog, Triton and an engine each, started when the first client asks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import clean_environment
+import httpx
+from stack import Stack
+from suite.client_list import ROOT
+from suite.environments import HOME
+from typing_extensions import Self
+
+PLACES = 8
+"""What the mock takes at once, without a queue, so that retries are seen."""
+
+
+class Servers:
+    """Running servers by kind, and what clients need beside them; all are closed on exit."""
+
+    def __init__(self) -> None:
+        given = os.environ.get("ENGINE_TAR")
+        self._given = Path(given).resolve() if given else None
+        clean_environment.clean()
+        HOME.mkdir(parents=True, exist_ok=True)
+        self._open = ExitStack()
+        self._stacks: dict[str, Stack] = {}
+        self._tar: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def described(self, kind: str) -> dict[str, Any]:
+        """Addresses of a server, and its model's name."""
+        if kind not in self._stacks:
+            stack = self._stack(kind)
+            self._stacks[kind] = self._open.enter_context(stack.served())
+        stack = self._stacks[kind]
+        return {
+            "openai": f"{stack.own}/v1",
+            "cog": stack.url,
+            "http": stack.triton.removeprefix("http://"),
+            "grpc": f"127.0.0.1:{stack.grpc}",
+            "metrics": f"{stack.own}/metrics",
+            "places": PLACES,
+            "model": httpx.get(f"{stack.own}/v1/models").json()["data"][0]["id"],
+        }
+
+    def tokenizer(self) -> Path:
+        """A directory of the demo model's tokenizer, for clients that count tokens."""
+        directory = HOME / "tokenizer"
+        directory.mkdir(exist_ok=True)
+        with tarfile.open(self._engine_tar()) as tar:
+            for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+                member = tar.extractfile(name)
+                assert member is not None
+                (directory / name).write_bytes(member.read())
+        return directory
+
+    def _stack(self, kind: str) -> Stack:
+        work = HOME / "servers" / kind
+        work.parent.mkdir(exist_ok=True)
+        if kind == "mock":
+            stack = Stack(work, None, MAX_CONCURRENCY=str(PLACES), MAX_QUEUE="0")
+            stack.command += ["--engine", "mock", "--tps", "50"]
+            return stack
+        settings = {}
+        if kind == "whole":
+            settings["COG_TRITON_CONFIG"] = str(ROOT / "configs" / "serve" / "whole-answers.yaml")
+        else:  # the model's own chat template knows no tools
+            template = ROOT / "configs" / "chat_templates" / "chatml-tools.jinja"
+            settings["CHAT_TEMPLATE"] = str(template)
+        return Stack(work, str(self._engine_tar()), **settings)
+
+    def _engine_tar(self) -> Path:
+        if self._tar is None:
+            self._tar = self._given or _build()
+        return self._tar
+
+
+def _build() -> Path:
+    tar = ROOT / ".work" / "test" / "engine.tar"
+    config = ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml"
+    command = [sys.executable, "-m", "cog_triton", "build", str(config), f"--output={tar}"]
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([*command, f"--work-dir={tar.parent / 'build'}"], check=True)
+    return tar

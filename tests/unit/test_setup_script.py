@@ -1,0 +1,269 @@
+"""scripts/setup brings uv by hash, and takes a Python that fits or has uv bring one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import python_archive
+
+ROOT = Path(__file__).parents[2]
+SETUP_LOCK = ROOT / "requirements" / "setup.lock"
+[PINNED] = re.findall(r"^uv==(\S+)", SETUP_LOCK.read_text("utf-8"), re.MULTILINE)
+TOOLS = "sh sed cut date uname grep sha256sum rm mkdir mv cat tail flock dirname id sleep tr"
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "small-project"
+version = "1"
+"""
+BACKEND = """
+import zipfile
+def build_editable(directory, config_settings=None, metadata_directory=None):
+    name = "small_project-1-py3-none-any.whl"
+    info = "small_project-1.dist-info"
+    described = "Metadata-Version: 2.1\\nName: small-project\\nVersion: 1\\n"
+    tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    with zipfile.ZipFile(f"{directory}/{name}", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", described)
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+"""
+
+
+def wheel(directory: Path, name: str, tag: str, files: dict[str, str], version: str = "1") -> str:
+    """Write a wheel; returns its line of a lock."""
+    path = directory / f"{name}-{version}-{tag}.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, text in files.items():
+            about = zipfile.ZipInfo(member)
+            about.external_attr = 0o100755 << 16
+            archive.writestr(about, text)
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+@pytest.fixture
+def bring_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module; its lock pins a uv of ours, whose wheel is in `index/uv`."""
+    spec = importlib.util.spec_from_file_location("bring_uv", ROOT / "scripts" / "bring_uv.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "index" / "uv").mkdir(parents=True)
+    tag = "py3-none-manylinux_2_17_" + os.uname().machine
+    line = wheel(tmp_path / "index" / "uv", "uv", tag, {"uv-1.data/scripts/uv": "#!/bin/sh\n"})
+    (tmp_path / "setup.lock").write_text(line)
+    monkeypatch.setattr(module, "LOCK", tmp_path / "setup.lock")
+    return module
+
+
+@pytest.fixture
+def index(tmp_path: Path, bring_uv: ModuleType) -> Iterator[str]:
+    """URL of a package index with that wheel."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    handler.func.log_message = lambda *_: None  # type: ignore[method-assign]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_pip_brings_uv_by_hash(
+    bring_uv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index" / "uv"))
+    bring_uv.install([sys.executable, "-m", "pip"], tmp_path / "pip")
+    assert os.access(tmp_path / "pip" / "bin" / "uv", os.X_OK)
+    (tmp_path / "setup.lock").write_text(f"uv==1 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(SystemExit):
+        bring_uv.install([sys.executable, "-m", "pip"], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_named_index_has_uv_where_pip_is_missing(
+    bring_uv: ModuleType, index: str, tmp_path: Path
+) -> None:
+    bring_uv.fetch(index, tmp_path / "fetched")
+    assert os.access(tmp_path / "fetched" / "bin" / "uv", os.X_OK)
+    (tmp_path / "setup.lock").write_text(f"uv==1 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(SystemExit, match=r"another hash than requirements/setup\.lock"):
+        bring_uv.fetch(index, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_without_pip_and_index_the_status_says_so(
+    bring_uv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bring_uv, "pip_command", lambda: None)
+    monkeypatch.setattr(bring_uv, "configuration_files", lambda: [])
+    monkeypatch.setattr(sys, "argv", ["bring_uv.py", str(tmp_path / "uv")])
+    with pytest.raises(SystemExit) as caught:
+        bring_uv.main()
+    assert caught.value.code == 3
+
+
+def test_settings_of_pip_become_those_of_uv(
+    bring_uv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text(
+        "[global]\nindex-url = http://a/simple\nproxy = http://p:1\nfind-links = /none http://b\n"
+        "[install]\nindex-url = http://c/simple\nextra-index-url =\n  http://d\n  http://e\n"
+    )
+    monkeypatch.setattr(bring_uv, "configuration_files", lambda: [file])
+    monkeypatch.setenv("PIP_CERT", "/certificate")
+    found = bring_uv.uv_settings()
+    del found["UV_INDEX_STRATEGY"]
+    found.pop("UV_SYSTEM_CERTS", None)
+    assert found == {
+        "UV_DEFAULT_INDEX": "http://c/simple",
+        "UV_INDEX": "http://d http://e",
+        "UV_FIND_LINKS": "http://b",
+        "SSL_CERT_FILE": "/certificate",
+        "ALL_PROXY": "http://p:1",
+    }
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://own")
+    monkeypatch.setenv("https_proxy", "http://own")
+    assert not {"UV_DEFAULT_INDEX", "ALL_PROXY"} & bring_uv.uv_settings().keys()
+
+
+def real_uv() -> Path:
+    """The pinned uv, which the set-up left here."""
+    for one in (Path(sys.executable).parent / "uv", ROOT / ".work" / f"uv-{PINNED}" / "bin" / "uv"):
+        if one.exists():
+            told = subprocess.run([one, "--version"], capture_output=True, text=True, check=True)
+            if told.stdout.split()[1] == PINNED:
+                return one
+    pytest.skip(f"no uv {PINNED}: scripts/setup brings it")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with the real scripts, one small locked package, and PATH of few programs."""
+    project = tmp_path / "project"
+    (project / "requirements").mkdir(parents=True)
+    (project / "wheels").mkdir()
+    shutil.copytree(ROOT / "scripts", project / "scripts")
+    line = wheel(project / "wheels", "uv", "py3-none-any", {}, PINNED)
+    (project / "requirements" / "setup.lock").write_text(line)
+    line = wheel(project / "wheels", "small", "py3-none-any", {"small.py": "FOUND = True\n"})
+    for version in ("310", "311", "312"):
+        (project / "requirements" / f"py{version}.lock").write_text(line)
+    (project / "pyproject.toml").write_text(PYPROJECT)
+    (project / "backend.py").write_text(BACKEND)
+    (project / "bin").mkdir()
+    for tool in TOOLS.split():
+        (project / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    return project
+
+
+def set_up(project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/setup there, offline, with nothing but the project's programs."""
+    return subprocess.run(
+        [project / "scripts" / "setup"],
+        env={
+            **{"PATH": str(project / "bin"), "HOME": str(project / "home")},
+            **{"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(project / "wheels")},
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def base_python(version: str) -> Path | None:
+    """Prefix of a Python of that version with a libpython beside it."""
+    own = Path(sys.base_prefix)
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # HOME is the tests'
+    candidates = [own, *home.glob(f".pyenv/versions/{version}.*")]
+    library = f"lib/libpython{version}.so.1.0"
+    return next((one for one in candidates if (one / library).exists()), None)
+
+
+def test_the_python_of_the_machine_is_taken_and_a_second_run_says_nothing(project: Path) -> None:
+    (project / "bin" / "uv").symlink_to(real_uv())
+    python = Path(sys.executable)
+    first = set_up(project, PYTHON=str(python))
+    assert (first.returncode, first.stderr) == (0, "")
+    version = sysconfig.get_python_version()
+    assert f"[2/3] Python {version}: {python}\n" in first.stdout
+    assert first.stdout.splitlines()[-1].startswith("setup: done in ")
+    own = project / ".venv" / "bin" / "python"
+    code = "import small, importlib.metadata as m; print(small.FOUND, m.version('small-project'))"
+    shown = subprocess.run([own, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "True 1\n"
+    again = set_up(project)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_uv_brings_a_python_where_the_machine_has_none(project: Path) -> None:
+    prefix = base_python("3.12")
+    if prefix is None:
+        pytest.skip("no Python 3.12 with libpython here to make an archive of")
+    (project / "bin" / "uv").symlink_to(real_uv())
+    downloads = python_archive.make(prefix, project / "archives")
+    done = set_up(project, UV_PYTHON_DOWNLOADS_JSON_URL=downloads.as_uri())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "setup: no python3 here: taking a Python 3.12 of uv's\n" in done.stdout
+    own = project / ".venv" / "bin" / "python"
+    code = (
+        "import os, small, sys, sysconfig; print(sys.base_prefix);"
+        "print(os.listdir(sysconfig.get_config_var('LIBDIR')))"
+    )
+    shown = subprocess.run([own, "-c", code], capture_output=True, text=True, check=True)
+    where, libraries = shown.stdout.splitlines()
+    assert where.startswith(str(project / "home"))
+    assert "libpython3.12.so.1.0" in libraries
+
+
+def test_a_python_that_does_not_fit_is_refused_by_name(project: Path) -> None:
+    (project / "bin" / "uv").symlink_to(real_uv())
+    other = project / "bin" / "python3"
+    other.write_text('#!/bin/sh\n[ "$1" != - ] || echo is Python 3.14\n')
+    other.chmod(0o755)
+    done = set_up(project, PYTHON=str(other))
+    assert done.returncode == 1
+    assert f"{other} is Python 3.14; set PYTHON to a Python 3.10, 3.11 or 3.12" in done.stderr
+    assert "docs/setup.md" in done.stderr
+    assert not (project / ".venv").exists()
+
+
+def test_another_system_is_refused_with_what_works_there(project: Path) -> None:
+    (project / "bin" / "uname").unlink()
+    (project / "bin" / "uname").write_text("#!/bin/sh\n[ $1 = -s ] && echo Darwin || echo arm64\n")
+    (project / "bin" / "uname").chmod(0o755)
+    done = set_up(project)
+    assert done.returncode == 1
+    assert "tritonserver runs on Linux alone; on Darwin, 'pip install .' has" in done.stderr

@@ -11,16 +11,18 @@ from cog_triton.builder.legacy.translate import translated
 from cog_triton.builder.output_stream import Echo
 from cog_triton.builder.plan import Plan, make_plan
 from cog_triton.builder.plan_report import as_lines
-from cog_triton.builder.run import run_build
+from cog_triton.builder.run import run_build, stages
 from cog_triton.builder.steps import cancellable
 from cog_triton.builder.workspace import Workspace
+from cog_triton.system.progress_line import ProgressLine
 
 
 def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> None:
     """Build the config in the file `config`, see `run_build`."""
     workspace = Workspace(work_dir)
     plan = _planned(config, workspace, echo)
-    run_build(plan, workspace, output, echo=echo, cache=cache)
+    with ProgressLine(len(stages(plan))) as line:
+        run_build(plan, workspace, output, echo=echo, cache=cache, begin=line.begin)
 
 
 def look(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from cog_triton.builder import package, step_cache
@@ -15,6 +16,13 @@ from cog_triton.builder.workspace import Workspace, locked, point_at
 from cog_triton.download import model_source
 from cog_triton.errors import ModelUnavailable, UnknownScript
 
+MODEL_STAGE, PACKAGE_STAGE = "model", "package"
+
+
+def stages(plan: Plan) -> list[str]:
+    """What `run_build` does one after another: the model, the steps, the tar."""
+    return [MODEL_STAGE, *(step.name for step in plan.steps), PACKAGE_STAGE]
+
 
 def run_build(
     plan: Plan,
@@ -24,6 +32,7 @@ def run_build(
     echo: Echo,
     cache: bool = True,
     alone: bool = False,
+    begin: Callable[[str], None] = lambda _step: None,
 ) -> Path:
     """Build the engine of `plan` and write it to `output`.
 
@@ -34,6 +43,7 @@ def run_build(
         echo: gets every line of progress, without newline.
         cache: False to run every step again.
         alone: remove what builds of other configs have left, so that disks do not fill up.
+        begin: gets the name of each of `stages` as it begins.
 
     Returns:
         `output`.
@@ -56,11 +66,13 @@ def run_build(
         with locked(plan.work_dir):
             if alone:
                 workspace.remove_others(plan.work_dir)
+            begin(MODEL_STAGE)
             fetched = model_source.fetch_model(plan.request, workspace.models, echo)
             echo(f"[model] {plan.config.model_id}: {fetched.path}")
             plan = step_cache.fingerprinted(plan, fetched)
             point_at(plan.model, fetched.path)
-            engine_dir = _run_steps(plan, others, cache, echo)
+            engine_dir = _run_steps(plan, others, cache, echo, begin)
+            begin(PACKAGE_STAGE)
             with step_cache.packing(plan, output) as is_packed:
                 if cache and is_packed:
                     echo(f"[package] {output} is already written")
@@ -94,7 +106,9 @@ def _to_run(plan: Plan, others: list[Path], cache: bool) -> list[Step]:
     return steps
 
 
-def _run_steps(plan: Plan, others: list[Path], cache: bool, echo: Echo) -> Path:
+def _run_steps(
+    plan: Plan, others: list[Path], cache: bool, echo: Echo, begin: Callable[[str], None]
+) -> Path:
     """Run the steps that are not finished; the engine directory."""
     moved: dict[Path, Path] = {}
     # Calibration downloads its data sets itself, as gated as models are.
@@ -102,6 +116,7 @@ def _run_steps(plan: Plan, others: list[Path], cache: bool, echo: Echo) -> Path:
     secrets = {"HF_TOKEN": token} if token else {}
     written = plan.model
     for step in plan.steps:
+        begin(step.name)
         done = step_cache.finished(step) if cache else None
         if done is not None:
             echo(f"[{step.name}] already done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +52,7 @@ def build(
     """
     from cog_triton.builder import command
 
-    echo = typer.echo  # ten times as fast as rich, and scripts write many lines
+    echo = functools.partial(print, flush=True)  # scripts write many lines, rich would be slow
 
     with coded_errors():
         if clean:

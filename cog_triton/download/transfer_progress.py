@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from typing_extensions import Self
 
+from cog_triton.system.terminal import err
+
 Echo = Callable[[str], None]
 _INTERVAL_S = 10.0
 _STEP = 0.1
@@ -56,8 +58,8 @@ class Progress:
         self._lock = threading.Lock()
         self._start = self._echoed_at = clock()
         self._echoed = 0
-        if console is None and sys.stderr.isatty():
-            console = Console(stderr=True)
+        if console is None and err.is_terminal:
+            console = err  # the same as a progress line around this one
         self._bar = _bar(console) if console is not None else None
         self._task = self._bar.add_task(name, total=total) if self._bar else None
 

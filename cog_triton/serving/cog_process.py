@@ -21,9 +21,11 @@ from cog_triton.system import open_files, reaper
 from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
+from cog_triton.system.progress_line import ProgressLine
 from cog_triton.system.work_dir import require_usable
 
 _POLL_S = 0.05
+_HEARTBEAT_S = 30
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
 
@@ -92,7 +94,9 @@ class CogServer:
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),
         )
         try:
-            self._wait_until_ready(process)
+            with ProgressLine() as line:
+                line.begin("starting Triton and loading the engine")
+                self._wait_until_ready(process, echo)
             if not self._stops:
                 seconds = time.monotonic() - started
                 echo(ready_message(settings, self._host, self._port, seconds))
@@ -114,8 +118,9 @@ class CogServer:
         self._stops += 1
         self._wake.set()
 
-    def _wait_until_ready(self, process: reaper.Reaped) -> None:
+    def _wait_until_ready(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         processes = CogProcesses(process.process.pid)
+        began = said = time.monotonic()
         unanswered = 0
         while not self._stops:
             code = process.poll()
@@ -135,6 +140,9 @@ class CogServer:
                 )
             if status == "READY":
                 return
+            if (now := time.monotonic()) - said >= _HEARTBEAT_S:
+                said = now
+                echo(f"still starting after {now - began:.0f} s (limit: TRITON_START_TIMEOUT)")
             self._wake.wait(_POLL_S)
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:

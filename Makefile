@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack lock wheels clean
+.PHONY: help setup serve test test-clients test-deploy test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -30,6 +30,10 @@ test: lint ## lint, then integration and unit tests (TESTS="-k name" for others,
 
 test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
+
+test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kubernetes (fetches 100 MB once)
+	@scripts/setup-deploy
+	@$(BIN)/python -m pytest -q tests/deploy $(ARGS)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)

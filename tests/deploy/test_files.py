@@ -1,0 +1,71 @@
+"""Files of deploy/ for clusters without Helm and for Docker Compose."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from manifests import ROOT, SCRIPT, by_name, faults
+
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+_GIVEN = {"IMAGE": "cog-triton-runner-cpu:1", "MODEL": "/home/me/model"}
+_VARIABLE = re.compile(r"\$\{(\w+):\?[^}]*\}")
+
+
+@pytest.mark.parametrize("name", SCRIPT["MANIFESTS"])
+def test_plain_manifests_are_the_charts(name: str) -> None:
+    """If not: .venv/bin/python scripts/manifests.py"""
+    text = (ROOT / "deploy" / name).read_text()
+    assert text == SCRIPT["manifest"](name)
+    assert {key: faults(item) for key, item in by_name(text).items() if faults(item)} == {}
+    assert "helm.sh/chart" not in text
+    assert "Helm\n" not in text
+
+
+def test_the_pool_and_its_scaler_are_one_release() -> None:
+    files = SCRIPT["render"](SCRIPT["values"]("inference-pool"))
+    whole = by_name("---\n".join(SCRIPT["documents"](files))).keys()
+    parts = [
+        by_name((ROOT / "deploy" / f"{name}.yaml").read_text())
+        for name in ("inference-pool", "keda")
+    ]
+    assert whole == parts[0].keys() | parts[1].keys()
+
+
+def compose(text: str) -> Any:
+    """A Compose file as the Compose specification reads it; raises where it does not."""
+    from compose_spec import PyCompose
+
+    given = _VARIABLE.sub(lambda found: _GIVEN[found[1]], text)
+    # Its own reader of YAML knows no merge keys.
+    return PyCompose.from_json(json.dumps(yaml.safe_load(given))).to_dict()
+
+
+def test_compose_takes_the_file() -> None:
+    services = compose(COMPOSE.read_text())["services"]
+    assert services.keys() == {"gpu", "cpu"}
+    assert "deploy" not in services["cpu"]
+    for name, service in services.items():
+        assert service["profiles"] == [name]
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert service["read_only"] is True
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("shm_size: 16gb", "shm_sise: 16gb"),
+        ("read_only: true", "read_only: maybe"),
+        ("interval: 10s", "interval: often"),
+        ("profiles: [gpu]", "profile: [gpu]"),
+        ("count: 1", "count: one"),
+    ],
+)
+def test_compose_refuses_a_wrong_field(right: str, wrong: str) -> None:
+    text = COMPOSE.read_text()
+    assert right in text
+    with pytest.raises(ValueError):
+        compose(text.replace(right, wrong, 1))

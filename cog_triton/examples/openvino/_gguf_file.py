@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.errors import EngineIncompatible, ModelUnavailable
+from cog_triton.examples.openvino._gguf_reader import GGUFReader
 from cog_triton.examples.openvino._script import progress
 
 Array = npt.NDArray[Any]
@@ -48,38 +50,38 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
+            reader = GGUFReader(path)
+        except (ValueError, IndexError, KeyError, OSError, struct.error) as error:
             raise ModelUnavailable(f"{path}: not a readable GGUF file: {error}") from error
-        self._reader = reader
-        self.fields: dict[str, Any] = {k: f.contents() for k, f in reader.fields.items()}
-        self.tensors: dict[str, Any] = {t.name: t for t in reader.tensors}
+        self._entries = reader.fields
+        self.fields: dict[str, Any] = {key: entry.value for key, entry in reader.fields.items()}
+        self.tensors = reader.tensors
 
     def metadata(self) -> list[Field]:
         """Metadata entries to copy: without the container's own and those about the weights."""
         skipped = ("general.architecture", "general.file_type", "general.quantization_version")
         return [
-            Field(key, self.fields[key], f.types[0], f.types[-1] if len(f.types) > 1 else None)
-            for key, f in self._reader.fields.items()
-            if not key.startswith("GGUF.") and key not in skipped
+            Field(key, entry.value, entry.type, entry.item_type)
+            for key, entry in self._entries.items()
+            if key not in skipped
         ]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, rows first."""
-        return {n: tuple(int(d) for d in reversed(t.shape)) for n, t in self.tensors.items()}
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def type_of(self, name: str) -> str:
-        return str(self.tensors[name].tensor_type.name)
+        return str(self.tensors[name].type.name)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor's values as float32, rows first."""
         tensor = self.tensors[name]
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        return np.asarray(values, dtype=np.float32).reshape(self.shapes()[name])
+        values = gguf.quants.dequantize(tensor.data, tensor.type)
+        return np.asarray(values, dtype=np.float32).reshape(tensor.shape)
 
     def raw(self, name: str) -> Array:
         """A tensor's bytes as stored."""
-        return np.asarray(self.tensors[name].data)
+        return self.tensors[name].data
 
 
 def encode(values: npt.NDArray[np.float32], kind: str, name: str) -> Array:

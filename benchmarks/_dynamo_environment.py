@@ -35,8 +35,9 @@ def interpreter(lock: Path = LOCK) -> Path:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not stamp.is_file():
             shutil.rmtree(directory, ignore_errors=True)
-            run([sys.executable, "-m", "venv", str(directory)])
-            install = [str(python), "-m", "pip", "install", "--no-deps", "--require-hashes"]
+            run([sys.executable, "-m", "venv", "--without-pip", str(directory)])
+            install = [sys.executable, "-m", "pip", "--python", str(python), "install"]
+            install += ["--no-deps", "--require-hashes"]
             run([*install, "--only-binary", ":all:", "-r", str(lock)])
             stamp.touch()
     return python

@@ -117,10 +117,10 @@ def test_sbom_has_what_the_base_brings(small: Image) -> None:
 
 
 def test_sbom_is_valid_spdx(cpu_image: Image, small: Image, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")
-    lock = str(HERE / "spdx.lock")
-    run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", lock)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    run(*pip, "--require-hashes", "--requirement", str(HERE / "spdx.lock"))
     for image in (cpu_image, small):
         file = tmp_path / "image.spdx.json"
         file.write_text(run(str(image.result), "sbom"))

@@ -107,7 +107,7 @@ def test_an_environment_is_made_once_for_a_lock(
     first = interpreter(lock)
     assert interpreter(lock) == first
     assert len(ran) == 6
-    assert ran[0] == [sys.executable, "-m", "venv", str(first.parents[1])]
+    assert ran[0] == [sys.executable, "-m", "venv", "--without-pip", str(first.parents[1])]
     assert {"--require-hashes", "--no-deps", str(lock)} <= set(ran[1])
     lock.write_text("two")
     assert interpreter(lock) != first

@@ -238,6 +238,10 @@ class Settings(BaseSettings):
         description="Port of the OpenAI API and of /metrics; 0 or unset is off. `cog-triton"
         " serve` sets 8080.",
     )
+    openai_page: bool = Field(
+        True,
+        description="Serve a page to try the model with, at `/` of `OPENAI_PORT` (openai.md).",
+    )
     cog_triton_api_key: OptionalSecret = Field(
         None,
         description="Key that requests must bring, on every port but gRPC's; health checks need"

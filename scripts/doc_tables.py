@@ -30,7 +30,7 @@ SECTIONS = {
     ),
     "Access and limits": (
         *("cog_triton_api_key", "openai_api_key", "cog_triton_key_at_door", "metrics_public"),
-        "max_request_bytes",
+        *("openai_page", "max_request_bytes"),
         *("max_header_bytes", "max_json_depth", "max_json_values", "max_connections"),
         *("request_timeout", "idle_timeout", "max_messages", "max_stop_sequences"),
         *("max_stop_length", "max_sequences"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -12,7 +11,6 @@ from urllib.parse import urlsplit
 from cog_triton import errors
 from cog_triton.door.message import Refused, Request
 
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d+)?")
 _LOCAL = "localhost"
 _NO_KEY = "as no COG_TRITON_API_KEY is set"
 
@@ -65,8 +63,7 @@ def is_loopback(address: str) -> bool:
 
 def _require_local(request: Request) -> None:
     host = request.header(b"host").decode("latin-1")
-    match = _HOST.fullmatch(host)
-    if host and not (match and _is_local(match["name"])):
+    if host and not (request.host_name and _is_local(request.host_name)):
         raise _forbidden(f"Host={host[:80]!r}: must be an IP address or localhost, {_NO_KEY}")
     if request.method in ("GET", "HEAD"):
         return

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 from cog_triton import errors
 from cog_triton.door.access import Access
@@ -39,10 +40,13 @@ class CogGate(PrivateGate):
         large_bodies: LargeBodies,
         state: CogState,
         webhooks: WebhookRules,
+        page_port: int | None = None,
     ) -> None:
+        """`page_port` is the public port with the page to try the model with, if there is one."""
         super().__init__(port, access, limits, large_bodies)
         self._state = state
         self._webhooks = webhooks
+        self._page_port = page_port
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -63,6 +67,9 @@ class CogGate(PrivateGate):
         self._access.check(request)
         if reads and path == "/docs":  # Cog's own index names it
             return Answer(307, b"", headers=((b"location", b"/openapi.json"),))
+        if asked == "GET /" and self._page_port:
+            page = f"http://{request.host_name or 'localhost'}:{self._page_port}/"
+            return replace(self._forward(request), revise=partial(_with_page, page))
         if (reads and path in _READ) or _CANCEL.fullmatch(asked):
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
@@ -116,6 +123,15 @@ def _webhook(body: bytes) -> object:
         return json.loads(body).get("webhook")
     except (ValueError, AttributeError):
         return None
+
+
+def _with_page(page: str, status: int, body: bytes) -> Answer | None:
+    """Cog's index with the address of the page."""
+    try:
+        index = json.loads(body)
+    except ValueError:
+        return None
+    return json_answer(status, {**index, "page_url": page}) if isinstance(index, dict) else None
 
 
 def _revised(status: int, body: bytes) -> Answer | None:

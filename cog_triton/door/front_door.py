@@ -120,11 +120,14 @@ class FrontDoor:
         public = settings.metrics_public
         match name:
             case "PORT":
-                return CogGate(*common, state, self._webhooks)
+                has_page = self._settings.openai_page and "OPENAI_PORT" in self._private
+                page_port = self._settings.openai_port if has_page else None
+                return CogGate(*common, state, self._webhooks, page_port)
             case "TRITON_HTTP_PORT":
                 return TritonGate(*common)
             case "OPENAI_PORT":
-                return OpenAIGate(*common, metrics_public=public)
+                page = self._settings.openai_page
+                return OpenAIGate(*common, metrics_public=public, page=page)
             case _:
                 return MetricsGate(*common, metrics_public=public)
 

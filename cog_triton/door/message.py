@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,6 +12,8 @@ from typing import Any
 from cog_triton.errors import CogTritonError
 
 Headers = list[tuple[bytes, bytes]]
+
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d+)?")
 
 # Of one hop each (RFC 9110, 7.6.1); the door writes its own.
 _HOP_BY_HOP = frozenset(
@@ -59,6 +62,12 @@ class Request:
     def path(self) -> str:
         """The target without its query; undecodable bytes are replaced."""
         return self.target.partition(b"?")[0].decode("utf-8", "replace")
+
+    @property
+    def host_name(self) -> str:
+        """Host without its port; empty if it is missing or malformed."""
+        match = _HOST.fullmatch(self.header(b"host").decode("latin-1"))
+        return match["name"] if match else ""
 
     def header(self, name: bytes) -> bytes:
         """The first header `name`, empty if there is none."""

@@ -10,10 +10,17 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.door.refusals import openai_refusal
+from cog_triton.serving.openai.page import static_page
 
 _HEALTH = "/health"
 _KEY_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _METRICS = ("/metrics", "/metrics/triton")
+_PAGE = Answer(
+    200,
+    static_page.PAGE,
+    static_page.CONTENT_TYPE.encode(),
+    tuple((name.encode(), value.encode()) for name, value in static_page.HEADERS.items()),
+)
 
 
 class OpenAIGate(PrivateGate):
@@ -29,17 +36,26 @@ class OpenAIGate(PrivateGate):
         large_bodies: LargeBodies,
         *,
         metrics_public: bool,
+        page: bool = False,
     ) -> None:
+        """`page` says whether ``/`` is the page, which needs no key: it asks for one."""
         super().__init__(port, access, limits, large_bodies)
         self._open = {_HEALTH, *(_METRICS if metrics_public else ())}
+        self._page = page
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
         return openai_refusal(status, error)
 
     async def _decide(self, request: Request) -> Forward | Answer:
-        if not (request.method in ("GET", "HEAD") and request.path in self._open):
+        reads = request.method in ("GET", "HEAD")
+        asks_page = self._page and reads and request.path == static_page.PATH
+        if asks_page and self._access.api_key is not None:
+            return _PAGE
+        if not (reads and request.path in self._open):
             self._access.check(request)
+        if asks_page:
+            return _PAGE
         if request.path in _KEY_ONLY and self._access.api_key is None:
             raise errors.Unauthorized(
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"

@@ -42,9 +42,12 @@ def ready_message(settings: Settings, host: str, port: int, seconds: float) -> s
     name = url_host(host)
     base = f"http://{'localhost' if name == '127.0.0.1' else name}"
     openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
+    page = ""
+    if settings.openai_port and settings.openai_page:
+        page = f" {base}:{settings.openai_port}/ in a browser, or"
     return (
         f"Ready in {seconds:.1f} s ({openai}Triton on {settings.triton_http_port},"
-        f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try:\n"
+        f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try{page}:\n"
         f"curl -sN -XPOST {base}:{port}/predictions"
         " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"
         """ -d '{"input":{"prompt":"What is the capital of France?"}}'"""

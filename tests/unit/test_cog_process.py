@@ -87,6 +87,23 @@ def test_default_concurrency_leaves_room_for_as_many_queued_as_running() -> None
     assert default_concurrency(small) == 16
 
 
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"OPENAI_PORT": "8080"}, True),
+        ({"OPENAI_PORT": "8080", "OPENAI_PAGE": "0"}, False),
+        ({}, False),
+    ],
+)
+def test_the_ready_message_names_the_page_if_there_is_one(
+    environment: dict[str, str], shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    message = ready_message(load_settings(), "127.0.0.1", 5000, 1.234)
+    assert ("http://localhost:8080/ in a browser" in message) is shown
+
+
 @pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:5000/"), ("127.0.0.1", ":5000/")])
 def test_the_ready_message_has_a_request_to_try(host: str, url: str) -> None:
     message = ready_message(load_settings(), host, 5000, 1.234)

@@ -1,0 +1,1 @@
+"""The page at ``/`` of the OpenAI port, with which to try the model."""

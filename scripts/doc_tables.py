@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated tables of docs/: settings, errors, versions of vLLM, its images.
+"""Write what is generated: tables of docs/, llms.txt, the settings of the Helm chart.
 
 .venv/bin/python scripts/doc_tables.py
 """
@@ -15,6 +15,8 @@ from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+import llms_txt
+import manifests
 import vllm_image_tables
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +121,8 @@ def main() -> None:
     for mark, (name, _) in TABLES.items():
         page = ROOT / "docs" / name
         page.write_text(insert(page.read_text("utf-8"), mark), "utf-8")
+    manifests.SCHEMA.write_text(manifests.schema(), "utf-8")
+    llms_txt.LLMS.write_text(llms_txt.llms_txt(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Plain Kubernetes manifests, for clusters without Helm: writes deploy/*.yaml from the chart.
 
-Writes the names of settings into the chart's schema, too. Needs scripts/setup-deploy.
+Needs scripts/setup-deploy.
 
     .venv/bin/python scripts/manifests.py
 """
@@ -106,6 +106,5 @@ def manifest(name: str) -> str:
 
 
 if __name__ == "__main__":
-    SCHEMA.write_text(schema())
     for name in MANIFESTS:
         (DEPLOY / name).write_text(manifest(name))

@@ -15,6 +15,8 @@ from cog_triton.settings import Settings
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
+MANIFESTS = runpy.run_path(str(ROOT / "scripts" / "manifests.py"))
+LLMS = runpy.run_path(str(ROOT / "scripts" / "llms_txt.py"))
 TABLES = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -57,6 +59,33 @@ def test_relative_links_resolve(page: Path) -> None:
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = {link.partition("#")[0] for link in links(DOCS / "README.md")}
     assert {page.name for page in DOCS.glob("*.md")} - listed == {"README.md"}
+
+
+def test_every_page_begins_with_its_why() -> None:
+    """With what it is for and when it is needed, in prose, before any command, table or list."""
+    lacking = []
+    for page in DOCS.glob("*.md"):
+        text = re.sub(r"<!--.*?-->\n*", "", page.read_text("utf-8"), flags=re.DOTALL)
+        _, _, rest = text.partition("\n\n")
+        why = re.split(r"^(?:```|~~~|\||- |\d+\. |#)", rest, maxsplit=1, flags=re.MULTILINE)[0]
+        if len(why.split()) < 40:
+            lacking.append(page.name)
+    assert lacking == []
+
+
+def test_the_chart_takes_the_settings_of_this_version() -> None:
+    """If not: python scripts/doc_tables.py"""
+    assert MANIFESTS["SCHEMA"].read_text("utf-8") == MANIFESTS["schema"]()
+    assert '"MAX_QUEUE"' in MANIFESTS["schema"]()
+
+
+def test_llms_txt_is_current() -> None:
+    """If not: python scripts/doc_tables.py"""
+    text = LLMS["LLMS"].read_text("utf-8")
+    assert text == LLMS["llms_txt"]()
+    listed = set(re.findall(r"^- \[.*\]\((.+)\): .", text, re.MULTILINE))
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} - listed == {"docs/README.md"}
+    assert not [path for path in listed if not (ROOT / path).exists()]
 
 
 @pytest.mark.parametrize("mark", TABLES["TABLES"])

@@ -14,6 +14,9 @@ _HEAD = """\
 
 <!-- written by `make test-clients` -->
 
+An API is compatible when the clients that people have work with it, unmodified. Look here for yours
+before you port to this server; what differs by design is in [openai.md](openai.md).
+
 Released clients, unmodified, against `cog-triton serve`: real Cog, real Triton, SmolLM2-135M on the
 CPU; and the [mock engine](mock.md) where the likeliest tokens must be told, or a server be full.
 `make test-clients` runs them and writes this page (`CLIENT=openai`: one; `ARGS=--help` tells more).

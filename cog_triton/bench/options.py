@@ -115,7 +115,7 @@ class Options:
             )
         if self.buffer_size is not None and self.output_method is not OutputMethod.BUFFER:
             raise InvalidArgument(
-                f"--buffer_size={self.buffer_size}: goes with --output_method buffer"
+                f"--buffer-size={self.buffer_size}: goes with --output-method buffer"
             )
 
     @property

@@ -103,7 +103,7 @@ class PromptSource:
                 del words[max(1, len(words) - (len(ids) - length)) :]
                 words[0] = random.choice(self._words)
         raise InvalidArgument(
-            f"--n_input_tokens={self._input}: no prompt of {length} tokens can be made with this"
+            f"--n-input-tokens={self._input}: no prompt of {length} tokens can be made with this"
             " tokenizer"
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -19,12 +21,19 @@ from cog_triton.cli.serve import serve
 from cog_triton.system import log_format
 from cog_triton.system.terminal import out
 
+
+def _dashed(token: str) -> str:
+    """Spelling of an option as it is documented: ``--model_repo`` is ``--model-repo``."""
+    return token.replace("_", "-")
+
+
 app = typer.Typer(
     help="From a YAML file to a served LLM.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": _dashed},
 )
 
 
@@ -44,12 +53,19 @@ def main(
     log_format.configure_from_environment("console")
 
 
-app.command()(build)
-app.command()(init)
-app.command()(schema)
-app.command()(serve)
-app.command(name="inspect")(inspect_engine)
-app.command()(bench)
-app.command()(client)
-app.command()(doctor)
-app.command()(prune)
+def _add(command: Callable[..., Any], name: str | None = None) -> None:
+    """Add a command; its help is its docstring, whose paragraphs fill the terminal's width."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name=name, help=text)(command)
+
+
+_add(build)
+_add(init)
+_add(schema)
+_add(serve)
+_add(inspect_engine, "inspect")
+_add(bench)
+_add(client)
+_add(doctor)
+_add(prune)

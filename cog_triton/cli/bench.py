@@ -19,7 +19,8 @@ _LOAD, _REQUESTS, _OUTPUT = "Load", "Requests", "Output"
 
 def bench(
     target: Annotated[
-        TargetName, typer.Option(help="Kind of server: Cog, Triton, OpenAI's API, Replicate.")
+        TargetName,
+        typer.Option(metavar="API", help="cog-triton, triton, openai or replicate."),
     ] = TargetName.COG,
     url: Annotated[
         str | None,
@@ -32,7 +33,9 @@ def bench(
     unit: Annotated[
         Unit,
         typer.Option(
-            help="What --rate counts: requests a second, requests a batch, users at once.",
+            metavar="UNIT",
+            help="What --rate counts: rps (requests a second), batch (requests at once, again"
+            " and again) or concurrency (users at once).",
             rich_help_panel=_LOAD,
         ),
     ] = Unit.RPS,
@@ -51,13 +54,14 @@ def bench(
         int | None, typer.Option(help="Requests to send at most.", rich_help_panel=_LOAD)
     ] = None,
     arrival: Annotated[
-        Arrival, typer.Option(help="Arrival process of --unit rps.", rich_help_panel=_LOAD)
+        Arrival,
+        typer.Option(
+            metavar="NAME", help="Of --unit rps: poisson or constant.", rich_help_panel=_LOAD
+        ),
     ] = Arrival.POISSON,
     batch_pause: Annotated[
         float,
-        typer.Option(
-            "--batch-pause", "--batch_pause", help="Seconds between batches.", rich_help_panel=_LOAD
-        ),
+        typer.Option(help="Seconds between batches.", rich_help_panel=_LOAD),
     ] = 1.0,
     sweep: Annotated[
         str | None,
@@ -66,14 +70,20 @@ def bench(
         ),
     ] = None,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Warm-up requests, not counted.", rich_help_panel=_LOAD)
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Warm-up requests, not counted.", rich_help_panel=_LOAD
+        ),
     ] = 1,
     seed: Annotated[
         int,
         typer.Option(help="Random seed of arrivals, lengths and prompts.", rich_help_panel=_LOAD),
     ] = 0,
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes of the load generator.", rich_help_panel=_LOAD)
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Processes of the load generator.", rich_help_panel=_LOAD
+        ),
     ] = 1,
     timeout: Annotated[
         float, typer.Option(help="Seconds for an answer.", rich_help_panel=_LOAD)
@@ -81,8 +91,6 @@ def bench(
     n_input_tokens: Annotated[
         str,
         typer.Option(
-            "--n_input_tokens",
-            "--n-input-tokens",
             help="100, uniform:50-200, normal:100,20 or lognormal:100,0.5 (median, sigma).",
             rich_help_panel=_REQUESTS,
         ),
@@ -90,9 +98,7 @@ def bench(
     n_output_tokens: Annotated[
         str | None,
         typer.Option(
-            "--n_output_tokens",
-            "--n-output-tokens",
-            help="As --n_input_tokens.",
+            help="As --n-input-tokens.",
             show_default="the prompt file's, else 128",
             rich_help_panel=_REQUESTS,
         ),
@@ -100,8 +106,6 @@ def bench(
     prompt_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompt-file",
-            "--prompt_file",
             help="JSON lines with prompt, messages, or ShareGPT's conversations.",
             rich_help_panel=_REQUESTS,
         ),
@@ -116,15 +120,15 @@ def bench(
     output_method: Annotated[
         OutputMethod | None,
         typer.Option(
-            "--output_method",
-            "--output-method",
-            help="Streamed, whole at the end, or in pieces of --buffer_size (mock servers).",
+            metavar="NAME",
+            help="yield (streamed), wait (whole at the end), or of mock servers buffer (in"
+            " pieces of --buffer-size).",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
     buffer_size: Annotated[
         int | None,
-        typer.Option("--buffer_size", "--buffer-size", min=1, rich_help_panel=_REQUESTS),
+        typer.Option(min=1, metavar="N", help="Tokens a piece.", rich_help_panel=_REQUESTS),
     ] = None,
     tps: Annotated[
         float | None,
@@ -134,7 +138,10 @@ def bench(
         ),
     ] = None,
     api: Annotated[
-        API, typer.Option(help="Endpoint of openai.", rich_help_panel=_REQUESTS)
+        API,
+        typer.Option(
+            metavar="NAME", help="Of openai: chat or completions.", rich_help_panel=_REQUESTS
+        ),
     ] = API.CHAT,
     stream: Annotated[
         bool,
@@ -144,7 +151,7 @@ def bench(
         bool | None,
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
-            help="Ask for all of --n_output_tokens.",
+            help="Ask for all of --n-output-tokens.",
             show_default="where the server can",
             rich_help_panel=_REQUESTS,
         ),
@@ -159,9 +166,7 @@ def bench(
     ] = None,
     poll_interval: Annotated[
         float,
-        typer.Option(
-            "--poll-interval", help="Seconds between polls of replicate.", rich_help_panel=_REQUESTS
-        ),
+        typer.Option(help="Seconds between polls of replicate.", rich_help_panel=_REQUESTS),
     ] = 0.5,
     slo: Annotated[
         str,
@@ -193,10 +198,21 @@ def bench(
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
+            metavar="OLD NEW",
             help="Compare two files of --json; measures nothing.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Report also as the original cog-triton did: concurrency, expected and actual"
+            " server-side metrics, the load generator.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Measure a served model: latency, throughput and server metrics.
 
@@ -204,9 +220,9 @@ def bench(
     counts from then. Ctrl-C ends it early and reports the requests so far. Metrics are defined
     in docs/bench.md. Exit code 1 if nothing succeeded, 130 after Ctrl-C.
 
-    Example: cog-triton bench --rate 8 --unit rps --duration 30 --n_input_tokens 100
+    Example: cog-triton bench --rate 8 --unit rps --duration 30
 
-    Example: cog-triton bench --target openai --sweep 1,2,4,8 --duration 20 --plot sweep.png
+    Example: cog-triton bench --target openai --sweep 1,2,4,8 --plot sweep.png
     """
     from cog_triton.bench import command, length_distribution
     from cog_triton.bench import compare as comparing
@@ -233,9 +249,9 @@ def bench(
             seed=seed,
             processes=processes,
             timeout=timeout,
-            input_lengths=length_distribution.parse("--n_input_tokens", n_input_tokens),
+            input_lengths=length_distribution.parse("--n-input-tokens", n_input_tokens),
             output_lengths=(
-                n_output_tokens and length_distribution.parse("--n_output_tokens", n_output_tokens)
+                n_output_tokens and length_distribution.parse("--n-output-tokens", n_output_tokens)
             )
             or None,
             prompt_file=prompt_file,

@@ -26,8 +26,6 @@ def client(
     tokenizer_dir: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer-dir",
-            "--tokenizer_dir",
             help="Directory with tokenizer.json.",
             show_default="ENGINE_DIR",
         ),
@@ -37,7 +35,7 @@ def client(
         bool, typer.Option("--streaming", "-S", help="Print token ids as they arrive.")
     ] = False,
     stop_after_ms: Annotated[
-        int, typer.Option(min=0, help="Stop the engine after that many milliseconds.")
+        int, typer.Option(min=0, metavar="N", help="Stop the engine after that many milliseconds.")
     ] = 0,
     stop_via_request_cancel: Annotated[
         bool,
@@ -46,9 +44,12 @@ def client(
             help="Stop by closing the connection, not by a second request.",
         ),
     ] = False,
-    beam_width: Annotated[int, typer.Option("--beam-width", "-b", min=1, help="Beams.")] = 1,
+    beam_width: Annotated[
+        int, typer.Option("--beam-width", "-b", min=1, metavar="N", help="Beams.")
+    ] = 1,
     num_return_sequences: Annotated[
-        int | None, typer.Option("--num-return-sequences", "-n", min=1, help="Sequences.")
+        int | None,
+        typer.Option("--num-return-sequences", "-n", min=1, metavar="N", help="Sequences."),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from that many; 1 is greedy.")] = 1,
@@ -69,7 +70,10 @@ def client(
     request_id: Annotated[str, typer.Option(help="Id of the request, in Triton's log.")] = "",
     model_name: Annotated[str, typer.Option(help="Triton's model.")] = "tensorrt_llm",
     stream_timeout: Annotated[
-        float, typer.Option("--stream-timeout", "-t", min=0.001, help="Seconds without a byte.")
+        float,
+        typer.Option(
+            "--stream-timeout", "-t", min=0.001, metavar="N", help="Seconds without a byte."
+        ),
     ] = 120.0,
 ) -> None:
     """Send token ids to Triton's engine model, and print output_ids, input and output.

@@ -67,18 +67,14 @@ def serve(
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option(
-            "--world-size", "--world_size", min=1, help="Ranks, a GPU for each (WORLD_SIZE)."
-        ),
+        typer.Option(min=1, metavar="N", help="Ranks, a GPU for each (WORLD_SIZE)."),
     ] = None,
     triton_only: Annotated[
         bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
     ] = False,
     model_repo: Annotated[
         Path | None,
-        typer.Option(
-            "--model-repo", "--model_repo", help="With --triton-only: serve these models instead."
-        ),
+        typer.Option(help="With --triton-only: serve these models instead."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
     engine_name: Annotated[

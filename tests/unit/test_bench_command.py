@@ -56,7 +56,7 @@ def test_the_command_line_of_the_original(
 ) -> None:
     monkeypatch.setenv("PORT", server.url.rpartition(":")[2])
     line = (
-        "--unit batch --duration 0.2 --tps 100 --n_output_tokens 128 --output_method yield --rate 6"
+        "--unit batch --duration 0.2 --tps 100 --n-output-tokens 128 --output-method yield --rate 6"
     )
     code, said = run(*line.split())
     assert code == 0
@@ -221,7 +221,7 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--n_input_tokens 0", "E1005 InvalidArgument: --n_input_tokens='0': must be N, uniform"),
+        ("--n-input-tokens 0", "E1005 InvalidArgument: --n-input-tokens='0': must be N, uniform"),
         ("--rate 0", "--rate=0.0: must be above 0"),
         ("--slo ttf:3", "did you mean 'ttft'?"),
         ("--sweep 4,2", "--sweep='4,2': must be ascending"),

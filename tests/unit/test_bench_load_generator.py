@@ -284,7 +284,7 @@ def test_processes_share_the_requests_without_overlap(unit: Unit) -> None:
         ({"requests": None}, "one of them must be given"),
         ({"processes": 2, "unit": Unit.BATCH}, "sent by one process"),
         ({"processes": 3, "unit": Unit.CONCURRENCY, "rate": 2.0}, "must not be more than --rate"),
-        ({"buffer_size": 4}, "goes with --output_method buffer"),
+        ({"buffer_size": 4}, "goes with --output-method buffer"),
         ({"tps": -1.0}, "must not be negative"),
         ({"duration": 0.0}, "--duration=0.0: must be above 0"),
     ],

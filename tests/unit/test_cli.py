@@ -14,6 +14,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 import yaml
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from cog_triton import __version__
@@ -55,6 +56,31 @@ def test_no_command_prints_the_help() -> None:
     _, output = run()
     for command in ("build", "serve", "inspect", "prune"):
         assert f" {command} " in output
+
+
+COMMANDS = ("build", "init", "schema", "serve", "inspect", "bench", "client", "doctor", "prune")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, output = run(command, "--help")
+    assert code == 0
+    assert max(map(cell_len, output.splitlines())) <= 80
+    assert "\u2026" not in output  # a name of an option that was cut
+
+
+def test_paragraphs_of_help_fill_the_width() -> None:
+    output = run("bench", "--help")[1]
+    assert "latency counts from then. Ctrl-C ends it early and reports the requests" in output
+
+
+@pytest.mark.parametrize("spelling", ["--triton-http-port", "--triton_http_port"])
+def test_options_are_spelled_with_dashes_or_underscores(spelling: str) -> None:
+    code, output = run("serve", spelling, "none")
+    assert code == 2
+    assert "--triton-http-port" in output
+    assert "No such option" not in output
 
 
 def test_version_option() -> None:

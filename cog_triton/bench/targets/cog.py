@@ -69,7 +69,7 @@ class CogTarget(Target):
             inputs["output_method"] = method.value
         elif method is OutputMethod.BUFFER:
             raise InvalidArgument(
-                "--output_method=buffer: the server has no such input; only a mock has"
+                "--output-method=buffer: the server has no such input; only a mock has"
             )
         if options.buffer_size is not None:
             inputs["buffer_size"] = options.buffer_size

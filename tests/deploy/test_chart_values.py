@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import CHART, example, rendered
+from chart_rendering import CHART, example, rendered
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 

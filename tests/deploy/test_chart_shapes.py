@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import CHART, EXAMPLES, Manifests, example, faults, rendered
+from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, rendered
 
 from cog_triton import __version__
 from cog_triton.settings import Settings
@@ -227,6 +227,25 @@ def test_an_image_is_named_by_its_digest_or_its_tag() -> None:
         assert container(rendered(example("cpu-demo", **given)))["image"] == wanted
 
 
+def test_the_network_policy_admits_whom_it_names_and_the_endpoint_picker() -> None:
+    gateway = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateway"}}}
+    dns = {"ports": [{"port": 53, "protocol": "UDP"}]}
+    given = example("inference-pool", networkPolicy={"from": [gateway], "egress": [dns]})
+    manifests = rendered(given)
+    policy = manifests["NetworkPolicy", "cog-triton"]
+    assert faults(policy) == []
+    first, picker = policy["spec"]["ingress"][0]["from"]
+    assert first == gateway
+    labels = manifests["Deployment", "cog-triton-epp"]["spec"]["template"]["metadata"]["labels"]
+    assert picker["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["spec"]["egress"] == [dns]
+    assert (
+        "from"
+        not in rendered(example("cpu-demo"))["NetworkPolicy", "cog-triton"]["spec"]["ingress"][0]
+    )
+
+
 def test_settings_are_written_as_they_were_given() -> None:
     given = {"MAX_LORA_BYTES": 4294967296, "LOG_REQUESTS": False, "TRITON_TIMEOUT": 0.5}
     environment = variables(rendered(example("cpu-demo", settings=given)))
@@ -236,7 +255,7 @@ def test_settings_are_written_as_they_were_given() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_notes_say_how_to_ask(name: str) -> None:
-    from manifests import SCRIPT
+    from chart_rendering import SCRIPT
 
     values = example(name)
     notes = SCRIPT["render"](values)["NOTES.txt"]

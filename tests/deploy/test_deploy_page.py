@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from manifests import EXAMPLES, KUBERNETES, ROOT, SCRIPT, by_name, faults, rendered
+from chart_rendering import EXAMPLES, KUBERNETES, ROOT, SCRIPT, by_name, faults, rendered
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import ROOT, SCRIPT, by_name, faults
+from chart_rendering import ROOT, SCRIPT, by_name, faults
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 _GIVEN = {"IMAGE": "cog-triton-runner-cpu:1", "MODEL": "/home/me/model"}

@@ -50,8 +50,8 @@ class Bench:
 
         Returns False if `until` (time.monotonic) came before the last measurement.
         """
-        turn = number % len(self._endpoints)
-        for concurrency in concurrencies:
+        for place, concurrency in enumerate(concurrencies):
+            turn = (number + place) % len(self._endpoints)
             prompts = self._taken(REQUESTS.get(concurrency, 2 * concurrency))
             for endpoint, roles in [*self._endpoints[turn:], *self._endpoints[:turn]]:
                 if time.monotonic() > until:

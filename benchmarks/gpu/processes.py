@@ -14,6 +14,8 @@ _ROLES = {
     rb"/vllm-rs\0": "vLLM Rust front end",
     rb"vllm\.entrypoints\.cli\.main\0serve": "vllm serve",
     rb"EngineCore": "vLLM EngineCore",
+    rb"VLLM::Worker": "vLLM worker",
+    rb"DPCoordinator": "vLLM DP coordinator",
     rb"engine_process": "our host of AsyncLLM",
     rb"api_server": "vLLM API server",
     rb"triton_python_backend_stub": "Triton stub",

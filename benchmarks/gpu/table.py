@@ -91,6 +91,39 @@ def pruning(phase: Mapping[str, Any]) -> str:
     return f"{sizes}\n\n{times}"
 
 
+def pair(pair: Mapping[str, Any], many: Mapping[str, Any]) -> str:
+    """Two engines' benchmark, compared to one engine's on all GPUs by the first same endpoint."""
+    two = {f"two engines, {name}": found for name, found in pair["medians"].items()}
+    first = next(iter(pair["medians"]))
+    one = many.get("medians", {}).get(first)
+    return benchmark({f"one engine, {first}": one, **two} if one else two)
+
+
+def killed(phase: Mapping[str, Any]) -> str:
+    """What became of the streams when a worker was killed, and how long the way back took."""
+    judged, back = phase["streams"], phase.get("return", {})
+    names = ("streams", "whole", "same", "wrong", "hung", "lost", "longest_pause_s")
+    columns = ("killed", *(name.replace("_s", " s").replace("_", " ") for name in names),
+               "lost by", "not ready after s", "ready again", "first new token")  # fmt: skip
+    by = ", ".join(f"{how}: {count}" for how, count in judged["lost_by"].items()) or "-"
+    times = (back.get(name) for name in ("not_ready_s", "ready_s", "first_token_s"))
+    shown = ("-" if time is None else str(time) for time in times)
+    return table(columns, [(phase["killed"], *(judged[name] for name in names), by, *shown)])
+
+
+def starts(results: Mapping[str, Any]) -> str:
+    """Seconds until each server of these phases was ready, as it and vLLM's log say."""
+    rows = [
+        (name.removesuffix(": start"), *(str(value.get(key, "-")) for key in
+         ("seconds", "weights_s", "compile_s", "graphs_s", "engine_s", "kv_cache_tokens")))
+        for phase in ("many", "peer", "pair", "abilities")
+        for name, value in results.get(phase, {}).items() if name.endswith(": start")
+    ]  # fmt: skip
+    return table(
+        ("server", "ready after s", "weights s", "compile s", "CUDA graphs s", "engine s",
+         "KV cache tokens"), rows)  # fmt: skip
+
+
 def machine(phase: Mapping[str, Any]) -> str:
     """GPU, processor, kernel and package versions."""
     versions = [f"{name} {version}" for name, version in phase.get("vllm", {}).items()]
@@ -117,11 +150,19 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     made = {"checks": checks(results)}
     if "machine" in results:
         made["machine"] = machine(results["machine"])
-    for phase, prefix in (("bench", ""), ("small", "small model's "), ("large", "large model's ")):
+    prefixes = {"bench": "", "small": "small model's ", "large": "large model's "}
+    prefixes |= {"many": "many GPUs' ", "peer": "many GPUs' other ", "pair": "two engines' "}
+    for phase, prefix in prefixes.items():
         if medians := results.get(phase, {}).get("medians"):
             made[f"{prefix}benchmark"] = benchmark(medians)
             highest = max(int(concurrency) for found in medians.values() for concurrency in found)
             made[f"{prefix}cores"] = cores(results[phase]["cores"], highest)
+    if results.get("pair", {}).get("medians"):
+        made["two engines' benchmark"] = pair(results["pair"], results.get("many", {}))
+    if "streams" in results.get("kill", {}):
+        made["killed worker"] = killed(results["kill"])
+    if any(phase in results for phase in ("many", "pair")):
+        made["many GPUs' starts"] = starts(results)
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

@@ -15,6 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "small", "prune")
+ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer")
 MAX_AT_ONCE = 512
 """As many predictions as servers.py has our server take at once, in all."""
 _ABOUT = """\
@@ -25,6 +26,14 @@ checks   two models served at once, each through all checks, under load together
 bench    vLLM's own server and ours at once, each with an engine, asked in turn
 small    the same with a model so small that the servers are the limit
 prune    vLLM's own server over libraries pruned for this GPU: the same tokens, as fast
+
+and only if they are named, of --gpus GPUs, best in this order:
+
+many       a model of Llama 3.1 70B's shape on all of them, beside vLLM's own server
+kill       kill -9 of one of its workers under 64 streams: lost, wrong, hung; the way back
+pair       two engines on half of the GPUs each behind one front end: vLLM's data parallelism
+abilities  tools, n, log probabilities, logit_bias, LoRA, guided decoding; within pair's start
+peer       many beside vLLM's own server with its other front end
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
 DIRECTORY/results.json after each step, single measurements in samples.json, and tables in
@@ -41,7 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_measures(parser, PHASES)
+    add_measures(parser, PHASES, ONLY_BY_NAME)
     parser.add_argument("--root", type=_directory, metavar="DIRECTORY",
                         default=REPOSITORY / ".work" / "gpu")  # fmt: skip
     parser.add_argument(
@@ -50,8 +59,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def add_measures(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
-    """Options for what is run and how much of it; phases are of `known`."""
+def add_measures(
+    parser: argparse.ArgumentParser, usual: Sequence[str], others: Sequence[str]
+) -> None:
+    """Options for what is run and how much of it; phases are of `usual` and `others`."""
+    known = (*usual, *others)
 
     def phases(text: str) -> list[str]:
         for name in text.split(","):
@@ -59,9 +71,17 @@ def add_measures(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
                 raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(known)}")
         return text.split(",")
 
-    parser.add_argument("--phase", type=phases, default=list(known), metavar="PHASE,PHASE,...")
-    parser.add_argument("--budget", type=_seconds, default=540, metavar="SECONDS",
-                        help="of a phase, then no more measurements begin (540)")  # fmt: skip
+    parser.add_argument("--phase", type=phases, default=list(usual), metavar="PHASE,PHASE,...")
+    parser.add_argument("--budget", type=_seconds, metavar="SECONDS",
+                        help="of a phase, then no more measurements begin (540; its own with"
+                        " several GPUs)")  # fmt: skip
+    parser.add_argument("--deadline", type=_seconds, default=86400, metavar="SECONDS",
+                        help="of all phases; one that cannot end by then is not begun")  # fmt: skip
+    parser.add_argument("--gpus", type=_gpus, default=8, help="2, 4 or 8 (8)")
+    parser.add_argument("--layers", type=_whole,
+                        help="of the 70B shape; else 80 on 8 GPUs, 40 on 4, 20 on 2")  # fmt: skip
+    parser.add_argument("--front-end", choices=("rust", "python"), default="rust",
+                        help="of vLLM's server in many; peer has the other one (rust)")  # fmt: skip
     parser.add_argument("--rounds", type=_whole, default=3, help="of the benchmarks, at most (3)")
     parser.add_argument("--concurrency", type=_concurrencies, default=[1, 64, 256, 512],
                         metavar="N,...", help=f"up to {MAX_AT_ONCE} (1,64,256,512)")  # fmt: skip
@@ -96,6 +116,12 @@ def _seconds(text: str) -> float:
 def _whole(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(text)
+
+
+def _gpus(text: str) -> int:
+    if text not in ("2", "4", "8"):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be 2, 4 or 8")
     return int(text)
 
 

@@ -43,9 +43,24 @@ class Client:
 
     def openai(self, path: str, **values: Any) -> dict[str, Any]:
         """An answer of /v1/`path`, with its HTTP status."""
-        url = f"http://127.0.0.1:{self.server.openai}/v1/{path}"
-        response = self._http.post(url, json={"model": "verify", "temperature": 0, **values})
+        return self.post(f"v1/{path}", **{"model": "verify", "temperature": 0, **values})
+
+    def post(self, path: str, **values: Any) -> dict[str, Any]:
+        """An answer of a path on the OpenAI API's port, with its HTTP status."""
+        response = self._http.post(f"http://127.0.0.1:{self.server.openai}/{path}", json=values)
         return {**response.json(), "status": response.status_code}
+
+    def openai_stream(self, path: str, **values: Any) -> list[dict[str, Any]]:
+        """The events of a streamed answer of /v1/`path`."""
+        url = f"http://127.0.0.1:{self.server.openai}/v1/{path}"
+        body = {"model": "verify", "temperature": 0, "stream": True, **values}
+        with self._http.stream("POST", url, json=body) as response:
+            return [data for _, data in self._events(response)]
+
+    def models(self) -> list[str]:
+        """Names in /v1/models."""
+        told = self._http.get(f"http://127.0.0.1:{self.server.openai}/v1/models").json()
+        return [model["id"] for model in told["data"]]
 
     def text(self, **values: Any) -> dict[str, Any]:
         """An answer of Triton's model vllm_model."""

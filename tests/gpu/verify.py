@@ -20,14 +20,18 @@ from pathlib import Path
 import arguments
 import bench
 import models
+import multicast
 import profiles
 import prompts
 import pruned
 import table
+from abilities import Abilities
+from adapters import with_adapters
 from arguments import REPOSITORY
 from checks import Checks, load_all_at_once
 from client import Client
 from endpoints import Endpoint, Predictions, TritonIds
+from many import BUDGETS, LEAST, ManyGPUs
 from results import Phase, Results
 from servers import Ours, Server, ours, running, vllm_serve
 
@@ -54,7 +58,16 @@ _LARGE = {
     "kv_cache_memory_bytes": 20 << 30,
     **_COMMON,
 }
+_ADAPTED = {
+    "max_num_seqs": 64,
+    "max_model_len": 2048,
+    "kv_cache_memory_bytes": 2 << 30,
+    **_COMMON,
+    "gpu_memory_utilization": 0.05,
+}
+_TOOLS_TEMPLATE = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinja"
 _ROLE = "vLLM EngineCore"
+_BUDGET_S = 540
 
 
 class Driver:
@@ -73,26 +86,47 @@ class Driver:
         self.python: Path = options.engine_python or self.root / "vllm" / "bin" / "python"
         self.rehearsal: bool = options.rehearse
         self.until = 0.0
+        self.failed = 0
+        self._deadline = time.monotonic() + options.deadline
+        self._begun: set[str] = set()
+        self._many = ManyGPUs(self)
 
     def run(self) -> int:
         """Run every phase that was asked for; returns the number of failed checks."""
-        phases = self.phases()
-        failed = 0
-        for name in self.options.phase:
-            phase, began = self.results.phase(name), time.monotonic()
-            self.until = began + self.options.budget
-            print(f"== {name}", flush=True)
-            try:
-                phases[name](phase)
-                self._write_tables()
-            except Exception as error:  # noqa: BLE001 - the other phases are to be seen, too
-                phase.check("the phase went through", False, f"{type(error).__name__}: {error}")
-            phase.put("seconds", round(time.monotonic() - began, 1))
-            failed += len(phase.failed)
-            took = phase.seen["seconds"]
-            print(f"== {name}: {took} s, failed: {phase.failed or 'none'}", flush=True)
+        try:
+            for name in self.options.phase:
+                self.run_phase(name)
+        finally:
+            self._many.close()
         print(f"tables: {self.root / 'results.md'}; results: results.json, samples.json beside it")
-        return failed
+        return self.failed
+
+    def seconds_left(self) -> float:
+        """Seconds until the deadline of all phases."""
+        return self._deadline - time.monotonic()
+
+    def run_phase(self, name: str) -> None:
+        """Run one phase, unless another has run it already or too little time is left."""
+        if name in self._begun:
+            return
+        self._begun.add(name)
+        if (left := self.seconds_left()) < LEAST.get(name, 0):
+            print(f"== {name}: not run, {left:.0f} s are left", flush=True)
+            return
+        phase, began, outer = self.results.phase(name), time.monotonic(), self.until
+        budget = self.options.budget or BUDGETS.get(name, _BUDGET_S)
+        self.until = began + min(budget, left)
+        print(f"== {name}", flush=True)
+        try:
+            self.phases()[name](phase)
+            self._write_tables()
+        except Exception as error:  # noqa: BLE001 - the other phases are to be seen, too
+            phase.check("the phase went through", False, f"{type(error).__name__}: {error}")
+        self.until = outer
+        phase.put("seconds", round(time.monotonic() - began, 1))
+        self.failed += len(phase.failed)
+        took = phase.seen["seconds"]
+        print(f"== {name}: {took} s, failed: {phase.failed or 'none'}", flush=True)
 
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
@@ -102,6 +136,8 @@ class Driver:
             "bench": partial(self.bench, model=self.large),
             "small": partial(self.bench, model=self.small),
             "prune": self.prune,
+            "abilities": self.abilities,
+            **self._many.phases(),
         }
 
     def _write_tables(self) -> None:
@@ -110,8 +146,11 @@ class Driver:
     def machine(self, phase: Phase) -> None:
         """Note GPU, processor and versions."""
         query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
-        gpu = _said(["nvidia-smi", query, "--format=csv,noheader"])
-        phase.put("gpu", gpu)
+        gpus = _said(["nvidia-smi", query, "--format=csv,noheader"]).splitlines()
+        several = f"{len(gpus)} x " if len(gpus) > 1 else ""
+        phase.put("gpu", several + "; ".join(dict.fromkeys(gpus)))
+        if several:
+            phase.put("topology", _said(["nvidia-smi", "topo", "-m"]))
         phase.put("cpu", f"{os.cpu_count()} cores, {_cpu_name()}")
         phase.put("kernel", platform.platform())
         names = ("cog", "coglet", "nvidia-pytriton", "tritonclient", "numpy", "tokenizers")
@@ -132,8 +171,8 @@ class Driver:
     def checks(self, phase: Phase) -> None:
         """Check two models served at once, then a crash of the small one's engine."""
         served = [
-            ("SmolLM2", self.small, self._ours("checks-small", self.small, metrics=True)),
-            ("Llama 8B", self.large, self._ours("checks-large", self.large, metrics=True)),
+            ("SmolLM2", self.small, self.ours("checks-small", self.small, metrics=True)),
+            ("Llama 8B", self.large, self.ours("checks-large", self.large, metrics=True)),
         ]
         if self.rehearsal:
             del served[1]
@@ -148,15 +187,27 @@ class Driver:
             load_all_at_once(made)
             made[0].restart("our host of AsyncLLM" if self.rehearsal else _ROLE)
 
+    def abilities(self, phase: Phase) -> None:
+        """Check what a request may ask beyond text, over the small model with two adapters."""
+        directory = self.root / "models" / "smollm2-adapters"
+        arguments = {**_ADAPTED, **self.extra}
+        model = with_adapters(self.small, directory, arguments, _TOOLS_TEMPLATE)
+        environment = {"CHAT_TEMPLATE": str(model / _TOOLS_TEMPLATE.name)}
+        server = self.ours("abilities", model, **environment)
+        with running(server):
+            self.put_start(phase, server)
+            texts = prompts.make(model, 4, 64)
+            Abilities(Client(server), phase, texts, not self.rehearsal).all()
+
     def bench(self, phase: Phase, model: Path) -> None:
         """Benchmark ours beside ``vllm serve``, both running, asked in turn."""
-        mine = self._ours(f"{phase.name}-ours", model, END_ID="-1")
-        endpoints = [*self._bare(phase.name, model), *self._endpoints(mine)]
+        mine = self.ours(f"{phase.name}-ours", model, END_ID="-1")
+        endpoints = [*self._bare(phase.name, model), *self.endpoints(mine)]
         servers = list({id(server): server for _, server in endpoints}.values())
         with running(*servers):
             for server in servers:
-                self._put_start(phase, server)
-            self._compare(phase, model, endpoints)
+                self.put_start(phase, server)
+            self.compare(phase, model, endpoints)
             texts = prompts.make(model, 512, bench.INPUT_TOKENS, seed=5)
             for endpoint, server in endpoints if self.options.profile else ():
                 if time.monotonic() > self.until:
@@ -168,14 +219,20 @@ class Driver:
 
     def _bare(self, name: str, model: Path) -> list[tuple[Endpoint, Server]]:
         """vLLM's own servers, each with an endpoint."""
+        return [] if self.rehearsal else self.theirs(name, model, rust=False)
+
+    def theirs(self, name: str, model: Path, *, rust: bool) -> list[tuple[Endpoint, Server]]:
+        """vLLM's own server with one of its front ends; in a rehearsal a second one of ours."""
+        told = "vllm serve, Rust" if rust else "vllm serve"
         if self.rehearsal:
-            return []
-        name = f"{name}-bare"
-        server = vllm_serve(name, model, self.logs, self.python, **self.environment)
-        return [(Endpoint("vllm serve", server.openai), server)]
+            other = self.ours(f"{name}-stand-in", model, END_ID="-1")
+            return [(Endpoint(told, other.openai), other)]
+        name = f"{name}-{'rust' if rust else 'bare'}"
+        server = vllm_serve(name, model, self.logs, self.python, rust=rust, **self.environment)
+        return [(Endpoint(told, server.openai), server)]
 
     @staticmethod
-    def _endpoints(mine: Ours) -> list[tuple[Endpoint, Server]]:
+    def endpoints(mine: Ours) -> list[tuple[Endpoint, Server]]:
         return [
             (Predictions("cog", mine.cog), mine),
             (Endpoint("/v1", mine.openai), mine),
@@ -183,11 +240,15 @@ class Driver:
         ]
 
     @staticmethod
-    def _put_start(phase: Phase, server: Server) -> None:
+    def put_start(phase: Phase, server: Server) -> None:
         phase.put(f"{server.name}: start", {"seconds": server.start_s, **server.start_times()})
 
-    def _compare(
-        self, phase: Phase, model: Path, endpoints: Sequence[tuple[Endpoint, Server]]
+    def compare(
+        self,
+        phase: Phase,
+        model: Path,
+        endpoints: Sequence[tuple[Endpoint, Server]],
+        count: int = 8,
     ) -> None:
         """Check that all say the same, then measure them in turn."""
         said = "".join(
@@ -198,7 +259,7 @@ class Driver:
         )
         phase.check("vLLM hands over engine steps", "by engine steps" not in said)
         told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
-        self._same_texts(phase, model, told)
+        self._same_texts(phase, model, told, count)
         self._rounds(phase, endpoints, model)
 
     def prune(self, phase: Phase) -> None:
@@ -242,7 +303,8 @@ class Driver:
             ]
             self._same_texts(phase, self.small, told, count=16, max_tokens=256)
 
-    def _ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
+    def ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
+        """Our server of one engine directory."""
         values = {**self.environment, **environment}
         python = None if self.rehearsal else self.python
         return ours(name, engine, self.logs, python, metrics=metrics, **values)
@@ -253,6 +315,7 @@ class Driver:
             "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0"),
             "VLLM_CACHE_ROOT": str(self.root / "vllm-cache"),
             "HF_HUB_OFFLINE": "1",
+            **multicast.OFF,
         }
         if self.rehearsal:
             shared["PYTHONPATH"] = str(REPOSITORY / "tests" / "doubles")

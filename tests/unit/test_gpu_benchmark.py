@@ -256,7 +256,7 @@ def test_every_endpoint_gets_the_same_prompts(
     assert bench.round(0, [1, 8], time.monotonic() + 60)
     assert bench.round(1, [1], time.monotonic() + 60)
     assert [(name, at_once) for name, at_once, _ in asked] == [
-        ("one", 1), ("two", 1), ("one", 8), ("two", 8), ("two", 1), ("one", 1),
+        ("one", 1), ("two", 1), ("two", 8), ("one", 8), ("two", 1), ("one", 1),
     ]  # fmt: skip
     texts = [tuple(given) for _, _, given in asked]
     assert texts[0::2] == texts[1::2]

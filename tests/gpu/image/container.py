@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import os
 import random
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -98,6 +99,8 @@ def enter(root: Path, options: argparse.Namespace) -> None:
     os.chdir(options.workdir)
     environment = dict(pair.split("=", 1) for pair in options.env)
     user = options.user
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as in docker's containers
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)

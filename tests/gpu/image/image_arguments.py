@@ -24,6 +24,8 @@ small       beside vllm serve of the whole wheels, with its front ends in Python
 large       the same with a model of 8B, one front end at a time
 start       seconds to READY and to the first token: first, again, without bytecode
 
+many, kill, pair, abilities and peer of scripts/verify-gpu --help only if they are named.
+
 ROOT is where scripts/setup-image unpacks. Results are in ROOT/results.json, samples.json and
 results.md after each step, and in $OUT if that is set. Exit code 0 only if every check held."""
 
@@ -36,8 +38,10 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    arguments.add_measures(parser, PHASES)
+    arguments.add_measures(parser, PHASES, arguments.ONLY_BY_NAME)
     parser.add_argument("--root", type=Path, default=Path("/root/image"), metavar="ROOT")
+    parser.add_argument("--newer-source", action="store_true",
+                        help="lay this tree's source over the image's own layer first")  # fmt: skip
     parser.add_argument("--read-only", action="store_true", help="root file systems are read-only")
     return parser.parse_args(given)
 

@@ -10,21 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import multicast
 from arguments import MAX_AT_ONCE
-from servers import START_TIMEOUT_S, Ours, VLLMServe, vllm_options
+from servers import START_TIMEOUT_S, Ours, VLLMServe, vllm_words
 
 from cog_triton.system.ports import free_ports
 
 _CONTAINER = Path(__file__).with_name("container.py")
 _WORK = "/opt/cog-triton/work"
 USER = 1000
-# Where one program uses the links of several GPUs; NVLink multicast stays off, also in containers.
-MULTICAST_OFF = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-}
 _PEER = ("/opt/cog-triton/bin/python", "-m")
 
 
@@ -54,7 +48,7 @@ class Container:
             "CUDA_CACHE_PATH": "cuda",
         }
         given |= {name: f"/cache/{place}" for name, place in caches.items()}
-        given |= {**MULTICAST_OFF, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **environment}
+        given |= {**multicast.OFF, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **environment}
         options = [f"--env={name}={value}" for name, value in given.items()]
         options += [f"--bind={work}:{_WORK}", f"--bind={self.shared}:/cache"]
         options += [f"--read={path}" for path in (self.models, *self.beside)]
@@ -106,12 +100,8 @@ class Container:
     ) -> VLLMServe:
         """``vllm serve`` with its front end in Python or in Rust."""
         (port,) = free_ports(1)
-        options = vllm_options(engine, port)
-        if rust:
-            environment["VLLM_USE_RUST_FRONTEND"] = "1"
-            words = [*_PEER, "vllm.entrypoints.cli.main", "serve", str(engine), *options]
-        else:
-            words = [*_PEER, "vllm.entrypoints.openai.api_server", f"--model={engine}", *options]
+        environment |= {"VLLM_USE_RUST_FRONTEND": "1"} if rust else {}
+        words = [*_PEER, *vllm_words(engine, port, rust=rust)]
         command = self.command(words, logs / name / "work", environment)
         health = f"http://127.0.0.1:{port}/health"
         return VLLMServe(name, command, {}, logs / name / "serve.log", health, openai=port)

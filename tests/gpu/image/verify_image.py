@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import signal
 import sys
 import time
@@ -17,6 +15,7 @@ from typing import Any
 import bench
 import driver_files
 import image_arguments
+import newer_source
 import operations
 import prompts
 import starts
@@ -25,28 +24,11 @@ from arguments import REPOSITORY
 from endpoints import Endpoint, TritonIds, events
 from image_servers import Container
 from prompts import Prompt
-from results import Phase, Results
+from results import Phase
 from servers import Ours, Server, running
 
 _ASSEMBLY_S = 900
 _DOUBLES = REPOSITORY / "tests" / "doubles"
-
-
-class _KeptResults(Results):
-    """Results that are in $OUT as well after each addition."""
-
-    def write(self) -> None:
-        super().write()
-        self._copy(self.path)
-
-    def write_samples(self) -> None:
-        super().write_samples()
-        self._copy(self._samples_path)
-
-    @staticmethod
-    def _copy(path: Path) -> None:
-        if out := os.environ.get("OUT"):
-            shutil.copy(path, out)
 
 
 class TokenIds(Endpoint):
@@ -68,23 +50,21 @@ class ImageDriver(verify.Driver):
         index = json.loads((options.root / "image.json").read_text("utf-8"))
         self.about: dict[str, Any] = index["image"]
         super().__init__(options)
-        self.results = _KeptResults(self.root / "results.json")
         common = (self.about["config"], self.root / "models")
         beside = (_DOUBLES,) if options.rehearse else ()
         self.image = Container(
             self.root / "root", *common, self.root / "image-cache", options.read_only, beside
         )
+        self.newer = newer_source.lay_over(self.root / "root") if options.newer_source else {}
         self.peer = Container(self.root / "peer-root", *common, self.root / "peer-cache")
 
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
         return {
+            **super().phases(),
             "assembled": self.assembled,
-            "machine": self.machine,
             "operations": partial(operations.compare, self.image, self.peer, self.logs),
             "refusal": self.refusal,
-            "checks": self.checks,
-            "small": partial(self.bench, model=self.small),
             "large": self.large_bench,
             "start": partial(starts.measure, self),
         }
@@ -111,6 +91,8 @@ class ImageDriver(verify.Driver):
         labels = self.about["config"].get("Labels", {})
         told = {name: value for name, value in labels.items() if "schema" not in name}
         phase.put("image", {"reference": self.about["reference"], "labels": told})
+        if self.options.newer_source:
+            phase.put("source laid over the image's", self.newer)
         phase.put("driver_files", [str(path) for path in driver_files.libraries()])
 
     def refusal(self, phase: Phase) -> None:
@@ -130,21 +112,25 @@ class ImageDriver(verify.Driver):
 
     def large_bench(self, phase: Phase) -> None:
         """Benchmark the large model; two engines of it fit on one GPU, so one peer at a time."""
-        mine = self._ours("large-ours", self.large, END_ID="-1")
+        mine = self.ours("large-ours", self.large, END_ID="-1")
         until, began = self.until, time.monotonic()
         with running(mine):
-            self._put_start(phase, mine)
+            self.put_start(phase, mine)
             for share, rust in ((0.6, False), (1.0, True)):
                 self.until = began + (until - began) * share
-                theirs = self._theirs("large", self.large, rust=rust)
-                own = self._endpoints(mine)
+                theirs = self.theirs("large", self.large, rust=rust)
+                own = self.endpoints(mine)
                 with running(*(server for _, server in theirs)):
                     for _, server in theirs:
-                        self._put_start(phase, server)
-                    self._compare(phase, self.large, [*theirs, *(own[1:2] if rust else own)])
+                        self.put_start(phase, server)
+                    self.compare(phase, self.large, [*theirs, *(own[1:2] if rust else own)])
 
-    def _compare(
-        self, phase: Phase, model: Path, endpoints: Sequence[tuple[Endpoint, Server]]
+    def compare(
+        self,
+        phase: Phase,
+        model: Path,
+        endpoints: Sequence[tuple[Endpoint, Server]],
+        count: int = 8,
     ) -> None:
         """Besides, check that the tokens of the image's libraries are those of the whole ones."""
         ids = [TokenIds(e.name, e.port) for e, _ in endpoints if e.name == "vllm serve"]
@@ -157,19 +143,23 @@ class ImageDriver(verify.Driver):
             phase.put("greedy", {"prompts": 16, "tokens": 256, "different_tokens": different})
             name = f"{model.name}: 256 greedy tokens of 16 prompts, pruned as whole"
             phase.check(name, same == 16 and different > 0, (same, whole[:1], pruned[:1]))
-        super()._compare(phase, model, endpoints)
+        super().compare(phase, model, endpoints, count)
 
     def _bare(self, name: str, model: Path) -> list[tuple[Endpoint, Server]]:
-        return [pair for rust in (False, True) for pair in self._theirs(name, model, rust=rust)]
-
-    def _theirs(self, name: str, model: Path, *, rust: bool) -> list[tuple[Endpoint, Server]]:
         if self.rehearsal:
             return []
+        return [pair for rust in (False, True) for pair in self.theirs(name, model, rust=rust)]
+
+    def theirs(self, name: str, model: Path, *, rust: bool) -> list[tuple[Endpoint, Server]]:
+        """See `Driver.theirs`."""
+        if self.rehearsal:
+            return super().theirs(name, model, rust=rust)
         kind = "rust" if rust else "python"
         server = self.peer.vllm(f"{name}-{kind}", model, self.logs, rust=rust, **self.environment)
         return [(Endpoint("vllm serve, Rust" if rust else "vllm serve", server.openai), server)]
 
-    def _ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
+    def ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
+        """The image's own entry point."""
         values = {**self.environment, **environment}
         return self.image.ours(name, engine, self.logs, metrics=metrics, **values)
 

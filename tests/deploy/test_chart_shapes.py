@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ import yaml
 from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, rendered
 
 from cog_triton import __version__
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.vllm.model_arguments import read_arguments
+from cog_triton.engines.vllm.model_directory import read_model
 from cog_triton.settings import Settings
+from cog_triton.triton.serve_config import load_serve_config
 
 _CHART_VARIABLES = {"COG_WEIGHTS", "HF_TOKEN"}
 
@@ -264,6 +269,27 @@ def test_the_notes_say_how_to_ask(name: str) -> None:
     (body,) = re.findall(r"-d '(.*)'", notes)
     assert json.loads(body)["model"] == values["model"].get("name", "MODEL")
     assert ("Authorization: Bearer $key" in notes) is ("auth" in values)
+    assert "Or open http://localhost:8080/ " in notes
+    values["settings"] = {"OPENAI_PAGE": False}
+    assert "Or open" not in SCRIPT["render"](values)["NOTES.txt"]
+
+
+def test_the_server_reads_what_the_chart_writes(shape: Manifests, tmp_path: Path) -> None:
+    written = shape.get(("ConfigMap", "cog-triton"), {"data": {}})["data"]
+    for name, text in written.items():
+        (tmp_path / name).write_text(text.replace("/models/", f"{tmp_path}/models/"))
+    if "model.json" in written and "/models/" in written["model.json"]:
+        directory = tmp_path / "models" / "qwen3-8b"
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text('{"max_position_embeddings": 40960}')
+        (directory / "model.safetensors").touch()
+        assert read_model(tmp_path, "0.33").max_model_len == 8192
+    elif "model.json" in written:
+        assert read_arguments(tmp_path, "0.33")["tensor_parallel_size"] == 8
+    if "serve.yaml" in written:
+        arguments = load_serve_config(tmp_path / "serve.yaml").arguments_of("tensorrt_llm")
+        assert arguments
+        Parameters.parse(arguments)
 
 
 def test_the_chart_is_of_this_version() -> None:

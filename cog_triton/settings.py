@@ -305,6 +305,18 @@ class Settings(BaseSettings):
     max_messages: int = Field(
         4096, ge=1, description="Messages of a chat, and parts of one message; E1005 beyond."
     )
+    image_hosts: str = Field(
+        "",
+        description="Hosts that images of `http(s)` URLs may come from, as in `WEBHOOK_HOSTS`; a"
+        " private address only if the list names it or its network. Unset: none.",
+    )
+    max_images: int = Field(16, ge=0, description="Images of a request; E1005 beyond.")
+    max_image_bytes: int = Field(
+        16 << 20, ge=1, description="Bytes of a request's images together; E1005 beyond."
+    )
+    max_image_pixels: int = Field(
+        32_000_000, ge=1, description="Pixels of a request's images together; E1005 beyond."
+    )
     max_stop_sequences: int = Field(
         64, ge=1, description="Stop strings of a request, also bad words; E1005 beyond."
     )
@@ -417,12 +429,6 @@ class Settings(BaseSettings):
     def mpi_host_names(self) -> list[str]:
         """MPI_HOSTS as a list."""
         return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
-
-    @property
-    def webhook_host_names(self) -> tuple[str, ...]:
-        """WEBHOOK_HOSTS as a list."""
-        names = (name.strip().lower().rstrip(".") for name in self.webhook_hosts.split(","))
-        return tuple(filter(None, names))
 
     @property
     def http_ports(self) -> dict[str, tuple[str, int]]:

@@ -36,6 +36,7 @@ SECTIONS = {
         *("max_header_bytes", "max_json_depth", "max_json_values", "max_connections"),
         *("request_timeout", "idle_timeout", "max_messages", "max_stop_sequences"),
         *("max_stop_length", "max_sequences"),
+        *("image_hosts", "max_images", "max_image_bytes", "max_image_pixels"),
     ),
     "Requests": (
         *("system_prompt", "prompt_template", "chat_template", "tool_call_parser"),

@@ -13,6 +13,7 @@ import ast
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 CLASSES = {
@@ -37,7 +38,10 @@ CALLS = [
                                                       "log_engine_initialized"]),
     ("vllm/outputs.py", "RequestOutput", ["__init__", "add"]),
     ("vllm/engine/arg_utils.py", "EngineArgs", ["create_engine_config"]),
+    ("vllm/renderers/base.py", "BaseRenderer", ["render_cmpl_async"]),
+    ("vllm/multimodal/media/image.py", "ImageMediaIO", ["load_bytes"]),
 ]  # fmt: skip
+REGISTRY = "vllm/model_executor/models/registry.py"
 EXCEPTIONS = ["vllm/exceptions.py", "vllm/v1/engine/exceptions.py"]
 SIMPLE = {"int": "int", "float": "float", "bool": "bool", "str": "str", "None": "null"}
 SIMPLE |= {"list": "list", "set": "list", "tuple": "list", "dict": "dict", "Any": "any"}
@@ -129,6 +133,112 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return names + ([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])
 
 
+def image_models(site: Path) -> dict[str, str | None]:
+    """Architectures that take images, with the text that stands for one in a prompt.
+
+    ``{}`` is the image's number, from 1; None where vLLM names no text.
+    """
+    table = next(
+        node.value
+        for node in parse(site / REGISTRY).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MULTIMODAL_MODELS"
+    )
+    found: dict[str, str | None] = {}
+    for name, (module, cls) in ast.literal_eval(table).items():
+        dotted = module if "." in module else f"vllm.model_executor.models.{module}"
+        sources = _sources(site, dotted)
+        named = _method(site, dotted, cls, "get_placeholder_str")
+        if named is None and len(sources) > 1:  # a package of one model for several vendors
+            named = next(
+                (n for tree in sources for n in _methods(tree, "get_placeholder_str")), None
+            )
+        limits = [node for tree in sources for node in _methods(tree, "get_supported_mm_limits")]
+        if named is not None and "'image" in ast.unparse(named):
+            found[name] = _placeholder(named, [*sources, *_sources(site, _home(named))])
+        elif any("'image'" in ast.unparse(node) for node in limits):
+            found[name] = None
+    return found
+
+
+_HOMES: dict[int, str] = {}
+
+
+def _home(method: ast.FunctionDef) -> str:
+    """The module that a method was found in."""
+    return _HOMES.get(id(method), "")
+
+
+def _methods(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
+    return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name]
+
+
+def _sources(site: Path, module: str) -> list[ast.Module]:
+    """A module, or those of a package."""
+    path = site / module.replace(".", "/")
+    if path.is_dir() and module:
+        return [_parsed(file) for file in sorted(path.rglob("*.py"))]
+    return [_parsed(path.with_suffix(".py"))] if path.with_suffix(".py").is_file() else []
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return parse(path)
+
+
+def _method(site: Path, module: str, cls: str, name: str, depth: int = 8) -> ast.FunctionDef | None:
+    """A method of a class, its own or inherited, through what modules import from each other."""
+    path = site / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not depth or not file.is_file():
+        return None
+    for node in _parsed(file).body:
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == name:
+                    _HOMES[id(item)] = module
+                    return item
+            bases = (ast.unparse(base).partition("[")[0] for base in node.bases)
+            tried = (_method(site, module, base, name, depth - 1) for base in bases)
+            return next(filter(None, tried), None)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for item in node.names:
+                if (item.asname or item.name) == cls:
+                    parts = [*module.split("."), ""] if path.is_dir() else module.split(".")
+                    own = ".".join([*parts[: -node.level], ""]) if node.level else ""
+                    return _method(site, own + node.module, item.name, name, depth - 1)
+    return None
+
+
+def _placeholder(method: ast.FunctionDef, sources: list[ast.Module]) -> str | None:
+    """What the method returns for an image, if that is a text or one of the module's names."""
+    for node in ast.walk(method):
+        if not (isinstance(node, ast.If) and "'image" in ast.unparse(node.test)):
+            continue
+        for inner in node.body:
+            if isinstance(inner, ast.Return) and (text := _text(inner.value, sources)):
+                return text
+    return None
+
+
+def _text(node: ast.expr | None, sources: list[ast.Module]) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            "{}"
+            if isinstance(part, ast.FormattedValue) and ast.unparse(part.value) == "i"
+            else _text(part.value if isinstance(part, ast.FormattedValue) else part, sources)
+            for part in node.values
+        ]
+        return None if None in parts else "".join(filter(None, parts))
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        for item in (item for tree in sources for item in ast.walk(tree)):
+            if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == name:
+                return _text(item.value, sources)
+    return None
+
+
 def main() -> None:
     """Print the record as JSON."""
     site = Path(sys.argv[1])
@@ -152,6 +262,7 @@ def main() -> None:
         for node in class_of(parse(site / path), cls).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in names
     }
+    record["image_models"] = image_models(site)
     record["exceptions"] = {
         f"{path.removesuffix('.py').replace('/', '.')}:{node.name}": list(
             map(ast.unparse, node.bases)

@@ -41,9 +41,13 @@ def hugging_face(directory: Path, **config: Any) -> Path:
     return directory
 
 
-def vllm_engine(directory: Path, **arguments: Any) -> Path:
-    """A Hugging Face directory with ``model.json``."""
-    hugging_face(directory)
+VISION = {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}}
+"""What the configuration of a model that takes images has more."""
+
+
+def vllm_engine(directory: Path, *, config: dict[str, Any] | None = None, **arguments: Any) -> Path:
+    """A Hugging Face directory with ``model.json``; `config` is more of its configuration."""
+    hugging_face(directory, **(config or {}))
     (directory / "model.json").write_text(json.dumps(arguments))
     return directory
 

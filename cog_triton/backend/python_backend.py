@@ -11,6 +11,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.errors import CogTritonError, FrameworkError, InvalidPredictorConfig
+from cog_triton.images.image_limits import ImageLimits
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -68,6 +69,13 @@ class Parameters:
     def word_limits(self) -> WordLimits:
         """Limits of stop words and bad words."""
         return WordLimits(self.positive_int("max_words"), self.positive_int("max_word_length"))
+
+    def image_limits(self) -> ImageLimits | None:
+        """Limits of a request's images; None if the engine takes none."""
+        if (count := self.count("max_images")) is None:
+            return None
+        size, pixels = self.positive_int("max_image_bytes"), self.positive_int("max_image_pixels")
+        return ImageLimits(count, size, pixels)
 
     def token_id(self, name: str) -> int | None:
         """A parameter that is a token id, None if it is empty; raises E1202 for anything else."""

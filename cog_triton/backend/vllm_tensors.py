@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from cog_triton.engines.vllm import sampling_arguments
 from cog_triton.engines.vllm.argument_types import ArgumentTypes
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
+from cog_triton.images.image_limits import ImageLimits, ImagePart, decode_base64
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
@@ -29,11 +30,25 @@ _INPUTS += ["exclude_input_in_output", *_RETURNS]
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """Parsed request: the engine's part, a `prefix` of each text, and the outputs `wanted`."""
+    """Parsed request: the engine's part, a `prefix` of each text, and the outputs `wanted`.
+
+    `images` are in base64; `with_images` decodes them.
+    """
 
     request: TextRequest
     prefix: str
     wanted: frozenset[str]
+    images: tuple[bytes, ...] = ()
+
+    def with_images(self, limits: ImageLimits) -> ParsedRequest:
+        """The request with its images, within limits; raises E1005."""
+        limits.check_count("image", len(self.images))
+        parts = tuple(
+            ImagePart(f"image[{place}]", decode_base64(f"image[{place}]", text, limits))
+            for place, text in enumerate(self.images)
+        )
+        limits.check(parts)
+        return replace(self, request=replace(self.request, images=parts), images=())
 
 
 def parse_request(
@@ -41,11 +56,13 @@ def parse_request(
     inputs: Tensors,
     parameters: Mapping[str, Any],
     types: ArgumentTypes = sampling_arguments.NEWEST,
+    *,
+    takes_images: bool = False,
 ) -> ParsedRequest:
     """Parse a request for vLLM of the version of `types`; raises E1001, E1005."""
     if _given(inputs, "embedding_request"):
         raise InvalidArgument(f"embedding_request: Model {model} does not support 'embed' request")
-    if _given(inputs, "image"):
+    if _given(inputs, "image") and not takes_images:
         raise InvalidArgument(f"image: {model} takes text only; send no image")
     prompt = _text("text_input", inputs)
     if not prompt:
@@ -65,7 +82,8 @@ def parse_request(
         return_logprobs="return_logprobs" in wanted,
         return_cumulative_logprob="return_cumulative_logprob" in wanted,
     )
-    return ParsedRequest(request, "" if excluded else prompt, wanted)
+    images = tuple(inputs["image"].ravel().tolist()) if _given(inputs, "image") else ()
+    return ParsedRequest(request, "" if excluded else prompt, wanted, images)
 
 
 def output_tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDArray[Any]]:

@@ -40,6 +40,7 @@ class TritonPythonModel:
         self._client = GuestClient(local_socket.siblings_name(parameters.text("socket")))
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
+        self._images = parameters.image_limits()
         self._handles = itertools.count(1)
         self._active: dict[int, _TextRequest] = {}
         self._metrics: MetricsPublisher | None = None
@@ -62,8 +63,9 @@ class TritonPythonModel:
                     python_backend.input_tensors(request),
                     python_backend.request_parameters(request),
                     self._types,
+                    takes_images=self._images is not None,
                 )
-                if not self._encoder.is_long(parsed.request.prompt):
+                if not (parsed.images or self._encoder.is_long(parsed.request.prompt)):
                     self._submit(parsed, sender)
                     continue
                 threading.Thread(
@@ -73,6 +75,8 @@ class TritonPythonModel:
     def _check_and_submit(self, parsed: ParsedRequest, sender: Any) -> None:
         with self._answering_errors(sender):
             self._encoder.check(parsed.request.prompt)
+            if self._images is not None and parsed.images:
+                parsed = parsed.with_images(self._images)
             self._submit(parsed, sender)
 
     def _submit(self, parsed: ParsedRequest, sender: Any) -> None:

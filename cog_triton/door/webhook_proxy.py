@@ -13,8 +13,9 @@ import re
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from cog_triton.door.webhooks import Resolver, WebhookRules, check_webhook, resolve_host
+from cog_triton.door.webhooks import WebhookRules, check_webhook
 from cog_triton.errors import InvalidArgument
+from cog_triton.system.public_addresses import Resolver, resolve_host
 
 _log = logging.getLogger(__name__)
 _LINE = re.compile(rb"([A-Z]+) (\S+) (HTTP/1\.[01])\r\n")

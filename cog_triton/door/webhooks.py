@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
-import re
-import socket
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings
-
-Address = IPv4Address | IPv6Address
-Resolver = Callable[[str], Sequence[str]]
-_ANY = "*"
-# Stricter than any parser: Cog's takes a backslash for a slash, and decodes %2e in a host.
-_URL = re.compile(
-    r"https?://([\w.~!$&'()*+,;=:%-]*@)?(?P<host>[\w.-]+|\[[0-9a-f:.]+\])(:\d{1,5})?([/?#][!-\[\]-~]*)?",
-    re.IGNORECASE | re.ASCII,
+from cog_triton.system.public_addresses import (
+    HTTP_URL,
+    Address,
+    Resolver,
+    host_rules,
+    in_networks,
+    is_public,
+    names_host,
+    plain_address,
+    resolve_host,
 )
-_NAT64 = IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +36,19 @@ class WebhookRules:
     @classmethod
     def of(cls, settings: Settings) -> WebhookRules:
         """Rules of WEBHOOK_HOSTS; loopback is allowed where only this machine reaches Cog."""
-        return cls(settings.webhook_host_names, loopback=_is_loopback(settings.cog_host))
+        return cls(host_rules(settings.webhook_hosts), loopback=_is_loopback(settings.cog_host))
 
     def allow_name(self, host: str) -> bool:
         """Whether `host` is allowed by name, whatever its addresses."""
-        return any(
-            rule in (_ANY, host) or (rule.startswith("*.") and host.endswith(rule[1:]))
-            for rule in self.hosts
-        )
+        return names_host(self.hosts, host)
 
     def allow_address(self, address: Address) -> bool:
         """Whether a host with `address` is allowed."""
-        plain = _embedded_ipv4(address) or address
-        if not self.hosts:
-            if plain.is_loopback:
-                return self.loopback
-            return plain.is_global and not plain.is_multicast
-        return any(plain in network for network in map(_network, self.hosts) if network)
-
-
-def resolve_host(host: str) -> list[str]:
-    """Addresses of `host` by the system's resolver, which blocks; none if there are none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return [str(entry[4][0]).partition("%")[0] for entry in found]
+        if self.hosts:
+            return in_networks(self.hosts, address)
+        if plain_address(address).is_loopback:
+            return self.loopback
+        return is_public(address)
 
 
 def check_webhook(
@@ -79,7 +63,7 @@ def check_webhook(
         InvalidArgument: not an http(s) URL, or its host is not allowed. The text is the same for a
             host that is unknown and one that is private, so that it tells nothing of the network.
     """
-    parts = _URL.fullmatch(url) if isinstance(url, str) else None
+    parts = HTTP_URL.fullmatch(url) if isinstance(url, str) else None
     if parts is None:
         shown = "" if not isinstance(url, str) else f"={redact_address(url)[:200]!r}"
         raise InvalidArgument(f"webhook{shown}: must be an http(s):// URL")
@@ -94,22 +78,6 @@ def check_webhook(
         f"webhook={redact_address(str(url))[:200]!r}: its host {rule}; WEBHOOK_HOSTS of the server"
         " names the hosts that webhooks may go to"
     )
-
-
-def _embedded_ipv4(address: Address) -> IPv4Address | None:
-    """The IPv4 address that packets to an IPv6 `address` may end at."""
-    if isinstance(address, IPv4Address):
-        return None
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-
-
-def _network(rule: str) -> IPv4Network | IPv6Network | None:
-    try:
-        return ipaddress.ip_network(rule, strict=False)
-    except ValueError:
-        return None
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,7 +17,9 @@ class Abilities:
 
     `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
     told beside each token, `prompt_log_probs` whether those of the prompt's tokens are,
-    `structural_tags` whether calls amid text are guided from their opening on.
+    `structural_tags` whether calls amid text are guided from their opening on. `images` is how
+    many a prompt may have; `image_placeholder` stands for one in its text (``{}`` is the image's
+    number), None if only the model's chat template knows what does.
     """
 
     guides: Set[GuideKind] = frozenset()
@@ -26,3 +28,5 @@ class Abilities:
     logit_bias: bool = False
     min_p: bool = False
     structural_tags: bool = False
+    images: int = 0
+    image_placeholder: str | None = None

@@ -9,6 +9,7 @@ from typing import Literal
 from typing_extensions import Self
 
 from cog_triton import errors
+from cog_triton.images.image_limits import ImagePart
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 
@@ -24,7 +25,8 @@ class EngineRequest:
     such that are never generated. `guide` is what the output must match.
     With `return_log_probs`, `top_log_probs` likeliest tokens are told beside each token, and with
     `prompt_log_probs` those of the prompt's tokens, too.
-    `adapter` is the name of a LoRA adapter of the `AdapterRegistry`.
+    `adapter` is the name of a LoRA adapter of the `AdapterRegistry`. `images` are those whose
+    placeholders are in `input_ids`, in their order; the engine puts their tokens there.
     """
 
     input_ids: Sequence[int]
@@ -35,6 +37,7 @@ class EngineRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: Guide | None = None
     adapter: str | None = None
+    images: tuple[ImagePart, ...] = ()
     streaming: bool = True
     exclude_input_in_output: bool = False
     return_log_probs: bool = False
@@ -61,7 +64,8 @@ class TokenEvent:
 
     `log_probs` holds the request's `log_prob_width` values a token, the token's own first, and
     `alternatives` the ids of the others. With `of_prompt` the tokens are those of the prompt,
-    which come before all others; the first one's values mean nothing.
+    which come before all others; the first one's values mean nothing. An event of the prompt
+    without tokens tells how many it has with those of its images, `prompt_length`.
     """
 
     token_ids: list[int]
@@ -70,6 +74,7 @@ class TokenEvent:
     error: errors.CogTritonError | None = None
     alternatives: Sequence[int] = ()
     of_prompt: bool = False
+    prompt_length: int = 0
 
     @classmethod
     def coalesce(cls, events: Sequence[Self]) -> Self:

@@ -6,17 +6,20 @@ published model keeps TensorRT-LLM's inputs.
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
+from cog_triton.images.image_limits import ImagePart
 
 EXTRAS = "request_extras"
 # Of an engine request, and of its sampling parameters.
 FIELDS = ("top_log_probs", "prompt_log_probs")
 SAMPLING = ("min_p", "logit_bias")
+IMAGES = "images"
 
 R = TypeVar("R", bound=EngineRequest)
 
@@ -26,6 +29,10 @@ def encode_extras(request: EngineRequest) -> dict[str, Any]:
     values = {name: value for name in FIELDS if (value := getattr(request, name))}
     sampling = request.sampling
     values |= {name: value for name in SAMPLING if (value := getattr(sampling, name))}
+    if request.images:
+        values[IMAGES] = [
+            (image.where, base64.b64encode(image.data).decode("ascii")) for image in request.images
+        ]
     return {EXTRAS: json.dumps(values)} if values else {}
 
 
@@ -38,6 +45,10 @@ def decode_extras(request: R, text: str) -> R:
             bias = sampling["logit_bias"].items()
             sampling["logit_bias"] = {int(token): float(value) for token, value in bias}
         own = {name: values[name] for name in FIELDS if name in values}
+        if IMAGES in values:
+            own[IMAGES] = tuple(
+                ImagePart(str(where), base64.b64decode(data)) for where, data in values[IMAGES]
+            )
         return replace(request, sampling=replace(request.sampling, **sampling), **own)
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{EXTRAS}: malformed: {str(error)[:80]}") from None

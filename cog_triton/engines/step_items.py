@@ -24,7 +24,10 @@ NO_TOKEN = -1
 """Among `StepItem.alternatives`: the engine told fewer."""
 
 PROMPT = -1
-"""`StepItem.sequence` of tokens of the prompt itself; output sequences are counted from 0."""
+"""`StepItem.sequence` of tokens of the prompt itself; output sequences are counted from 0.
+
+An item of it without ids tells the prompt's length, those of its images included, as `offset`.
+"""
 
 FINISH_REASONS: Mapping[int, FinishReason] = {
     STOP: "stop",
@@ -83,7 +86,8 @@ class StepBuffer:
         """Add an event of a request's only sequence; returns the offset of the next one."""
         ids = event.token_ids
         if event.of_prompt:
-            self.items += (handle, PROMPT, 0, GOES_ON, len(ids), width, *ids, *event.alternatives)
+            head = (handle, PROMPT, event.prompt_length, GOES_ON, len(ids), width)
+            self.items += (*head, *ids, *event.alternatives)
             self.log_probs += event.log_probs
             return offset
         if event.error is not None:

@@ -17,6 +17,7 @@ from cog_triton.engines.registry import open_engine
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
+from cog_triton.images.image_limits import ImageLimits
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -64,7 +65,9 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
         _require_compatible(settings, family, config, run_dir)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         adapters = await asyncio.to_thread(_load_adapters, settings, family, config, run_dir)
-        repository = render_repository(family, config, run_dir / "model_repo", word_limits)
+        repository = render_repository(
+            family, config, run_dir / "model_repo", word_limits, ImageLimits.of(settings)
+        )
     return PreparedEngine(family, repository, run_dir, world_size, adapters)
 
 

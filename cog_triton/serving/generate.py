@@ -170,6 +170,7 @@ class TextGenerator:
             prompt_log_probs=request.prompt_log_probs,
             guide=request.guide,
             adapter=request.adapter,
+            images=request.images,
         )
 
 

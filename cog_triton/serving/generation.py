@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from cog_triton.engines.step_items import NO_TOKEN, PROMPT, StepItem
+from cog_triton.engines.step_items import LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
+from cog_triton.images.image_limits import ImagePart
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stream import TextStream
@@ -47,7 +48,8 @@ class GenerationRequest:
 
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
     inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
-    are part of the text. `adapter` is the name of a LoRA adapter. `id` and `endpoint` are for logs.
+    are part of the text. `adapter` is the name of a LoRA adapter. `images` are those whose
+    placeholders are in `input_ids`. `id` and `endpoint` are for logs.
     """
 
     input_ids: Sequence[int]
@@ -64,6 +66,7 @@ class GenerationRequest:
     stop_token_ids: Collection[int] = ()
     visible: Collection[str] = ()
     adapter: str | None = None
+    images: tuple[ImagePart, ...] = ()
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -72,7 +75,8 @@ class GenerationResult:
     """Result of a generation, so far or final; counts are tokens, times are seconds.
 
     `arrivals` are `time.perf_counter` values, each with the number of tokens that arrived then.
-    `queue_time` is from arrival to admission, None until it is admitted.
+    `queue_time` is from arrival to admission, None until it is admitted. `prompt_length`
+    is None unless the engine tells it, since only that knows the tokens of images.
     """
 
     output_token_count: int = 0
@@ -82,6 +86,11 @@ class GenerationResult:
     duration: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     cancelled: bool = False
+    prompt_length: int | None = None
+
+    def prompt_tokens(self, request: GenerationRequest) -> int:
+        """Tokens of the prompt of this result's `request`, those of its images included."""
+        return self.prompt_length or len(request.input_ids)
 
     @property
     def tokens_per_second(self) -> float:
@@ -139,6 +148,9 @@ class TextDecoder:
         prompt: Sequence[TokenLogProb] = ()
         last = items[-1]
         for item in items:
+            if item.sequence == PROMPT and not item.ids and item.offset:
+                self._result.prompt_length = item.offset
+                continue
             if item.sequence == PROMPT:
                 prompt = self._prompt_pairs(item) or prompt
                 continue
@@ -155,7 +167,7 @@ class TextDecoder:
         error = None if self._text.stopped else last.error
         if self._text.stopped or (last.end and error is None):
             self.ended = True
-            text += self._finish()
+            text += self._finish(last.end)
         count = self._result.output_token_count = self._text.token_count
         if not (text or pairs or prompt):
             return None, error
@@ -206,9 +218,11 @@ class TextDecoder:
             result.time_to_first_token = now - self.started
         return self._text.feed(ids)
 
-    def _finish(self) -> str:
-        stream = self._text
-        full = stream.token_count >= self._request.sampling.max_tokens and not stream.stopped
+    def _finish(self, end: int) -> str:
+        stream, request = self._text, self._request
+        full = stream.token_count >= request.sampling.max_tokens
+        # Images may leave less room than was planned.
+        full = (full or (bool(request.images) and end == LENGTH)) and not stream.stopped
         self._result.finish_reason = "length" if full else "stop"
         return stream.finish(cut_characters=False)
 

@@ -282,7 +282,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         yield from stream
         metrics = {
             "queue_time": result.queue_time or 0.0,
-            "input_token_count": len(request.input_ids),
+            "input_token_count": result.prompt_tokens(request),
             "output_token_count": result.output_token_count,
             "tokens_per_second": result.tokens_per_second,
             "time_to_first_token": result.time_to_first_token,

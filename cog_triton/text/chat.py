@@ -10,6 +10,7 @@ from cog_triton.errors import BadMessages, InvalidArgument, nearest
 from cog_triton.system.log_notes import log_once
 from cog_triton.text import tool_messages
 from cog_triton.text.chat_template import render_chat
+from cog_triton.text.image_messages import ImageForm, ImageURL, parse_image_part
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.text.tool_messages import parse_tool_call_id, parse_tool_calls, require_unicode
@@ -34,16 +35,23 @@ _ONLY_OF = {
     "tool_calls": "assistant",
 }
 
+_PARTS = ("this model reads text alone; must be 'text'", "must be 'text' or 'image_url'")
+
 Message = dict[str, Any]
 
 
-def parse_messages(value: object, most: int | None = None) -> list[Message]:
+def parse_messages(
+    value: object, most: int | None = None, images: list[ImageURL] | None = None
+) -> list[Message]:
     """Messages as templates expect them; raises BadMessages (E1006) naming the invalid one.
 
     Each has a role and text as `content`, and what it was sent with of `name`, `tool_calls`,
     `tool_call_id` and `reasoning_content`. Raises InvalidArgument (E1005) for more than `most`
     messages, or parts of one. A `developer` message is one of role `system`, and a content of
     several parts is joined by line breaks, as in vLLM.
+
+    With `images`, which gets their URLs, users' messages may have images: the content of such a
+    message is a list of parts of type text or image.
     """
     if not isinstance(value, list):
         raise BadMessages(f"messages: must be a list, not {_kind(value)}")
@@ -54,8 +62,8 @@ def parse_messages(value: object, most: int | None = None) -> list[Message]:
         if isinstance(item, dict) and isinstance(item.get("content"), list):
             _check_count(f"messages[{place}].content", item["content"], most)
     tool_messages.check_value_count(value)
-    messages = [_message(f"messages[{place}]", item) for place, item in enumerate(value)]
-    if not any(message["content"].strip() or "tool_calls" in message for message in messages):
+    messages = [_message(f"messages[{place}]", item, images) for place, item in enumerate(value)]
+    if not any(_says(message["content"]) or "tool_calls" in message for message in messages):
         raise BadMessages("messages: every content is blank; there is nothing to answer")
     return messages
 
@@ -65,15 +73,19 @@ def render_messages(
     system_prompt: str | None,
     tokenizer: EngineTokenizer,
     variables: Mapping[str, Any] | None = None,
+    images: ImageForm | None = None,
 ) -> RenderedPrompt:
     """Prompt of `messages`, with `system_prompt` first if they have no system message.
 
-    `variables` are more of what the template reads, such as `tools`. Raises BadMessages (E1006)
+    `variables` are more of what the template reads, such as `tools`; `images` is how it takes the
+    images of `messages`. Raises BadMessages (E1006)
     when the model's chat template refuses them, would leave out calls of tools, or there is none.
     """
     has_system = any(message["role"] == "system" for message in messages)
     if system_prompt and not has_system:
         messages = [{"role": "system", "content": system_prompt}, *messages]
+    if images is not None:
+        messages = images.write(messages)
     text = render_chat(messages, tokenizer, variables or {})
     if variables:
         require_unicode("messages, with tools and chat_template_kwargs", text)
@@ -85,7 +97,11 @@ def _check_count(where: str, items: Sized, most: int | None) -> None:
         raise InvalidArgument(f"{where}: has {len(items)} items; {most} at most (MAX_MESSAGES)")
 
 
-def _message(where: str, value: object) -> Message:
+def _says(content: str | list[Message]) -> bool:
+    return bool(content.strip() if isinstance(content, str) else content)
+
+
+def _message(where: str, value: object, images: list[ImageURL] | None) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"{where}: must be an object with role and content, not {_kind(value)}")
     given = {key: item for key, item in value.items() if item is not None and item != []}
@@ -106,7 +122,7 @@ def _message(where: str, value: object) -> Message:
         # Templates join it to other text, so that it must not be null.
         message["content"] = _content(where, value) if given.get("content") else ""
     else:
-        message["content"] = _content(where, value)
+        message["content"] = _content(where, value, images if role == "user" else None)
     if role == "tool":
         at = f"{where}.tool_call_id"
         message["tool_call_id"] = parse_tool_call_id(at, given.get("tool_call_id"))
@@ -130,27 +146,35 @@ def _role(where: str, value: Mapping[str, Any]) -> str:
     raise BadMessages(f"{where}.role: {shown}; must be one of {', '.join(ROLES)}{hint}")
 
 
-def _content(where: str, value: Mapping[str, Any]) -> str:
+def _content(
+    where: str, value: Mapping[str, Any], images: list[ImageURL] | None = None
+) -> str | list[Message]:
     content = value.get("content")
     if isinstance(content, str):
         return require_unicode(f"{where}.content", content)
     if not isinstance(content, list):
         found = _kind(content) if "content" in value else "missing"
         raise BadMessages(f"{where}.content: {found}; must be text or a list of text parts")
-    texts = []
+    parts: list[Message] = []
     for place, part in enumerate(content):
         at = f"{where}.content[{place}]"
         if not isinstance(part, dict):
             raise BadMessages(f"{at}: must be an object with type and text, not {_kind(part)}")
+        if part.get("type") == "image_url" and images is not None:
+            images.append(parse_image_part(at, part))
+            parts.append({"type": "image"})
+            continue
         if part.get("type") != "text":
             shown = repr(part.get("type"))[:80]
-            raise BadMessages(f"{at}.type={shown}: this model reads text alone; must be 'text'")
+            raise BadMessages(f"{at}.type={shown}: {_PARTS[images is not None]}")
         if unknown := sorted(str(key) for key in part.keys() - {"type", "text"}):
             raise BadMessages(f"{at}.{unknown[0]}: unknown key; a part has type and text")
         if not isinstance(part.get("text"), str):
             raise BadMessages(f"{at}.text: must be text, not {_kind(part.get('text'))}")
-        texts.append(require_unicode(f"{at}.text", part["text"]))
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": require_unicode(f"{at}.text", part["text"])})
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
 def _kind(value: object) -> str:

@@ -13,6 +13,7 @@ from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.errors import InvalidPredictorConfig
+from cog_triton.images.image_limits import ImageLimits
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import text_model_config
@@ -61,10 +62,12 @@ def render_repository(
     serve_config: ServeConfig,
     target: Path,
     word_limits: WordLimits | None = None,
+    image_limits: ImageLimits | None = None,
 ) -> Path:
     """Write every model's ``config.pbtxt`` and ``1/`` under `target`; returns `target`.
 
-    `word_limits` replace those of the text models' own configs. Raises E1202 naming an argument
+    `word_limits` replace those of the text models' own configs, `image_limits` are for models that
+    take images. Raises E1202 naming an argument
     that its model does not have.
     """
     source = triton_model_repo()
@@ -97,6 +100,7 @@ def render_repository(
                 )
         elif model in family.extra_models:
             family.render_extra_model(config, serve_config.arguments_of(model))
+            _set_image_limits(config, family, image_limits or ImageLimits())
         else:
             config.max_batch_size = engine_config.max_batch_size
             if not engine_config.model_transaction_policy.decoupled:
@@ -186,6 +190,14 @@ def _set_limits(
     if word_limits is not None:
         config.parameters["max_words"].string_value = str(word_limits.count)
         config.parameters["max_word_length"].string_value = str(word_limits.length)
+
+
+def _set_image_limits(config: Any, family: EngineFamily, limits: ImageLimits) -> None:
+    """Set the limits that a model checks before images go to the engine; none if it takes none."""
+    if count := min(limits.count, family.abilities.images):
+        config.parameters["max_images"].string_value = str(count)
+        config.parameters["max_image_bytes"].string_value = str(limits.size)
+        config.parameters["max_image_pixels"].string_value = str(limits.pixels)
 
 
 def max_batch_size(repository: Path) -> int:

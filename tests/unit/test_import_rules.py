@@ -13,7 +13,7 @@ FLOORS = (
     ("errors",),
     ("settings",),
     ("system",),
-    ("text", "artifact", "prune"),
+    ("text", "artifact", "prune", "images"),
     ("download", "examples"),
     ("engines", "sizing"),
     ("inspection", "backend", "triton"),

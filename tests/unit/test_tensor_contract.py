@@ -110,7 +110,7 @@ def test_a_request_survives_encoding_and_decoding(request: EngineRequest) -> Non
 def test_every_field_of_a_request_is_encoded() -> None:
     """A field that is added must be added here too: nothing may be dropped on the way."""
     names = {field.name for field in fields(EngineRequest)} - {"input_ids", "sampling", "guide"}
-    names -= {"adapter", *request_extras.FIELDS}
+    names -= {"adapter", request_extras.IMAGES, *request_extras.FIELDS}
     assert names - set(tensor_contract._WORDS.values()) == set(tensor_contract._SCALARS)
     sampling = {field.name for field in fields(SamplingParams)} - set(request_extras.SAMPLING)
     assert sampling == set(tensor_contract._SAMPLING.values())

@@ -6,9 +6,10 @@ import ipaddress
 
 import pytest
 
-from cog_triton.door.webhooks import WebhookRules, check_webhook, resolve_host
+from cog_triton.door.webhooks import WebhookRules, check_webhook
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import load_settings
+from cog_triton.system.public_addresses import resolve_host
 
 NAMES = {
     "hooks.example.com": ["93.184.216.34", "2606:2800:220:1::1"],

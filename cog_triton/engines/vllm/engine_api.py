@@ -212,6 +212,31 @@ async def add_lora(engine: Any, lora: Any) -> None:
         ) from error
 
 
+async def render_images(engine: Any, prompt: Mapping[str, Any], images: Sequence[Any]) -> Any:
+    """The prompt for `AsyncLLM.add_request`, with the tokens of its images in it.
+
+    `images` are from `image_loader`. Past the cache that vLLM shares with EngineCore: an image of a
+    request that is refused or cancelled after this would be taken for known there.
+    """
+    raw = {**prompt, "multi_modal_data": {"image": list(images)}}
+    (rendered,) = await engine.renderer.render_cmpl_async([raw], skip_mm_cache=True)
+    return rendered
+
+
+def image_loader() -> Callable[[bytes], Any]:
+    """What decodes an image's file, as vLLM's own server does."""
+    from vllm.multimodal.media import ImageMediaIO
+
+    load: Callable[[bytes], Any] = ImageMediaIO().load_bytes
+    return load
+
+
+def image_limit(engine: Any) -> int:
+    """How many images of a prompt the loaded engine takes."""
+    processor = getattr(engine.renderer, "mm_processor", None)
+    return processor.info.allowed_mm_limits.get("image", 0) if processor is not None else 0
+
+
 def worker_limits(engine: Any) -> WorkerLimits:
     """Limits of the loaded engine's worker."""
     from vllm import envs

@@ -21,14 +21,17 @@ from cog_triton.engines.step_items import STEPS
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
-from cog_triton.engines.vllm.engine_outputs import cancelled, failed
+from cog_triton.engines.vllm.engine_outputs import cancelled, failed, prompt_length
 from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
 from cog_triton.engines.vllm.host_messages import MetricsRequest, TextRequest
+from cog_triton.engines.vllm.image_decoding import decode_images, image_error
+from cog_triton.engines.vllm.image_models import check_images
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.engines.vllm.running_request import RunningRequest
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
-from cog_triton.errors import InvalidArgument, VLLMUnknownError
+from cog_triton.errors import InvalidArgument, PromptTooLong, VLLMUnknownError
+from cog_triton.images.image_limits import ImagePart
 from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class VLLMHost:
         self._registry = registry
         self._loras: dict[int, Any] = {}
         self._loading = asyncio.Lock()
+        self._rendering = asyncio.Lock()
         self._allow_untested = allow_untested
         self._socket = socket
         self._metrics = MetricsBuffer()
@@ -58,6 +62,7 @@ class VLLMHost:
         self._loop = asyncio.new_event_loop()
         self._engine = self._loop.run_until_complete(self._open())
         self._limits = engine_api.worker_limits(self._engine)
+        check_images(model, engine_api.image_limit(self._engine))
         self._peer_numbers = itertools.count(1)
         self._running: dict[int, dict[int, RunningRequest]] = {}  # by peer and handle
         self._guests: set[asyncio.Task[None]] = set()
@@ -199,7 +204,15 @@ class VLLMHost:
         )
         self._limits.check(params, request.bad_words)
         lora = await self._lora(request.adapter)
-        prompt = {"type": "token", "prompt_token_ids": list(request.input_ids)}
+        prompt: Any = {"type": "token", "prompt_token_ids": list(request.input_ids)}
+        if request.images:
+            prompt = await self._with_images(
+                {"prompt_token_ids": list(request.input_ids)}, request.images
+            )
+            length = len(prompt["prompt_token_ids"])
+            params.max_tokens = min(params.max_tokens, self._room(length))
+            params.min_tokens = min(params.min_tokens, params.max_tokens)
+            run.send(prompt_length(length))
         if self._steps is None:
             await _iterate(run, self._engine.generate(prompt, params, run.name, lora_request=lora))
             return
@@ -218,9 +231,32 @@ class VLLMHost:
             values["logprobs"] = 0
         params = engine_api.sampling_params(values, stream=request.stream)
         self._limits.check(params, engine_api.bad_word_tokens(self._engine, params))
-        prompt = {"prompt": request.prompt}
+        prompt: Any = {"prompt": request.prompt}
+        if request.images:
+            prompt = await self._with_images(prompt, request.images)
+            self._room(len(prompt["prompt_token_ids"]))
         outputs = self._engine.generate(prompt, params, run.name, lora_request=lora)
         await _iterate(run, outputs)
+
+    async def _with_images(self, prompt: dict[str, Any], images: Sequence[ImagePart]) -> Any:
+        """The prompt with the tokens of its images; those of one request at a time in memory."""
+        async with self._rendering:
+            load = engine_api.image_loader()
+            decoded = await asyncio.to_thread(decode_images, images, load)
+            try:
+                return await engine_api.render_images(self._engine, prompt, decoded)
+            except Exception as error:
+                raise image_error(error, images) from error
+
+    def _room(self, length: int) -> int:
+        """Tokens that a prompt of `length`, its images' included, leaves; raises E1002."""
+        room = self._model.max_model_len - length
+        if room < 1:
+            raise PromptTooLong(
+                f"Prompt length ({length}, images included) exceeds maximum input length"
+                f" ({self._model.max_model_len - 1})"
+            )
+        return room
 
     def _abort(self, name: str) -> None:
         """Abort a request in vLLM, which ignores those that it does not know."""

@@ -123,6 +123,11 @@ def cancelled() -> TokenEvent:
     return TokenEvent([], [], "cancelled")
 
 
+def prompt_length(count: int) -> TokenEvent:
+    """The event that tells how many tokens a prompt has, those of its images included."""
+    return TokenEvent([], [], of_prompt=True, prompt_length=count)
+
+
 def _finish(output: Any) -> str | None:
     if not output.finished:
         return None

@@ -13,6 +13,7 @@ from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.vllm.argument_types import types_of
+from cog_triton.engines.vllm.image_models import images_of
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.engines.vllm.vllm_version import (
@@ -90,6 +91,7 @@ class VLLMFamily(EngineFamily):
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; `max_logprobs` bounds what it tells of each token."""
         most = self._model.arguments.get("max_logprobs", _MAX_LOGPROBS)
+        images = images_of(self._model, self._version)
         return Abilities(
             guides={"json_schema", "regex", "grammar"},
             top_log_probs=most if most >= 0 else _MAX_LOGPROBS,
@@ -97,6 +99,8 @@ class VLLMFamily(EngineFamily):
             logit_bias=True,
             min_p=True,
             structural_tags=True,
+            images=images.most,
+            image_placeholder=images.placeholder,
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from cog_triton.errors import CogTritonError
+from cog_triton.images.image_limits import ImagePart
 
 T = TypeVar("T")
 
@@ -18,6 +19,7 @@ T = TypeVar("T")
 class TextRequest:
     """Text request: one prompt; `sampling` is from `sampling_arguments.from_client`.
 
+    `images` are those whose placeholders are in the prompt, in their order.
     `return_logprobs` and `return_cumulative_logprob` request outputs besides the text.
     """
 
@@ -26,6 +28,7 @@ class TextRequest:
     stream: bool = False
     return_logprobs: bool = False
     return_cumulative_logprob: bool = False
+    images: tuple[ImagePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ class VLLMModel:
     loras: Mapping[str, str]
     tokenizer_dir: Path
     max_model_len: int
+    architectures: tuple[str, ...] = ()
     hidden_size: int | None = None
     layers: int | None = None
 
@@ -95,6 +96,7 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
         loras,
         tokenizer_dir,
         length,
+        _architectures(files, arguments),
         _whole_number(config, "hidden_size", "n_embd"),
         _whole_number(config, "num_hidden_layers", "n_layer"),
     )
@@ -148,6 +150,14 @@ def _text_config(model: Path) -> dict[str, Any]:
         if isinstance(config.get(section), dict):
             config = {**config, **config[section]}
     return config
+
+
+def _architectures(model: Path, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the model's classes, which model.json may replace."""
+    overrides = arguments.get("hf_overrides")
+    config = read_object(model / "config.json")
+    found = {**config, **(overrides if isinstance(overrides, dict) else {})}.get("architectures")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def _whole_number(config: Mapping[str, Any], *names: str) -> int | None:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.images.image_limits import ImagePart
 from cog_triton.serving.openai.ability_checks import check_guide
 from cog_triton.serving.openai.guide_fields import GivenGuide
+from cog_triton.serving.openai.image_parts import ChatImages, chat_images
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser, RequiredCallsParser
@@ -27,6 +29,7 @@ from cog_triton.settings import Settings
 from cog_triton.system.log_notes import log_once
 from cog_triton.text import chat, json_schema
 from cog_triton.text.guide import Guide
+from cog_triton.text.image_messages import ImageURL
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.structural_tag import CallForm, calls_tag
 from cog_triton.text.template_variables import template_variables
@@ -45,11 +48,12 @@ class ChatPlan(NamedTuple):
     guide: Guide | None = None
     parser: AnswerParser | None = None
     visible: Collection[str] = ()
+    images: tuple[ImagePart, ...] = ()
 
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of the planned generation."""
-        return {"guide": self.guide, "visible": self.visible}
+        return {"guide": self.guide, "visible": self.visible, "images": self.images}
 
 
 class ChatPlanner:
@@ -65,6 +69,9 @@ class ChatPlanner:
         self._calls = call_parser(settings, tokenizer)
         self._reasoning = reasoning_parser(settings, tokenizer)
         self._reads_tools = "tools" in self._variables(tools=True)
+        self._images: ChatImages | None = None
+        if abilities.images:
+            self._images = chat_images(settings, tokenizer, abilities)
         _log.info(
             "tool calls are parsed as %s, reasoning as %s",
             self._calls or "text",
@@ -86,11 +93,17 @@ class ChatPlanner:
             "reasoning_parser": self._reasoning,
             "guided_decoding": guided,
             "strict_with_auto": "auto" in choices and self._strict_form is not None,
+            "images": self._images.count if self._images else 0,
         }
 
     def plan(self, request: ChatRequest) -> ChatPlan:
         """The plan; raises E1005 for what cannot be honoured, E1006 for bad messages."""
-        messages = chat.parse_messages(request.messages, self._settings.max_messages)
+        urls: list[ImageURL] = []
+        messages = chat.parse_messages(
+            request.messages, self._settings.max_messages, urls if self._images else None
+        )
+        if self._images is not None:
+            self._images.check_count(urls)
         tools = [] if request.tool_choice == "none" else request.tools or []
         guide, parser = self._call_plan(request, tools)
         prompt = chat.render_messages(
@@ -98,14 +111,16 @@ class ChatPlanner:
             self._settings.system_prompt,
             self._tokenizer,
             self._template_variables(request, tools),
+            self._images.form if self._images else None,
         )
+        images = self._images.load(urls) if self._images and urls else ()
         reasoning = None
         if self._reasoning is not None and (guide is None or guide.kind == "structural_tag"):
             opening, closing = REASONING_MARKERS[self._reasoning]
             opened = prompt.text.rstrip().endswith(opening)
             reasoning = ReasoningParser(opening, closing, opened=opened)
         if reasoning is None and parser is None:
-            return ChatPlan(prompt, guide)
+            return ChatPlan(prompt, guide, images=images)
         answer = AnswerParser(
             reasoning,
             parser,
@@ -116,7 +131,7 @@ class ChatPlanner:
             *(REASONING_MARKERS[self._reasoning] if self._reasoning and reasoning else ()),
             *(parser.markers if parser else ()),
         }
-        return ChatPlan(prompt, guide, answer, visible)
+        return ChatPlan(prompt, guide, answer, visible, images)
 
     def _call_plan(
         self, request: ChatRequest, tools: list[Tool]

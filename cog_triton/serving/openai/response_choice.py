@@ -110,7 +110,7 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         """See `ChoiceBuilder.closing_chunks`."""
         status, events = self._finish(result)
         counts = {"completion_tokens": result.output_token_count}
-        usage = usage_object(self._prompt_tokens, counts)
+        usage = usage_object(result.prompt_length or self._prompt_tokens, counts)
         response = self._response(status, self._items.output, usage)
         return self._numbered([*events, {"type": f"response.{status}", "response": response}])
 

@@ -165,8 +165,13 @@ def _part(where: str, part: Any) -> Any:
         return {"type": "text", "text": part.get("text")}
     if kind == "refusal":
         return {"type": "text", "text": part.get("refusal")}
+    if kind == "input_image":
+        if part.get("file_id"):
+            raise InvalidArgument(f"{where}.file_id: not supported: no files are kept here")
+        image = {"url": part.get("image_url"), "detail": part.get("detail")}
+        return {"type": "image_url", "image_url": image}
     raise InvalidArgument(
-        f"{where}.type={str(kind)[:80]!r}: not supported: this server reads text alone"
+        f"{where}.type={str(kind)[:80]!r}: not supported: must be input_text or input_image"
     )
 
 

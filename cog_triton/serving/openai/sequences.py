@@ -31,11 +31,6 @@ class SequencePlan:
     made: int = 1
     shown: int = 1
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once."""
-        return sum(len(request.input_ids) for request in self.requests[:: self.made])
-
 
 def plan_sequences(
     prompts: Sequence[GenerationRequest], made: int, shown: int, *, seeded: bool
@@ -97,6 +92,12 @@ class Sequences:
     def output_tokens(self) -> int:
         """Tokens of all sequences so far."""
         return sum(generation.result.output_token_count for generation in self.generations)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once; those of images as far as they are known."""
+        first = self.generations[:: self.plan.made]
+        return sum(each.result.prompt_tokens(each.request) for each in first)
 
     def cancel(self) -> None:
         """End all sequences on behalf of their client."""

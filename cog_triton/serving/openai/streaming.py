@@ -162,4 +162,4 @@ class GenerationResponse(Response):
         return sse_event({**chunk, "usage": self._usage(tokens) if self._usage_so_far else None})
 
     def _usage(self, tokens: int) -> dict[str, int]:
-        return usage(self._sequences.plan.prompt_tokens, tokens)
+        return usage(self._sequences.prompt_tokens, tokens)

@@ -106,6 +106,8 @@ class TokenRoutes:
             given = {name: getattr(request, name) for name in _CHAT}
             chat = {name: value for name, value in given.items() if value is not None}
             plan = self._planner.plan(parse(ChatRequest, {"model": self._models.base, **chat}))
+            if plan.images:
+                raise InvalidArgument("messages: only the engine knows the tokens of images")
             special = bool(request.add_special_tokens)
             ids = self._generator.encode(plan.prompt.text, add_special_tokens=special)
         tokenizer = self._tokenizer.tokenizer

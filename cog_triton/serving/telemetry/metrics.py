@@ -105,8 +105,8 @@ class Metrics:
         outcome = outcome_of(result, error)
         self._requests.labels(request.endpoint, outcome).inc()
         self._duration.observe(result.duration)
-        self._prompt_tokens.inc(len(request.input_ids))
-        self._prompt_length.observe(len(request.input_ids))
+        self._prompt_tokens.inc(result.prompt_tokens(request))
+        self._prompt_length.observe(result.prompt_tokens(request))
         self._tokens.inc(result.output_token_count)
         self._output_length.observe(result.output_token_count)
         if result.queue_time is not None:

@@ -27,7 +27,7 @@ class RequestLog:
             "id": request.id,
             "endpoint": request.endpoint,
             "outcome": outcome,
-            "prompt_tokens": len(request.input_ids),
+            "prompt_tokens": result.prompt_tokens(request),
             "output_tokens": result.output_token_count,
             "queue_s": _rounded(result.queue_time),
             "ttft_s": _rounded(result.time_to_first_token),

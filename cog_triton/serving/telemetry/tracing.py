@@ -61,7 +61,7 @@ class TracingObserver:
         values: dict[str, Any] = {
             "gen_ai.response.id": request.id,
             "gen_ai.operation.name": request.endpoint,
-            "gen_ai.usage.input_tokens": len(request.input_ids),
+            "gen_ai.usage.input_tokens": result.prompt_tokens(request),
             "gen_ai.usage.output_tokens": result.output_token_count,
             "gen_ai.response.finish_reasons": [outcome],
             "cog_triton.time_to_first_token": result.time_to_first_token,

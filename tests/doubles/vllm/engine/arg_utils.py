@@ -1,6 +1,8 @@
 """Double of vllm/engine/arg_utils.py: every argument that the record names."""
 
+import json
 from dataclasses import field, make_dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,10 @@ class EngineArgs:
             usage_context=usage_context,
             use_v2_model_runner=envs.VLLM_USE_V2_MODEL_RUNNER,
             model_config=SimpleNamespace(
-                model=self.model, max_model_len=self.max_model_len, get_vocab_size=lambda: 257
+                model=self.model,
+                max_model_len=self.max_model_len,
+                get_vocab_size=lambda: 257,
+                most_images=self._most_images(),
             ),
             scheduler_config=SimpleNamespace(
                 max_num_seqs=self.max_num_seqs or 1024,
@@ -33,6 +38,14 @@ class EngineArgs:
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=1024),
             engine_args=self,
         )
+
+    def _most_images(self) -> int | None:
+        """Images of a prompt, None for a model of text; in vLLM its processor's."""
+        config = json.loads((Path(self.model) / "config.json").read_text())
+        if "vision_config" not in config:
+            return None
+        given = (self.limit_mm_per_prompt or {}).get("image", 999)
+        return 0 if self.language_model_only else given
 
 
 AsyncEngineArgs = make_dataclass(

@@ -17,6 +17,7 @@ from vllm import envs
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.recorded_versions import IS_0_26, since_0_33
+from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreRequest
@@ -49,6 +50,7 @@ class AsyncLLM:
         self.log_stats = log_stats
         self.engine_core = EngineCoreClient.make_async_mp_client(vllm_config)
         self._tokenizer = self.engine_core.tokenizer
+        self.renderer = BaseRenderer(vllm_config, self._tokenizer)
         self.output_processor = OutputProcessor(self._tokenizer, log_stats=log_stats)
         engines = range(vllm_config.parallel_config.data_parallel_size)
         self._loggers = [[make(vllm_config, n) for make in stat_loggers or []] for n in engines]

@@ -1,0 +1,1 @@
+"""Images of requests: their formats and bounds, without decoding them."""

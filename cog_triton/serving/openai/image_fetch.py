@@ -1,0 +1,168 @@
+"""Image fetch: from hosts of the allow-list IMAGE_HOSTS, by addresses that were checked (SSRF).
+
+A host's name is resolved once and the connection made to an address found then, so that no second
+answer of the name server counts (DNS rebinding). Redirects are not followed, proxies not used.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
+
+from cog_triton.download.redaction import redact_address
+from cog_triton.errors import InvalidArgument, Overloaded
+from cog_triton.system.public_addresses import (
+    HTTP_URL,
+    Address,
+    Resolver,
+    in_networks,
+    is_public,
+    names_host,
+    resolve_host,
+)
+
+_TIMEOUT_S = 5.0
+_AT_ONCE = 4
+_CHUNK = 64 << 10
+_HEADERS = {"User-Agent": "cog-triton", "Accept": "image/*", "Connection": "close"}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHosts:
+    """Allow-list of hosts that images may come from; `rules` are as in `public_addresses`."""
+
+    rules: tuple[str, ...] = ()
+
+    def allows(self, host: str, address: Address) -> bool:
+        """Whether an image of `host` may be fetched from `address`."""
+        if in_networks(self.rules, address):
+            return True
+        return names_host(self.rules, host) and is_public(address)
+
+
+class ImageFetcher:
+    """Fetches images by URL, a few at a time; thread-safe."""
+
+    def __init__(
+        self,
+        hosts: ImageHosts,
+        resolve: Resolver = resolve_host,
+        timeout: float = _TIMEOUT_S,
+    ) -> None:
+        """`timeout` is in seconds, for all images of a request together."""
+        self.timeout = timeout
+        self._hosts = hosts
+        self._resolve = resolve
+        self._turns = threading.BoundedSemaphore(_AT_ONCE)
+
+    def fetch(self, where: str, url: str, most: int, deadline: float) -> bytes:
+        """The file at `url`, of at most `most` bytes, until `deadline` of the monotonic clock.
+
+        Raises E1005 naming the part `where`, E2107 while too many others fetch images.
+        """
+        parts = HTTP_URL.fullmatch(url)
+        if parts is None:
+            raise InvalidArgument(f"{where}: must be a data: URL, or one of http(s)://")
+        if not self._hosts.rules:
+            raise InvalidArgument(
+                f"{where}: images are fetched from no host (IMAGE_HOSTS); send a data: URL"
+            )
+        if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise Overloaded("too many images are being fetched; try again, or send data: URLs")
+        shown = f"{where}: {redact_address(url)[:200]!r}"
+        try:
+            host = parts["host"].strip("[]").rstrip(".").lower()
+            addresses = self._addresses(shown, host)
+            return self._get(shown, url, host, addresses, most, deadline)
+        except (OSError, HTTPException, ValueError) as error:
+            late = time.monotonic() >= deadline
+            reason = f"took more than {self.timeout:g} s" if late else type(error).__name__
+            raise InvalidArgument(f"{shown}: cannot be fetched: {reason}") from error
+        finally:
+            self._turns.release()
+
+    def _addresses(self, shown: str, host: str) -> Sequence[Address]:
+        """Addresses to connect to; the error is the same for unknown hosts and private ones."""
+        addresses = [ipaddress.ip_address(text) for text in self._resolve(host)]
+        if not addresses or not all(self._hosts.allows(host, one) for one in addresses):
+            raise InvalidArgument(f"{shown}: its host is none that images may come from")
+        return addresses
+
+    def _get(
+        self,
+        shown: str,
+        url: str,
+        host: str,
+        addresses: Sequence[Address],
+        most: int,
+        deadline: float,
+    ) -> bytes:
+        parts = urlsplit(url)
+        secure = parts.scheme.lower() == "https"
+        port = parts.port or (443 if secure else 80)
+        # No path of its own may end the request line: HTTP_URL has neither spaces nor controls.
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        with ExitStack() as stack:
+            end = plain = stack.enter_context(_connected(addresses, port, deadline))
+            if secure:
+                end = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+            connection = HTTPConnection(f"[{host}]" if ":" in host else host, port)
+            connection.default_port = 443 if secure else 80
+            connection.sock = end
+            stack.callback(connection.close)
+            connection.request("GET", target, headers=_HEADERS)
+            response = stack.enter_context(closing(connection.getresponse()))
+            if response.status != 200:
+                raise InvalidArgument(
+                    f"{shown}: its host answered {response.status}; redirects are not followed"
+                )
+            kept, size = [], 0
+            while chunk := response.read1(_CHUNK):
+                size += len(chunk)
+                if size > most:
+                    raise InvalidArgument(f"{shown}: has more than {most} bytes left for it")
+                kept.append(chunk)
+            if response.length or time.monotonic() >= deadline:
+                raise OSError("the connection ended too early")
+            return b"".join(kept)
+
+
+@contextmanager
+def _connected(addresses: Sequence[Address], port: int, deadline: float) -> Iterator[socket.socket]:
+    """A connection that is shut down at the deadline, however slowly its host sends."""
+    failure: OSError = OSError("its name has no address")
+    for address in addresses:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            connection = socket.create_connection((str(address), port), timeout=left)
+        except OSError as error:
+            failure = error
+            continue
+        guard = connection.dup()  # TLS takes the connection's own descriptor away
+        timer = threading.Timer(max(0.0, deadline - time.monotonic()), _shut_down, [guard])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield connection
+        finally:
+            timer.cancel()
+            timer.join()
+            guard.close()
+            connection.close()
+        return
+    raise failure
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with suppress(OSError):  # it may have ended
+        connection.shutdown(socket.SHUT_RDWR)

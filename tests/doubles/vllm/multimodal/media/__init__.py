@@ -1,0 +1,3 @@
+"""Double of vllm/multimodal/media."""
+
+from vllm.multimodal.media.image import ImageMediaIO as ImageMediaIO

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu, sm_names
 from cog_triton.doctor.check_result import Check, fail, ok, warn
+from cog_triton.doctor.port_owners import own_server
 from cog_triton.errors import EngineIncompatible
 from cog_triton.system import ports
 from cog_triton.triton import http_thread_queues
@@ -101,17 +102,23 @@ def http_queues() -> Check:
 
 
 def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
-    """Check ports: one result for all free ports, and one for each taken port."""
-    taken, free = [], []
+    """Check ports: one result for all free ports, or our own server's, and one for each other."""
+    taken, free = {}, []
     for name, (host, port) in wanted.items():
         reason = ports.refusal(host, port)
         if reason is None:
             free.append(str(port))
         else:
-            taken.append(
-                fail(f"port {port}", f"{host}:{port}: {reason}", f"stop its owner, or set {name}=")
+            taken[port] = fail(
+                f"port {port}", f"{host}:{port}: {reason}", f"stop its owner, or set {name}="
             )
-    return [*([ok("ports", f"{', '.join(free)} free")] if free else []), *taken]
+    ours = own_server(taken)
+    said = [f"{', '.join(free)} free"] if free else []
+    for server in sorted({*ours.values()}):
+        its = ", ".join(str(port) for port in taken if ours.get(port) == server)
+        said.append(f"{its} in use by cog-triton (process {server}), which runs here")
+    others = [check for port, check in taken.items() if port not in ours]
+    return [*([ok("ports", "; ".join(said))] if said else []), *others]
 
 
 def _nvidia_smi() -> list[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,29 @@ def test_a_taken_port_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 1
     assert f"fail  port {port}: 127.0.0.1:{port}: Address already in use" in said
     assert f"set {name}=" in said
+
+
+@pytest.mark.parametrize(("name", "ours"), [("cog_triton.door", True), ("another", False)])
+def test_ports_of_our_own_server_are_no_failure(
+    name: str, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As gRPC's: of a process below the front door.
+    child = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0));"
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    door = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", door, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout
+        port = int(server.stdout.readline())
+        monkeypatch.setenv("TRITON_GRPC_PORT", str(port))
+        code, said = doctor()
+        server.communicate()
+    assert code == (0 if ours else 1)
+    assert (f"{port} in use by cog-triton (process {server.pid})" in said) is ours
+    assert (f"fail  port {port}" in said) is not ours
 
 
 def test_the_openai_port_is_that_of_serve(monkeypatch: pytest.MonkeyPatch) -> None:

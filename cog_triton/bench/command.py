@@ -93,8 +93,10 @@ def run(
     say: Callable[[str], None],
     out: Console,
     err: Console,
+    *,
+    verbose: bool = False,
 ) -> int:
-    """Measure each of `levels` and report; returns the exit code.
+    """Measure each of `levels` and report; returns the exit code. See `report.text` of `verbose`.
 
     Raises E1400, E1005 and others before any load, and E2400 after the report when nothing
     succeeded.
@@ -102,12 +104,17 @@ def run(
     outputs.check()
     prompts = PromptSource(levels[0]).describe()
     try:
-        runs = asyncio.run(_measure(levels, metrics_url, prompts, say, err))
+        runs = asyncio.run(_measure(levels, metrics_url, err))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
     if len(levels) > 1:
         out.print(_table(runs))
+    for options, _, found in runs:
+        if len(levels) == 1 or verbose:
+            say(report.text(options, found, prompts, verbose=verbose))
+        elif lines := [*report.troubles(found)]:
+            say("\n".join([f"At {options.rate:g} at once:", *lines, ""]))
     _write(outputs, runs)
     if any(run.interrupted for _, run, _ in runs):
         return INTERRUPTED
@@ -120,8 +127,6 @@ def run(
 async def _measure(
     levels: Sequence[Options],
     metrics_url: str | None,
-    prompts: str,
-    say: Callable[[str], None],
     err: Console,
 ) -> list[plot.Level]:
     notes = await worker_pool.warm_up(levels[0])
@@ -135,7 +140,6 @@ async def _measure(
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))
         found = compute_metrics(options, done, told)
         runs.append((options, done, found))
-        say(report.text(options, found, prompts))
         if done.interrupted:
             break
     return runs

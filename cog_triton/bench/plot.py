@@ -22,6 +22,12 @@ Level = tuple[Options, RunResult, RunMetrics]
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = (
     *("#2f6db5", "#d9822b", "#3a8f4d", "#8a5aa8", "#c8322f", "#8a8a8a"),
 )
+_LATENCIES = {
+    "ttft": ("TTFT", _BLUE),
+    "itl": ("ITL", _ORANGE),
+    "tpot": ("TPOT", _GREEN),
+    "e2el": ("E2E latency", _PURPLE),
+}
 _DOTS = 4000
 """Maximum number of dots; more are thinned out."""
 
@@ -44,15 +50,17 @@ def png(levels: Sequence[Level]) -> bytes:
     options = levels[0][0]
     with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold"}):
         if len(levels) == 1:
-            figure = Figure(figsize=(12, 4.8), dpi=130, layout="constrained")
-            left, right = figure.subplots(1, 2)
-            _spread(left, levels[0][1])
-            _over_time(right, levels)
+            figure = Figure(figsize=(13, 7.2), dpi=130, layout="constrained")
+            grid = figure.add_gridspec(2, len(_LATENCIES))
+            spreads = [figure.add_subplot(grid[0, place]) for place in range(len(_LATENCIES))]
+            _spreads(spreads, levels[0][1])
+            _over_time(figure.add_subplot(grid[1, :]), levels)
         else:
-            figure = Figure(figsize=(12, 9), dpi=130, layout="constrained")
-            (first, second), (third, fourth) = figure.subplots(2, 2)
+            figure = Figure(figsize=(14, 8), dpi=130, layout="constrained")
+            (first, *times), (last, third, fourth) = figure.subplots(2, 3)
             _throughput(first, levels)
-            _times(second, levels)
+            for axes, name in zip([*times, last], ("ttft", "tpot", "e2el"), strict=True):
+                _times(axes, levels, name)
             _spread_by_level(third, levels)
             _over_time(fourth, levels)
         figure.suptitle(_title(options, levels), fontsize=12)
@@ -74,25 +82,44 @@ def _done(run: RunResult) -> list[Record]:
     return [record for record in run.records if record.status == OK]
 
 
-def _spread(axes: Axes, run: RunResult) -> None:
-    """Plot the cumulative distributions of latencies of one run."""
+def _spreads(panels: Sequence[Axes], run: RunResult) -> None:
+    """Plot the cumulative distribution of each latency, on an axis of its own."""
     done = _done(run)
-    samples: dict[str, tuple[Sequence[float | None], str]] = {
-        "TTFT": ([record.ttft for record in done], _BLUE),
-        "ITL": ([gap for record in done for gap in record.gaps()], _ORANGE),
-        "TPOT": ([record.tpot for record in done], _GREEN),
-        "E2E latency": ([record.latency for record in done], _PURPLE),
+    samples: dict[str, Sequence[float | None]] = {
+        "ttft": [record.ttft for record in done],
+        "itl": [gap for record in done for gap in record.gaps()],
+        "tpot": [record.tpot for record in done],
+        "e2el": [record.latency for record in done],
     }
-    for label, (values, colour) in samples.items():
-        _curve(axes, [value for value in values if value is not None], label, colour)
-    axes.set_title("How long things take")
-    _share_axes(axes)
+    for axes, (name, (label, colour)) in zip(panels, _LATENCIES.items(), strict=True):
+        known = [value * 1000 for value in samples[name] if value is not None]
+        axes.set_title(label)
+        _finish(axes)
+        axes.set_ylim(0, 102)
+        axes.set_xlabel("milliseconds")
+        if axes is panels[0]:
+            axes.set_ylabel("share that took no longer, %")
+        if not known:
+            axes.annotate("not known", (0.5, 0.5), xycoords="axes fraction", ha="center")
+            continue
+        _curve(axes, known, label, colour)
+        low, middle, high, rare = np.percentile(known, (0, 50, 99, 99.5))
+        # A few outliers would leave the rest a vertical line.
+        left = 0 if low < rare / 2 else low - (rare - low) * 0.1
+        axes.set_xlim(left, (rare + (rare - left) * 0.08) or 1)
+        for value in (middle, high):
+            axes.axvline(value, color=_GREY, linewidth=0.8, linestyle=":")
+        axes.set_title(f"{label}\np50 {_shown(middle)}, p99 {_shown(high)} ms")
+
+
+def _shown(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
 def _spread_by_level(axes: Axes, levels: Sequence[Level]) -> None:
     for (options, run, _), colour in zip(levels, _shades(len(levels)), strict=True):
         values = [record.ttft for record in _done(run)]
-        known = [value for value in values if value is not None]
+        known = [value * 1000 for value in values if value is not None]
         _curve(axes, known, f"{options.rate:g}", colour)
     axes.set_title("TTFT, by concurrency")
     _share_axes(axes)
@@ -117,17 +144,13 @@ def _share_axes(axes: Axes) -> None:
 
 
 def _curve(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
-    """Plot a cumulative distribution; gaps of 0 (one read) have no place on a log axis."""
-    if not values:
-        return
-    milliseconds = np.sort(np.array(values)) * 1000
-    share = np.arange(1, milliseconds.size + 1) / milliseconds.size * 100
-    seen = milliseconds > 0.01
-    if not seen.any():
-        return
-    places = np.unique(np.linspace(0, seen.sum() - 1, 2000).astype(int))
-    x, y = milliseconds[seen][places], share[seen][places]
-    axes.step(x, y, where="post", label=label, color=colour, linewidth=1.8)
+    """Plot a cumulative distribution of milliseconds."""
+    if values:
+        ordered = np.sort(np.array(values))
+        share = np.arange(1, ordered.size + 1) / ordered.size * 100
+        places = np.unique(np.linspace(0, ordered.size - 1, 2000).astype(int))
+        x, y = ordered[places], share[places]
+        axes.step(x, y, where="post", label=label, color=colour, linewidth=1.8)
 
 
 def _over_time(axes: Axes, levels: Sequence[Level]) -> None:
@@ -157,7 +180,7 @@ def _over_time(axes: Axes, levels: Sequence[Level]) -> None:
     if failures:
         axes.plot(failures, [0] * len(failures), "x", color=_RED, label="failed", clip_on=False)
     axes.set_title("TTFT over time" + (", by concurrency" if several else ""))
-    axes.set_xlabel("seconds from the start of the run, when the request was due")
+    axes.set_xlabel("seconds from the start of the run, when due")
     axes.set_ylabel("TTFT, ms")
     axes.set_ylim(0, highest * 1.08 or 1)
     _finish(axes)
@@ -182,23 +205,22 @@ def _throughput(axes: Axes, levels: Sequence[Level]) -> None:
         )
     axes.set_title("Throughput against concurrency")
     axes.set_ylabel(unit)
-    axes.margins(y=0.15)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, max(float(value or 0) for value in y) * 1.15 or 1)
     _concurrency_axis(axes, x)
 
 
-def _times(axes: Axes, levels: Sequence[Level]) -> None:
+def _times(axes: Axes, levels: Sequence[Level], name: str) -> None:
+    """Plot p50 and p99 of one latency against concurrency."""
     x = [options.rate for options, _, _ in levels]
-    for label, name, colour in (("TTFT", "ttft", _BLUE), ("TPOT", "tpot", _GREEN)):
-        found = [measured.metrics.get(name) for _, _, measured in levels]
-        for point, style in (("p50", "o-"), ("p99", "o--")):
-            y = [np.nan if item is None else getattr(item, point) * 1000 for item in found]
-            if not np.isnan(y).all():
-                axes.plot(x, y, style, color=colour, label=f"{label} {point}", markersize=4)
-    axes.set_title("TTFT and TPOT against concurrency")
-    axes.set_yscale("log")
-    _readable(axes.yaxis)
-    axes.set_ylabel("milliseconds, logarithmic")
+    label, colour = _LATENCIES[name]
+    found = [measured.metrics.get(name) for _, _, measured in levels]
+    for point, style in (("p50", "o-"), ("p99", "o--")):
+        y = [np.nan if item is None else getattr(item, point) * 1000 for item in found]
+        if not np.isnan(y).all():
+            axes.plot(x, y, style, color=colour, label=point, markersize=4)
+    axes.set_title(f"{label} against concurrency")
+    axes.set_ylabel("milliseconds")
+    axes.set_ylim(bottom=0)
     _concurrency_axis(axes, x)
 
 

@@ -1,4 +1,4 @@
-"""Text report: the sections of the original cog-triton's script, then the field's run."""
+"""Text report: one table of metrics; verbose, the original cog-triton's sections after it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,49 @@ _PLAIN = (
 )
 
 
-def text(options: Options, run: RunMetrics, prompts: str) -> str:
-    """The whole report; `prompts` describes the prompt lengths."""
-    parts = [
-        _titled("Test Configuration:", _configuration(options, prompts)),
-        _titled("Concurrency levels:", _concurrency(run), rule=False),
-        _titled("Statistics for completed predictions:", _single_stream(run)),
-        [_RULE, *_latency(run)],
-        _titled("Server-side metrics:", _server(run)),
-        [_RULE, *_totals(run)],
-        _titled("Metrics (defined in docs/bench.md):", _field(options, run)),
-        _titled("Load generator:", _generator(run)),
-    ]
-    if run.failures:
-        parts.append(_titled("Failures by code:", _failures(run)))
-    if run.notes:
-        parts.append(_titled("Notes:", [f"{note}." for note in run.notes]))
+def text(options: Options, run: RunMetrics, prompts: str, *, verbose: bool = False) -> str:
+    """The report; `prompts` describes the prompt lengths, `verbose` is of the original too."""
+    parts = [[*_field(options, run), *_summary(options, run, prompts), *troubles(run)]]
+    if verbose:
+        parts += [
+            _titled("Test Configuration:", _configuration(options, prompts)),
+            _titled("Concurrency levels:", _concurrency(run), rule=False),
+            _titled("Statistics for completed predictions:", _single_stream(run)),
+            [_RULE, *_latency(run)],
+            _titled("Server-side metrics:", _server(run)),
+            [_RULE, *_totals(run)],
+            _titled("Load generator:", _generator(run)),
+        ]
     return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def troubles(run: RunMetrics) -> Iterator[str]:
+    """What went wrong, and what else to know: warnings, failures by code, notes."""
+    if run.generator.warning:
+        yield f"WARNING: {run.generator.warning}"
+    if run.failures:
+        yield from _titled("Failures by code:", _failures(run), rule=False)
+    if run.notes:
+        yield from _titled("Notes:", [f"{note}." for note in run.notes], rule=False)
 
 
 def _titled(title: str, lines: Iterator[str] | list[str], *, rule: bool = True) -> list[str]:
     return [_RULE, title, *([_RULE] if rule else []), *lines]
+
+
+def _summary(options: Options, run: RunMetrics, prompts: str) -> Iterator[str]:
+    """What was measured: requests, load, and what their tokens are."""
+    ended = "interrupted; " if run.interrupted else ""
+    cut = f", {run.cut} cut off" if run.cut else ""
+    yield f"Requests: {ended}{run.completed} completed, {run.failed} failed{cut}"
+    yield (
+        f"Load: {options.rate:g} {options.unit.value} on {options.target.value} at"
+        f" {redact_address(options.url)}"
+    )
+    yield f"Input tokens asked for: {prompts}"
+    counted = run.metrics.get("input_tokens")
+    if counted is not None:
+        yield f"Input tokens counted by the server, its template's too: {counted.mean:.1f} (mean)"
 
 
 def _configuration(options: Options, prompts: str) -> Iterator[str]:

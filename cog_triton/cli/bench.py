@@ -288,6 +288,7 @@ def bench(
             lambda text: typer.echo(text, nl=False, err=on_stderr),
             console,
             err,
+            verbose=verbose,
         )
         if code:
             raise typer.Exit(code)

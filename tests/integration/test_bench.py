@@ -92,8 +92,8 @@ def sane(found: dict[str, Any], tokens: int) -> None:
 def test_command_lines_of_the_original_run_unchanged(
     line: str, tokens: int, tps: int, mock: Stack, tmp_path: Path
 ) -> None:
-    """As they are; only --requests ends them sooner."""
-    said = bench(mock, *line.split(), "--requests", 24, "--json", tmp_path / "a.json")
+    """As they are; only --requests ends them sooner, and --verbose reports as the original did."""
+    said = bench(mock, *line.split(), "--verbose", "--requests", 24, "--json", tmp_path / "a.json")
     for section in SECTIONS:
         assert section in said
     found = numbers(tmp_path / "a.json")

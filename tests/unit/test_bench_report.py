@@ -69,12 +69,13 @@ def nothing() -> tuple[Options, RunResult]:
 CASES = {"original": originals_run, "interrupted": open_run, "nothing": nothing}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "verbose"])
 def test_the_report_is_word_for_word_as_recorded(case: str) -> None:
-    own, done = CASES[case]()
+    own, done = CASES.get(case, originals_run)()
     told = {"cog_triton_queue_time_seconds": 0.0012, "cog_triton_generation_tokens_total": 9.0}
     found = compute_metrics(own, done, told if case == "interrupted" else {})
-    text = report.text(own, found, "10 (words; --tokenizer makes exact tokens)")
+    prompts = "10 (words; --tokenizer makes exact tokens)"
+    text = report.text(own, found, prompts, verbose=case == "verbose")
     path = GOLDEN / f"{case}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -82,9 +83,18 @@ def test_the_report_is_word_for_word_as_recorded(case: str) -> None:
     assert text == path.read_text()
 
 
+def test_the_report_begins_with_its_one_table() -> None:
+    own, done = open_run()
+    lines = report.text(own, compute_metrics(own, done, {}), "10").splitlines()
+    assert lines[0].split() == ["mean", "p50", "p90", "p95", "p99", "max"]
+    assert lines[1].startswith("TTFT, ms")
+    assert max(map(len, lines[:10])) <= 82
+    assert not any("Expected" in line for line in lines)
+
+
 def test_the_report_has_the_sections_of_the_original_in_order() -> None:
     own, done = originals_run()
-    text = report.text(own, compute_metrics(own, done, {}), "10")
+    text = report.text(own, compute_metrics(own, done, {}), "10", verbose=True)
     names = [
         "Test Configuration:",
         "Output Method: yield",

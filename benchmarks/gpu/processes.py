@@ -15,6 +15,7 @@ _ROLES = {
     rb"vllm\.entrypoints\.cli\.main\0serve": "vllm serve",
     rb"EngineCore": "vLLM EngineCore",
     rb"VLLM::Worker": "vLLM worker",
+    rb"VLLM::APIServer": "vLLM API server",
     rb"DPCoordinator": "vLLM DP coordinator",
     rb"engine_process": "our host of AsyncLLM",
     rb"api_server": "vLLM API server",

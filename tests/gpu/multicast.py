@@ -15,19 +15,40 @@ OFF = {
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_USE_NCCL_SYMM_MEM": "0",
 }
-_ENGINES = ("vLLM worker", "vLLM EngineCore", "our host of AsyncLLM", "vLLM DP coordinator")
 
 
 def left_on(server: Server) -> list[str]:
-    """Processes of `server`'s engines whose environment does not have it off."""
-    found = []
+    """Processes of `server` that do not have it off, or that none of them can be asked.
+
+    A process that has a title of its own, as vLLM's have, has written that over its environment;
+    what started it has the same one.
+    """
+    wrong, asked = [], 0
     for pid, role in server.processes().items():
-        if role in _ENGINES:
-            try:
-                content = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
-            except OSError:
-                continue
-            given = dict(pair.split("=", 1) for pair in content.split("\0") if "=" in pair)
-            wrong = [name for name, value in OFF.items() if given.get(name) != value]
-            found += [f"{role} {pid}: {', '.join(wrong)}"] if wrong else []
-    return found
+        if given := _told(pid) if role == "container" else _environment(pid):
+            asked += 1
+            names = [name for name, value in OFF.items() if given.get(name) != value]
+            wrong += [f"{role} {pid}: {', '.join(names)}"] if names else []
+    return wrong if asked else ["no process says"]
+
+
+def _environment(pid: int) -> dict[str, str]:
+    return _pairs(_read(pid, "environ"))
+
+
+def _told(pid: int) -> dict[str, str]:
+    """What a container's command line gives to all in it; its own environment is another."""
+    words = [word for word in _read(pid, "cmdline") if word.startswith("--env=")]
+    return _pairs([word.removeprefix("--env=") for word in words])
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _read(pid: int, name: str) -> list[str]:
+    try:
+        content = Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return []
+    return content.decode("utf-8", "replace").split("\0")

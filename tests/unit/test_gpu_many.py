@@ -189,11 +189,23 @@ def test_a_detached_command_is_stopped_by_sigterm(places: tuple[Path, Path]) -> 
 
 
 def test_multicast_that_is_left_on_is_told(gpu: SimpleNamespace) -> None:
-    command = [sys.executable, "-c", "input()", "EngineCore"]
     off = dict(gpu.multicast.OFF)
-    for environment, count in ((off, 0), ({**off, "NCCL_NVLS_ENABLE": "1"}, 1)):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
-            server = SimpleNamespace(processes=lambda p=process: {p.pid: "vLLM EngineCore"})
+    on = {**off, "NCCL_NVLS_ENABLE": "1"}
+    told = [f"--env={name}={value}" for name, value in off.items()]
+    for role, words, environment, count in (
+        ("vLLM EngineCore", [], off, 0),
+        ("vLLM EngineCore", [], on, 1),
+        ("vLLM EngineCore", [], {}, 1),
+        ("container", told, on, 0),
+        ("container", told[1:], off, 1),
+    ):
+        command = ["/bin/sh", "-c", "echo; read line", *words]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # before it runs, it has no environment
+            server = SimpleNamespace(processes=lambda p=process, r=role: {p.pid: r})
             found = gpu.multicast.left_on(server)
             process.kill()
         assert len(found) == count, found

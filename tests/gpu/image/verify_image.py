@@ -135,14 +135,17 @@ class ImageDriver(verify.Driver):
         """Besides, check that the tokens of the image's libraries are those of the whole ones."""
         ids = [TokenIds(e.name, e.port) for e, _ in endpoints if e.name == "vllm serve"]
         ids += [e for e, _ in endpoints if isinstance(e, TritonIds)]
-        texts = prompts.make(model, 16, bench.INPUT_TOKENS, seed=41)
+        number, tokens = 2 * count, 32 * count
+        texts = prompts.make(model, number, bench.INPUT_TOKENS, seed=41)
         if len(ids) == 2:
-            whole, pruned = (bench.greedy(endpoint, texts, 256) for endpoint in ids)
+            whole, pruned = (bench.greedy(endpoint, texts, tokens) for endpoint in ids)
             same = sum(a == b for a, b in zip(whole, pruned, strict=True))
-            different = len({number for one in whole for number in one})
-            phase.put("greedy", {"prompts": 16, "tokens": 256, "different_tokens": different})
-            name = f"{model.name}: 256 greedy tokens of 16 prompts, pruned as whole"
-            phase.check(name, same == 16 and different > 0, (same, whole[:1], pruned[:1]))
+            different = len({token for one in whole for token in one})
+            phase.put(
+                "greedy", {"prompts": number, "tokens": tokens, "different_tokens": different}
+            )
+            name = f"{model.name}: {tokens} greedy tokens of {number} prompts, pruned as whole"
+            phase.check(name, same == number and different > 0, (same, whole[:1], pruned[:1]))
         super().compare(phase, model, endpoints, count)
 
     def _bare(self, name: str, model: Path) -> list[tuple[Endpoint, Server]]:

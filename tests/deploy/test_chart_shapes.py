@@ -200,6 +200,14 @@ def test_the_cpu_demo_asks_for_no_gpu() -> None:
     manifests = rendered(example("cpu-demo"))
     assert container(manifests)["resources"]["limits"] == {"memory": "4Gi"}
     assert "tolerations" not in pod(manifests)["spec"]
+    spot = {"key": "spot", "operator": "Exists"}
+    tolerated = rendered(example("cpu-demo", tolerations=[spot]))
+    assert pod(tolerated)["spec"]["tolerations"] == [spot]
+    tolerated = rendered(example("one-gpu-vllm", tolerations=[spot]))
+    assert [one["key"] for one in pod(tolerated)["spec"]["tolerations"]] == [
+        "nvidia.com/gpu",
+        "spot",
+    ]
     assert variables(manifests)["COG_WEIGHTS"] == "/models/engine.tar"
     assert ("ConfigMap", "cog-triton") not in manifests
 

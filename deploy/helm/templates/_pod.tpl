@@ -21,9 +21,12 @@ runtimeClassName: {{ . }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
-{{- if .Values.gpus }}
-{{- with .Values.tolerations }}
+{{- if or .Values.gpus .Values.tolerations }}
 tolerations:
+{{- if .Values.gpus }}
+  - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+{{- end }}
+{{- with .Values.tolerations }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}

@@ -5,8 +5,8 @@
 
 Downloads what the locks name (into CACHE, default .work/wheels; 4 GB), checked against their
 hashes, and follows the wheels' own metadata: "cog" is what the project needs everywhere, "cpu" is
-what its extra of that name adds. What only development needs is left out. The lock of the vLLM
-images is taken whole. Needs Python 3.11 or newer, with `packaging`.
+what its extra of that name and requirements/serve.in add. What only development needs is left out.
+The lock of the vLLM images is taken whole. Needs Python 3.11 or newer, with `packaging`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def table(version: str, directory: Path) -> dict[str, dict[str, dict[str, str]]]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wheels = files_of(lock_of(version), directory)
     cog = closure([Requirement(text) for text in project["dependencies"]], wheels, version)
-    cpu = [Requirement(text) for text in project["optional-dependencies"]["cpu"]]
+    carriers = (ROOT / "requirements" / "serve.in").read_text("utf-8").split()
+    cpu = [Requirement(text) for text in project["optional-dependencies"]["cpu"] + carriers]
     sets = {"cog": cog, "cpu": closure(cpu, wheels, version) - cog}
     return {name: described(members, wheels) for name, members in sets.items()}
 

@@ -18,6 +18,7 @@ from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.prune import prune
 from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
+from cog_triton.cli.setup import setup
 from cog_triton.system import log_format
 from cog_triton.system.terminal import out
 
@@ -64,6 +65,7 @@ _add(build)
 _add(init)
 _add(schema)
 _add(serve)
+_add(setup)
 _add(inspect_engine, "inspect")
 _add(bench)
 _add(client)

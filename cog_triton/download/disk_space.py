@@ -29,6 +29,11 @@ def require(directory: Path, needed: int, name: str) -> None:
         )
 
 
+def same_file_system(one: Path, other: Path) -> bool:
+    """Whether two directories, there or yet to be made, share their free space."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
 @contextmanager
 def coded_errors(path: Path, name: str) -> Iterator[None]:
     """Context that turns errors of the file system, while `name` is written to `path`, into codes.
@@ -49,8 +54,12 @@ def coded_errors(path: Path, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def locked(target: Path, echo: Echo, stop: threading.Event) -> Iterator[None]:
+def locked(
+    target: Path, echo: Echo, stop: threading.Event, doing: str = "fetching it"
+) -> Iterator[None]:
     """Lock of `target` for one writer of this machine at a time; says so when it has to wait.
+
+    `doing` is what the other one does.
 
     Raises:
         BuildCancelled: `stop` was set while waiting.
@@ -58,7 +67,7 @@ def locked(target: Path, echo: Echo, stop: threading.Event) -> Iterator[None]:
     path = target.with_name(f"{target.name}.lock")
     descriptor = _lock(path)
     if descriptor is None:
-        echo(f"[download] {target.name}: another process is fetching it; waiting")
+        echo(f"[download] {target.name}: another process is {doing}; waiting")
     while descriptor is None:
         if stop.wait(_POLL_S):
             raise BuildCancelled(f"stopped while another process fetched {target.name}")
@@ -88,8 +97,11 @@ def _lock(path: Path) -> int | None:
 
 
 def _free(directory: Path) -> int:
-    place = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-    return shutil.disk_usage(place).free
+    return shutil.disk_usage(_existing(directory)).free
+
+
+def _existing(directory: Path) -> Path:
+    return next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
 
 
 def sync_directory(path: Path) -> None:

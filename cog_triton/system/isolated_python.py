@@ -12,6 +12,9 @@ from pathlib import Path
 
 import cog_triton
 
+OWN_PACKAGES = ".cog-triton-packages"
+"""File in a directory of packages that we have added to PYTHONPATH for our own Python."""
+
 
 def environment(link_dir: Path) -> dict[str, str]:
     """Environment without our Python's directories; `link_dir` is filled with this package."""
@@ -28,6 +31,7 @@ def environment(link_dir: Path) -> dict[str, str]:
             for entry in os.environ.get(variable, "").split(os.pathsep)
             if entry
             and Path(entry) != package.parent
+            and not (Path(entry) / OWN_PACKAGES).exists()
             and not any(Path(entry).is_relative_to(prefix) for prefix in ours)
         ]
 

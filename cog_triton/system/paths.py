@@ -1,4 +1,4 @@
-"""Data directories of the package: Cog projects and Triton's model repository.
+"""Data of the package: Cog projects, Triton's model repository, locks.
 
 A wheel and an image carry them in ``cog_triton/_data``, a checkout beside the package. A name
 alone proves nothing: site-packages may hold someone else's ``runner``, so what is taken has the
@@ -31,6 +31,22 @@ def triton_model_repo() -> Path:
         TritonStartFailed: as `cog_project`.
     """
     return _find("triton_model_repo", "tensorrt_llm/config.pbtxt", "preprocessing/1/model.py")
+
+
+def data_file(name: str) -> Path:
+    """Path of a file that a wheel carries, by its path in a checkout.
+
+    Raises:
+        TritonStartFailed: this installation lacks it; names where it was looked for.
+    """
+    places = [_PACKAGE / "_data" / name, _PACKAGE.parent / name]
+    for place in places:
+        if place.is_file():
+            return place
+    raise TritonStartFailed(
+        f"this installation of cog_triton lacks {name}: it is neither {places[0]} nor {places[1]};"
+        " install it again"
+    )
 
 
 def _find(name: str, mark: str, code: str) -> Path:

@@ -40,15 +40,19 @@ def find_installation(
     """
     if backends is not None and not backends.is_dir():
         raise TritonStartFailed(f"TRITONSERVER_BACKEND_DIR={str(backends)!r}: not a directory")
-    if binary is None:
-        found = shutil.which("tritonserver")
-        binary = _IMAGE_BINARY if _IMAGE_BINARY.is_file() else Path(found) if found else None
+    binary = binary or machine_binary()
     if binary is None:
         return _from_wheel(work_dir, backends)
     if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
     backends = backends or binary.resolve().parent.parent / "backends"
     return TritonInstallation(binary, backends, isolated_python.environment(work_dir / "python"))
+
+
+def machine_binary() -> Path | None:
+    """The image's or PATH's tritonserver; None if there is no other than the wheel's."""
+    found = shutil.which("tritonserver")
+    return _IMAGE_BINARY if _IMAGE_BINARY.is_file() else Path(found) if found else None
 
 
 def release_of(triton: TritonInstallation) -> tuple[int, int] | None:

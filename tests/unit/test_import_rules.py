@@ -16,9 +16,9 @@ FLOORS = (
     ("text", "artifact", "prune", "images"),
     ("download", "examples"),
     ("engines", "sizing"),
-    ("inspection", "backend", "triton"),
+    ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "doctor", "bench"),
-    ("door",),
+    ("door", "models"),
     ("cli",),
     ("__main__",),
 )

@@ -17,6 +17,7 @@ from cog_triton.system import paths
 ROOT = Path(__file__).parents[2]
 PROJECTS = ["runner", "builder", "mock_cog_triton"]
 DATA = [*PROJECTS, "triton_model_repo"]
+LOCKS = [f"requirements/{name}.lock" for name in ("serve", "setup", "vllm-py312")]
 FIND = """
 import json
 from cog_triton.errors import CogTritonError
@@ -84,6 +85,9 @@ def test_a_wheel_has_them_inside(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
+    (copy / "requirements").mkdir()
+    for name in LOCKS:
+        shutil.copy(ROOT / name, copy / name)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=copy, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -92,6 +96,9 @@ def test_a_wheel_has_them_inside(tmp_path: Path) -> None:
         archive.extractall(site)
     add_strangers(site)
     assert found_from(site) == packaged(site)
+    for name in LOCKS:
+        carried = site / "cog_triton" / "_data" / name
+        assert carried.read_bytes() == (ROOT / name).read_bytes()
 
 
 def test_an_image_has_them_inside(tmp_path: Path) -> None:

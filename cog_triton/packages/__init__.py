@@ -1,0 +1,1 @@
+"""Packages that serving needs and this installation lacks: fetched by hash, in the cache."""

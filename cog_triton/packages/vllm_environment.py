@@ -1,0 +1,120 @@
+"""vLLM's environment: a Python 3.12 of its own with what the lock of vLLM pins, made by uv."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.download import disk_space
+from cog_triton.download.transfer_progress import Echo, size_text
+from cog_triton.errors import ModelUnavailable
+from cog_triton.packages import package_lock
+from cog_triton.packages.package_installer import find_uv, run_installer
+from cog_triton.packages.package_set import UV, provide
+
+PYTHON = "3.12"
+"""Version of Python that the lock is for."""
+_DOWNLOAD, _UNPACKED = 3_300_000_000, 8_000_000_000
+_DONE = "cog-triton.lock"
+_CHECK_S = 120.0
+_CHECK = """
+import importlib.metadata, pathlib, sys, sysconfig
+print(importlib.metadata.version(sys.argv[1]))
+print(pathlib.Path(sysconfig.get_path("include"), "Python.h").is_file())
+"""
+
+
+@dataclass(frozen=True)
+class VLLMEnvironment:
+    """The environment of one lock below the work directory; there or to be made."""
+
+    directory: Path
+    lock: Path
+    text: str
+
+    @classmethod
+    def of(cls, work_dir: Path, lock: Path | None = None) -> VLLMEnvironment:
+        """That of `lock`, by default the one that the package carries."""
+        lock = (lock or package_lock.vllm_lock()).absolute()
+        text = package_lock.locked(lock)
+        return cls(work_dir.absolute() / "vllm" / package_lock.key(text, PYTHON), lock, text)
+
+    @property
+    def python(self) -> Path:
+        """Its Python."""
+        return self.directory / "bin" / "python"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it was made, to its end."""
+        return (self.directory / _DONE).is_file() and self.python.exists()
+
+    def commands(self, python: str = PYTHON) -> list[list[str]]:
+        """The commands that make it of `python`, a version or path that uv understands."""
+        uv = find_uv() or "uv"
+        chosen = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+        return [
+            [uv, "venv", "--allow-existing", "--python", python, str(self.directory)],
+            [uv, "pip", "install", "--python", str(self.python), *chosen, "-r", str(self.lock)],
+        ]
+
+    def plan(self, python: str = PYTHON) -> list[str]:
+        """What `make` would do, as lines to read and to copy from."""
+        count = len(package_lock.versions(self.text))
+        return [
+            f"lock      {self.lock} ({count} packages)",
+            f"makes     {self.directory}{' (ready)' if self.ready else ''}",
+            *(f"runs      {shlex.join(command)}" for command in self.commands(python)),
+        ]
+
+    def make(self, echo: Echo, python: str = PYTHON) -> None:
+        """Make it, or go on where an earlier attempt ended; a second process waits.
+
+        Raises:
+            MissingExtra: uv is not here, nor pip to fetch it.
+            ModelUnavailable: Python 3.12 or a package cannot be had; says which.
+            DiskFull: there is no room.
+        """
+        versions = package_lock.versions(self.text)
+        with disk_space.coded_errors(self.directory, "vLLM's environment"):
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            with disk_space.locked(self.directory, echo, threading.Event()):
+                if self.ready:
+                    return
+                if find_uv() is None:
+                    provide(UV, self.directory.parents[1] / "packages", echo)
+                if "torch" in versions and not self.python.exists():
+                    name = f"vLLM {versions.get('vllm', '')}"
+                    echo(
+                        f"[setup] {name}: {len(versions)} packages, some {size_text(_DOWNLOAD)} to"
+                        f" download, {size_text(_UNPACKED)} in {self.directory}"
+                    )
+                    disk_space.require(self.directory, _DOWNLOAD + _UNPACKED, name)
+                for command in self.commands(python):
+                    run_installer(command, "vLLM's environment", self.directory.parent)
+                self._check(echo, versions)
+                (self.directory / _DONE).write_text(self.text, "utf-8")
+
+    def _check(self, echo: Echo, versions: dict[str, str]) -> None:
+        name = "vllm" if "vllm" in versions else next(iter(versions))
+        done = subprocess.run(
+            [str(self.python), "-I", "-c", _CHECK, name],
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_S,
+        )
+        found, _, header = done.stdout.strip().partition("\n")
+        if found != versions[name]:
+            said = done.stderr.strip().splitlines()[-1:] or [f"has {name} {found}"]
+            raise ModelUnavailable(f"{self.python}: {said[0]}; the lock has {versions[name]}")
+        if header != "True":
+            echo(
+                f"[setup] {self.python} has no Python.h, which Triton's compiler needs on a GPU:"
+                " install python3.12-dev, or give uv's own Python: --python cpython-3.12"
+            )
+        if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+            echo("[setup] no C compiler is here, which Triton's compiler needs on a GPU: gcc")

@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         description="Serve with a version of vLLM that this cog-triton was never run with (E1305"
         " otherwise), with a warning at every start (vllm.md).",
     )
+    cog_triton_vllm_python: OptionalPath = Field(
+        None,
+        description="Python that has vLLM, if it is not Triton's own; `engine_python` of a serve"
+        " config goes before it. `cog-triton serve` sets it to what `cog-triton setup vllm` made.",
+    )
     lora_dir: OptionalPath = Field(
         None,
         description="Directory below which LoRA adapters may be loaded at run time, which also"

@@ -24,7 +24,8 @@ SECTIONS = {
     "The engine": (
         *("cog_weights", "engine_dir", "cog_triton_config", "served_model_name", "world_size"),
         *("max_sequence_length", "end_id", "pad_id", "cog_triton_sm", "cog_triton_skip_preflight"),
-        *("cog_triton_vllm_untested", "lora_dir", "max_lora_bytes", "max_loras_loaded"),
+        *("cog_triton_vllm_python", "cog_triton_vllm_untested"),
+        *("lora_dir", "max_lora_bytes", "max_loras_loaded"),
     ),
     "Ports and addresses": (
         *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from cog_triton.system.ports import OPENAI_PORT
 from cog_triton.system.printable import printable
 from cog_triton.system.terminal import coded_errors, out
 
+if TYPE_CHECKING:
+    from cog_triton.models.model_name import ModelName
+    from cog_triton.settings import Settings
+
 _MOCK_PANEL = "The mock engine"
 
 
@@ -21,14 +25,59 @@ def _say(line: str) -> None:
     out.print(printable(line, keep="\n\t"), markup=False)
 
 
+def _prepared(
+    settings: Settings, name: ModelName | None, family: str | None, update: bool, repo: Path | None
+) -> Settings:
+    """`settings` for what is to be served, once that is fetched and converted."""
+    from cog_triton.builder.steps import cancellable
+    from cog_triton.errors import BuildCancelled
+    from cog_triton.models.preparation import Preparation, default_model, provide_triton
+    from cog_triton.system.work_dir import require_usable
+
+    named = name or (None if repo is not None else default_model(settings))
+    if named is None and (family or update):
+        raise InvalidArgument("--family and --update: go with a model that is named, ENGINE")
+    try:
+        with cancellable():
+            require_usable(settings.work_dir)
+            provide_triton(settings, _say)
+            prepared = None
+            if named is not None:
+                prepared = Preparation(settings, _say, family, update=update).prepare(named)
+    except BuildCancelled:
+        _say("Stopped; the next start goes on from here")
+        raise typer.Exit(130) from None
+    if prepared is None:
+        return settings
+    found = {
+        "cog_weights": prepared.weights,
+        "cog_triton_vllm_python": settings.cog_triton_vllm_python or prepared.vllm_python,
+        "served_model_name": settings.served_model_name or prepared.served_model_name,
+    }
+    return settings.model_copy(update=found)
+
+
 def serve(
     engine: Annotated[
         str | None,
         typer.Argument(
-            help="engine.tar (or .tar.gz, .tar.zst; path or URL) or engine directory; without it"
-            " ENGINE_DIR or COG_WEIGHTS of the environment."
+            help="engine.tar (or .tar.gz, .tar.zst; path or URL), engine directory, Hugging Face"
+            " model (ORG/NAME or ORG/NAME@REVISION), directory of safetensors, or .gguf file;"
+            " without it ENGINE_DIR or COG_WEIGHTS of the environment, else the demo model."
         ),
     ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            help="Engine family for a model: openvino or vllm.", show_default="by machine"
+        ),
+    ] = None,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="Ask the hub again which commit ORG/NAME is, and serve that one."
+        ),
+    ] = False,
     host: Annotated[
         str, typer.Option(envvar="COG_HOST", help="Address Cog and Triton bind.")
     ] = "127.0.0.1",
@@ -140,27 +189,22 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve an engine through Triton behind Cog; Ctrl-C stops everything.
+    """Serve an engine or a model through Triton behind Cog; Ctrl-C stops everything.
 
-    Answers POST /predictions (streamed with Accept: text/event-stream) on PORT, OpenAI's API on
-    OPENAI_PORT, and Triton's own API on its ports. Engines of several ranks are started
-    through mpirun.
+    A model is converted once, and kept in the cache (COG_TRITON_WORK_DIR). Answers POST
+    /predictions (streamed with Accept: text/event-stream) on PORT, OpenAI's API on OPENAI_PORT,
+    and Triton's own API on its ports. Engines of several ranks are started through mpirun.
 
     Example: cog-triton serve engine.tar
+
+    Example: cog-triton serve Qwen/Qwen3-0.6B
 
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
 
     Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
     """
-    from cog_triton.download.redaction import redact_address
-    from cog_triton.serving import triton_only_server
-    from cog_triton.serving.cog_process import CogServer, default_concurrency
-    from cog_triton.settings import load_settings
+    from cog_triton.models.model_name import recognize
 
-    if model_repo is not None and (engine or engine_name or not triton_only):
-        raise typer.BadParameter(
-            "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
-        )
     mock = {
         "mock_tps": tps,
         "mock_step_ms": step_ms,
@@ -170,6 +214,21 @@ def serve(
         "mock_join": join,
         "mock_max_batch_size": max_batch_size,
     }
+    given = [key for key, value in mock.items() if value is not None]
+    name = None
+    with coded_errors():
+        if engine and not (given or engine_name or os.environ.get("COG_TRITON_ENGINE")):
+            name = recognize(engine)  # before what follows is imported, which takes seconds
+
+    from cog_triton.download.redaction import redact_address
+    from cog_triton.serving import triton_only_server
+    from cog_triton.serving.cog_process import CogServer, default_concurrency, require_ports
+    from cog_triton.settings import load_settings
+
+    if model_repo is not None and (engine or engine_name or not triton_only):
+        raise typer.BadParameter(
+            "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
+        )
     with coded_errors():
         overrides = {
             **mock,
@@ -185,16 +244,18 @@ def serve(
             "triton_host": None if "TRITON_HOST" in os.environ else host,
         }
         settings = load_settings(
-            **{name: value for name, value in overrides.items() if value is not None}
+            **{key: value for key, value in overrides.items() if value is not None}
         )
         if engine and settings.cog_triton_engine:
             raise InvalidArgument(
                 f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
                 f" {redact_address(engine)!r}"
             )
-        given = [name for name, value in mock.items() if value is not None]
         if given and not settings.cog_triton_engine:
             raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
+        if not triton_only:
+            require_ports(settings, host, port)
+        settings = _prepared(settings, name, family, update, model_repo)
         if triton_only:
             asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, _say))
             return

@@ -98,6 +98,22 @@ def _final(error: CogTritonError | TransientError, request: ModelRequest) -> Cog
     return error
 
 
+def contents(
+    request: ModelRequest,
+    store: Path,
+    echo: Echo,
+    retry: RetryPolicy,
+    stop: threading.Event,
+) -> Listing:
+    """List every file of the repository, whatever the request selects, at the commit it is at now.
+
+    Raises:
+        ModelUnavailable, BuildCancelled: as `fetch`.
+    """
+    with relayed_log(echo, request):
+        return _Fetch(request, store, echo, retry, stop).contents()
+
+
 class _Fetch:
     def __init__(
         self,
@@ -113,6 +129,11 @@ class _Fetch:
         self._echo = echo
         self._policy = retry
         self._stop = stop
+
+    def contents(self) -> Listing:
+        """See the function `contents`."""
+        backoff = self._new_backoff(lambda: 0)
+        return self._with_retries(lambda: _contents(self._request), backoff)
 
     def run(self, here: FetchedModel | None) -> FetchedModel:
         """Fetch it, or return what is `here` of a moving revision if the hub cannot be reached."""
@@ -198,6 +219,12 @@ class _Fetch:
 
 
 def _listing(request: ModelRequest) -> Listing:
+    whole = _contents(request)
+    names = choose(whole.files, request.files, request.weight_format, request.model_id)
+    return Listing(whole.commit, {name: whole.files[name] for name in names})
+
+
+def _contents(request: ModelRequest) -> Listing:
     api = HfApi(endpoint=constants.ENDPOINT, token=request.token)
     info = api.model_info(
         request.model_id,
@@ -211,8 +238,7 @@ def _listing(request: ModelRequest) -> Listing:
         found.rfilename: File(found.size or 0, found.lfs.sha256 if found.lfs else None)
         for found in info.siblings or []
     }
-    names = choose(files, request.files, request.weight_format, request.model_id)
-    return Listing(info.sha, {name: files[name] for name in names})
+    return Listing(info.sha, files)
 
 
 def _counting(progress: Progress) -> type[Any]:

@@ -50,6 +50,10 @@ def cog_environment(
         environment["COG_WEIGHTS"] = weights if "://" in weights else str(Path(weights).resolve())
     if settings.cog_triton_config:
         environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
+    if settings.cog_triton_vllm_python:  # not resolved: an environment's Python is a link
+        environment["COG_TRITON_VLLM_PYTHON"] = str(settings.cog_triton_vllm_python.absolute())
+    if settings.served_model_name:
+        environment["SERVED_MODEL_NAME"] = settings.served_model_name
     if settings.lora_dir:
         environment["LORA_DIR"] = str(settings.lora_dir.resolve())
     if settings.world_size:

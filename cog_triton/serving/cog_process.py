@@ -37,6 +37,11 @@ def default_concurrency(settings: Settings) -> int:
     return 2 * int(settings.mock_max_batch_size or MockOptions().max_batch_size)
 
 
+def require_ports(settings: Settings, host: str, port: int) -> None:
+    """Raise E1005 unless every port can be listened on, Cog's being `port` of `host`."""
+    require_free({"PORT": (host, port), **settings.http_ports, **settings.triton_ports})
+
+
 def ready_message(settings: Settings, host: str, port: int, seconds: float) -> str:
     """What is printed when Cog is ready after `seconds`: ports, and a request to try."""
     name = url_host(host)
@@ -81,8 +86,7 @@ class CogServer:
             require_gpu(settings.cog_triton_sm)
         require_usable(settings.work_dir)
         open_files.raise_soft_limit()
-        cog = {"PORT": (self._host, self._port)}
-        require_free({**cog, **settings.http_ports, **settings.triton_ports})
+        require_ports(settings, self._host, self._port)
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
         oom_kills = OomKills()

@@ -59,6 +59,11 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
         config = config.with_overrides(ENGINE_MODEL, settings.mock_options)
     if isinstance(family, VLLMFamily) and settings.cog_triton_vllm_untested:
         config = config.with_overrides(ENGINE_MODEL, {ALLOW_UNTESTED: "true"})
+    if isinstance(family, VLLMFamily) and settings.cog_triton_vllm_python:
+        python = {"engine_python": str(settings.cog_triton_vllm_python)}
+        config = config.with_overrides(
+            ENGINE_MODEL, {**python, **config.arguments_of(ENGINE_MODEL)}
+        )
     world_size = launch.world_size(settings, family.world_size or 1)
     with work_dir_errors(settings.work_dir):
         run_dir = fresh_run_dir(settings.work_dir)

@@ -112,6 +112,8 @@ def test_python_m_cog_triton_runs_the_command_line() -> None:
                 "--openai-port",
                 "8080",
                 "--config",
+                "--family",
+                "--update",
                 "--max-concurrency",
                 "--engine",
                 "--tps",
@@ -193,6 +195,29 @@ def test_taken_ports_of_triton_are_refused(kind: str, taken: int) -> None:
     for other, free in zip(others, free_ports(2), strict=True):
         arguments += [f"--triton-{other}-port", str(free)]
     assert f"{name}={taken}: " in refusal("serve", *arguments)
+
+
+def test_what_cannot_be_served_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    code = (
+        "import sys; from cog_triton.cli.app import app\n"
+        "try: app()\n"
+        "finally: print([m for m in ('numpy', 'cog', 'tritonclient', 'pydantic_settings')"
+        " if m in sys.modules])"
+    )
+    for engine, told in (
+        ("nothing.tar", "E1304 ModelUnavailable: 'nothing.tar': no such file"),
+        (str(DEMO), "is a build config: run cog-triton build"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "serve", engine],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert told in " ".join(done.stderr.split())
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stdout == "[]\n"
 
 
 def test_an_invalid_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

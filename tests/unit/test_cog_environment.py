@@ -68,3 +68,10 @@ def test_cogs_log_level_is_error_unless_set_or_verbose(monkeypatch: pytest.Monke
     assert "COG_LOG_LEVEL" not in environment(verbose=True)
     monkeypatch.setenv("COG_LOG_LEVEL", "debug")
     assert environment()["COG_LOG_LEVEL"] == "debug"
+
+
+def test_what_serves_a_model_is_passed_on() -> None:
+    assert "COG_TRITON_VLLM_PYTHON" not in environment()
+    found = environment(cog_triton_vllm_python="/env/bin/python", served_model_name="org/name")
+    assert found["COG_TRITON_VLLM_PYTHON"] == "/env/bin/python"
+    assert found["SERVED_MODEL_NAME"] == "org/name"

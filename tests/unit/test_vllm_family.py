@@ -472,3 +472,24 @@ def test_the_setting_allows_a_version_that_was_never_run(
     config = asyncio.run(prepared).repository / "tensorrt_llm" / "config.pbtxt"
     parameters = model_repository.read_config(config).parameters
     assert parameters["allow_untested"].string_value == "true"
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_the_setting_names_vllms_python_unless_the_serve_config_does(
+    configured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "installed_version", lambda _: None)
+    monkeypatch.setattr(engine_preparation, "_require_compatible", lambda *_: None)
+    config = tmp_path / "serve.yaml"
+    own = {"engine_python": "/configured/python"} if configured else {}
+    config.write_text(json.dumps({"tensorrt_llm": {"args": own}}))
+    settings = load_settings(
+        cog_triton_work_dir=tmp_path / "work",
+        cog_triton_config=config,
+        cog_triton_vllm_python="/set/python",
+        engine_dir=vllm_engine(tmp_path / "engine"),
+    )
+    repository = asyncio.run(engine_preparation.prepare_engine(settings)).repository
+    parameters = model_repository.read_config(repository / "tensorrt_llm/config.pbtxt").parameters
+    wanted = "/configured/python" if configured else "/set/python"
+    assert parameters["engine_python"].string_value == wanted

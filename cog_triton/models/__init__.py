@@ -1,0 +1,1 @@
+"""From what a user names - a hub id, a directory, a GGUF file, an engine - to what is served."""

@@ -1,0 +1,121 @@
+"""Conversion of a model into an OpenVINO engine, once, by the builder's own steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.artifact import engine_tar
+from cog_triton.builder import step_cache
+from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.example_families import OWN, Families
+from cog_triton.builder.plan import make_plan
+from cog_triton.builder.run import run_build
+from cog_triton.builder.workspace import Workspace
+from cog_triton.download import disk_space
+from cog_triton.download.transfer_progress import Echo
+
+MAX_SEQ_LEN = 8192
+"""Longest sequence of a converted engine, in tokens; less where the model has less."""
+# Per byte of weights, as they come: the engine at 8 bits, and checkpoint, quantized checkpoint,
+# engine of the build and its tar, which are there meanwhile.
+KEPT, PASSING = 0.6, 2.8
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A model to convert: as a build config calls it, and by what it is told from others.
+
+    Attributes:
+        revision: of a hub's model, a commit.
+        identity: what tells its files from others': a commit, or names, sizes and times.
+        max_positions: the model's own limit of a sequence, in tokens.
+    """
+
+    model_id: str
+    revision: str | None
+    identity: str
+    max_positions: int
+
+    def config(self) -> BuildConfig:
+        """The build config: what configs/build/smollm2-135m-cpu.yaml is for the demo model."""
+        source = {"revision": self.revision, "weight_format": "safetensors"}
+        return BuildConfig.model_validate(
+            {
+                "model_id": self.model_id,
+                **(source if self.revision else {}),
+                "example_name": "openvino",
+                "convert": _step("convert_checkpoint", "model_dir", "model", "checkpoint"),
+                "quantize": _step(
+                    "quantize", "model_dir", "checkpoint", "quantized", qformat="q8_0"
+                ),
+                "build": _step(
+                    "build",
+                    "checkpoint_dir",
+                    "quantized",
+                    "engine",
+                    max_batch_size=16,
+                    max_seq_len=min(MAX_SEQ_LEN, self.max_positions),
+                ),
+            }
+        )
+
+    def engine(self, store: Path) -> Path:
+        """Where the engine is, or will be: by the config, the model and the converter."""
+        code = [[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in _scripts()]
+        of = [self.config().to_yaml(), self.identity, step_cache.versions(), code]
+        digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+        return store.absolute() / "engines" / digest[:16]
+
+    def run(self, store: Path, echo: Echo) -> Path:
+        """Convert it, unless that was done; returns the engine directory.
+
+        What a killed conversion finished is not done again; a second process waits for the first.
+
+        Raises:
+            UserError, FrameworkError: see `run_build`.
+        """
+        target = self.engine(store)
+        if target.is_dir():
+            return target
+        with disk_space.coded_errors(target, self.model_id):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with disk_space.locked(target, echo, threading.Event(), f"converting {self.model_id}"):
+                if not target.is_dir():
+                    self._convert(target, Workspace(store), echo)
+        return target
+
+    def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
+        config = self.config()
+        plan = make_plan(config, workspace.of(config), Families())
+        tar = workspace.root / f"{target.name}.tar"
+        run_build(plan, workspace, tar, echo=echo)
+        for killed in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(killed, ignore_errors=True)
+        engine_tar.unpack(tar, target)
+        tar.unlink()
+        shutil.rmtree(plan.work_dir, ignore_errors=True)
+
+
+def files_identity(path: Path) -> str:
+    """Identity of the model at `path`, a file or a directory: names, sizes and times."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file, file.stat()) for file in files if file.is_file()]
+    return json.dumps([str(path), [[f.name, s.st_size, s.st_mtime_ns] for f, s in stats]])
+
+
+def _scripts() -> list[Path]:
+    return sorted((OWN / "openvino").glob("*.py"))
+
+
+def _step(script: str, key: str, reads: str, writes: str, **args: object) -> Mapping[str, object]:
+    return {
+        "script": f"{script}.py",
+        "output_dir": writes,
+        "args": {key: reads, "output_dir": writes, **args},
+    }

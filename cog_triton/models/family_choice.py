@@ -1,0 +1,91 @@
+"""Choice of the engine family for a model, by what this machine has."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.errors import EngineIncompatible, InvalidArgument, MissingExtra, TritonStartFailed
+from cog_triton.models.model_name import ModelName
+from cog_triton.packages.vllm_environment import VLLMEnvironment
+from cog_triton.system.gpus import visible_gpus
+
+FAMILIES = ("openvino", "vllm", "tensorrt_llm")
+SETUP = "cog-triton setup vllm"
+
+
+@dataclass(frozen=True)
+class VLLMInstallation:
+    """A vLLM on this machine: its site-packages, and its Python if that is not ours."""
+
+    site: Path
+    python: Path | None
+
+
+@dataclass(frozen=True)
+class FamilyChoice:
+    """The family that serves a model, why, and what it would take to have another."""
+
+    family: str
+    why: str
+    otherwise: str
+    vllm: VLLMInstallation | None = None
+
+
+def find_vllm(work_dir: Path) -> VLLMInstallation | None:
+    """The vLLM of our own Python, else the environment that `cog-triton setup vllm` made."""
+    try:
+        importlib.metadata.version("vllm")
+        found = importlib.util.find_spec("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        found = None
+    if found is not None and found.origin:
+        return VLLMInstallation(Path(found.origin).parents[1], None)
+    try:
+        environment = VLLMEnvironment.of(work_dir)
+    except TritonStartFailed:  # an image has no lock, and sets up nothing
+        return None
+    if not environment.ready:
+        return None
+    site = next(environment.directory.glob("lib/python3.*/site-packages"))
+    return VLLMInstallation(site, environment.python)
+
+
+def choose(name: ModelName, forced: str | None, work_dir: Path) -> FamilyChoice:
+    """The family for a model that is no engine yet; `forced` is the user's own choice.
+
+    Raises:
+        InvalidArgument: `forced` is no family, or takes no such model.
+        MissingExtra: `forced` is not installed.
+        EngineIncompatible: `forced` does not run on this machine.
+    """
+    if forced == "tensorrt_llm":
+        raise InvalidArgument(
+            f"--family tensorrt_llm: serves engines, and {name.text} is none: write a build config"
+            " (configs/build has examples), run cog-triton build CONFIG, and serve its engine.tar"
+        )
+    if forced not in (None, *FAMILIES):
+        raise InvalidArgument(f"--family {forced!r}: must be one of {', '.join(FAMILIES)}")
+    gpus = visible_gpus()
+    if forced == "vllm" and not gpus:
+        raise EngineIncompatible("--family vllm: this machine has no NVIDIA GPU that CUDA can see")
+    if name.kind in ("gguf", "package"):
+        if forced == "vllm":
+            raise InvalidArgument(
+                f"--family vllm: {name.text} is a GGUF file, which only openvino takes here; name"
+                " the Hugging Face model that it was made of"
+            )
+        return FamilyChoice("openvino", "it takes GGUF files", "for vllm: name safetensors")
+    vllm = find_vllm(work_dir)
+    if forced == "openvino":
+        return FamilyChoice("openvino", "--family says so", "without that: by machine")
+    if vllm is not None and gpus:
+        why = "--family says so" if forced else "this machine has a GPU and vLLM"
+        return FamilyChoice("vllm", why, "for the CPU: --family openvino", vllm)
+    if forced == "vllm":
+        raise MissingExtra(f"--family vllm: vLLM is not set up here: run {SETUP}")
+    if gpus:
+        return FamilyChoice("openvino", "vLLM is not set up here", f"for the GPU: {SETUP}")
+    return FamilyChoice("openvino", "this machine has no GPU", f"for vllm: a GPU, and {SETUP}")

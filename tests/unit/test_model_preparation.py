@@ -1,0 +1,303 @@
+"""From a model's name to what serves it, with a stand-in of the hub and without conversions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import ID, MAIN, OLD, Hub, serving_hub
+from huggingface_hub import constants
+from openvino_reference import TinyModel
+
+from cog_triton.download import disk_space
+from cog_triton.download.retry import RetryPolicy
+from cog_triton.engines.vllm.model_directory import read_model
+from cog_triton.errors import (
+    CogTritonError,
+    DiskFull,
+    EngineIncompatible,
+    InvalidArgument,
+    MissingExtra,
+    ModelUnavailable,
+)
+from cog_triton.models import conversion, family_choice, hub_model, preparation
+from cog_triton.models.conversion import Conversion
+from cog_triton.models.family_choice import VLLMInstallation
+from cog_triton.models.model_name import recognize
+from cog_triton.models.preparation import DEMO_MODEL, Preparation, Prepared, default_model
+from cog_triton.settings import Settings
+from cog_triton.system.ports import free_ports
+
+CONFIG = TinyModel.make("LlamaForCausalLM").config
+WEIGHTS = random.Random(0).randbytes(300_000)
+FILES = {
+    "config.json": json.dumps(CONFIG).encode(),
+    "tokenizer.json": b'{"model": {}}',
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": WEIGHTS[:2000],
+}
+REGISTRY = """
+_TEXT_GENERATION_MODELS = {"LlamaForCausalLM": ("llama", "LlamaForCausalLM")}
+_EMBEDDING_MODELS = {"BertModel": ("bert", "BertEmbeddingModel")}
+_PREVIOUSLY_SUPPORTED_MODELS = {"JAISLMHeadModel": "0.22.0"}
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving_hub(dict(FILES)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    at(monkeypatch, hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(hub_model, "RetryPolicy", lambda: RetryPolicy(2, 2, 0.001))
+    monkeypatch.setattr(family_choice, "visible_gpus", list)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[Conversion]:
+    """Conversions that were run; each makes an empty engine directory."""
+    runs: list[Conversion] = []
+
+    def convert(self: Conversion, target: Path, _workspace: Any, _echo: Any) -> None:
+        runs.append(self)
+        target.mkdir(parents=True)
+
+    monkeypatch.setattr(Conversion, "_convert", convert)
+    return runs
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VLLMInstallation:
+    """A GPU and a vLLM, as far as is looked at them."""
+    registry = tmp_path / "site" / "vllm" / "model_executor" / "models" / "registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text(REGISTRY)
+    (tmp_path / "site" / "transformers" / "models" / "known_kind").mkdir(parents=True)
+    found = VLLMInstallation(tmp_path / "site", tmp_path / "python")
+    monkeypatch.setattr(family_choice, "visible_gpus", lambda: [90])
+    monkeypatch.setattr(family_choice, "find_vllm", lambda _work_dir: found)
+    return found
+
+
+def at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def prepare(home: Path, text: str, **options: Any) -> tuple[Prepared, list[str]]:
+    lines: list[str] = []
+    settings = Settings(cog_triton_work_dir=home / "work")
+    return Preparation(settings, lines.append, **options).prepare(recognize(text)), lines
+
+
+def refusal(home: Path, hub: Hub, text: str, kind: type[CogTritonError], **options: Any) -> str:
+    """The refusal, before a byte of the weights was asked for."""
+    with pytest.raises(kind) as caught:
+        prepare(home, text, **options)
+    assert not [path for path in hub.requests if "safetensors" in path or ".bin" in path]
+    return caught.value.detail
+
+
+def with_config(hub: Hub, **changes: Any) -> None:
+    hub.files[MAIN]["config.json"] = json.dumps({**CONFIG, **changes}).encode()
+
+
+def test_a_model_of_the_hub_is_converted_once(
+    home: Path, hub: Hub, converted: list[Conversion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, lines = prepare(home, ID)
+    assert lines[0] == (
+        f"{ID}@{MAIN}: served by openvino, as this machine has no GPU;"
+        " for vllm: a GPU, and cog-triton setup vllm"
+    )
+    assert f"{ID}: 300 kB to download into {home}/hub; 1 MB for the conversion" in lines[1]
+    assert first.served_model_name == ID
+    assert first.vllm_python is None
+    (done,) = converted
+    assert (done.revision, done.max_positions) == (MAIN, 512)
+    config = done.config()
+    assert (config.revision, config.weight_format) == (MAIN, "safetensors")
+    assert config.build.args["max_seq_len"] == 512
+    at(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")  # of another hub nothing is known
+    with pytest.raises(ModelUnavailable):
+        prepare(home, ID)
+    at(monkeypatch, hub.url)
+    hub.requests.clear()
+    assert prepare(home, ID)[0] == first
+    assert hub.requests == []
+    assert len(converted) == 1
+
+
+def test_a_revision_is_pinned_until_an_update(
+    home: Path, hub: Hub, converted: list[Conversion]
+) -> None:
+    prepare(home, ID)
+    prepare(home, f"{ID}@v1")
+    assert [done.revision for done in converted] == [MAIN, OLD]
+    hub.revisions["main"] = OLD
+    prepare(home, f"{ID}@main")
+    assert [done.revision for done in converted] == [MAIN, OLD]
+    assert OLD in prepare(home, ID, update=True)[1][0]
+    assert OLD in prepare(home, ID)[1][0]
+    assert len(converted) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architectures ['GPT2LMHeadModel']: the openvino family builds LlamaForCausalLM,",
+        ),
+        ({"num_local_experts": 8}, "num_local_experts 8: mixture-of-experts is not supported"),
+    ],
+)
+def test_an_architecture_that_openvino_lacks_is_refused_before_the_download(
+    changes: dict[str, Any], told: str, home: Path, hub: Hub
+) -> None:
+    with_config(hub, **changes)
+    refused = refusal(home, hub, ID, EngineIncompatible)
+    assert refused.startswith(f"{ID}: {told}")
+    assert refused.endswith("; vLLM may take it, on a GPU: cog-triton setup vllm")
+
+
+def test_a_config_that_is_no_object_is_refused(home: Path, hub: Hub) -> None:
+    hub.files[MAIN]["config.json"] = b"[]"
+    assert "config.json is not a JSON object" in refusal(home, hub, ID, ModelUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ({"pytorch_model.bin": WEIGHTS}, "has its weights pickled alone (pytorch_model.bin)"),
+        ({"a.gguf": WEIGHTS}, "has GGUF files alone (a.gguf): download one"),
+        ({"README.md": b""}, "has no *.safetensors at its top"),
+        ({"model.safetensors": WEIGHTS, "config.json": None}, "has no config.json"),
+    ],
+)
+def test_a_repository_without_safetensors_is_refused_by_name(
+    there: dict[str, Any], told: str, home: Path, hub: Hub
+) -> None:
+    files = {"config.json": FILES["config.json"], **there}
+    hub.files[MAIN] = {name: data for name, data in files.items() if data is not None}
+    assert told in refusal(home, hub, ID, ModelUnavailable)
+
+
+def test_what_does_not_fit_the_disk_is_refused_before_the_download(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_space, "_free", lambda _directory: disk_space.RESERVE + 1_200_000)
+    told = refusal(home, hub, ID, DiskFull)
+    assert "download and conversion: needs 1 MB more" in told
+    assert "HF_HOME may name another disk" in told
+
+
+def test_a_directory_and_its_change(home: Path, converted: list[Conversion]) -> None:
+    model = TinyModel.make("Qwen3ForCausalLM").save(home / "mine")
+    first, _ = prepare(home, "mine")
+    assert first.served_model_name == "mine"
+    assert prepare(home, str(model))[0] == first
+    (done,) = converted
+    assert (done.model_id, done.revision, done.max_positions) == (str(model), None, 512)
+    (model / "tokenizer_config.json").write_text("{}")
+    assert prepare(home, "mine")[0] != first
+
+
+def test_the_demo_model_is_what_its_build_config_makes(
+    home: Path, converted: list[Conversion]
+) -> None:
+    assert default_model(Settings(cog_weights="engine.tar")) is None
+    assert default_model(Settings(cog_triton_engine="mock")) is None
+    assert default_model(Settings(engine_dir=home)) is None
+    assert default_model(Settings()) == recognize(DEMO_MODEL)
+    assert prepare(home, DEMO_MODEL)[0].served_model_name == DEMO_MODEL
+    from cog_triton.builder.config import load_config
+
+    root = Path(conversion.__file__).parents[2]
+    config = load_config(root / "configs" / "build" / "smollm2-135m-cpu.yaml")
+    ours = converted[0].config()
+    assert ours.model_copy(update={"convert": config.convert}) == config
+    assert config.convert is not None
+    assert ours.convert is not None
+    assert {**ours.convert.args, "dtype": "auto"} == config.convert.args  # which is its default
+
+
+def test_a_gpu_with_vllm_gets_a_directory_for_it(
+    home: Path, hub: Hub, vllm: VLLMInstallation, converted: list[Conversion]
+) -> None:
+    found, lines = prepare(home, ID)
+    assert "served by vllm, as this machine has a GPU and vLLM; for the CPU:" in lines[0]
+    assert (found.served_model_name, found.vllm_python) == (ID, vllm.python)
+    model = read_model(Path(found.weights))
+    assert (model.max_model_len, (Path(model.arguments["model"]) / "config.json").is_file()) == (
+        512,
+        True,
+    )
+    assert not (Path(model.arguments["model"]) / "pytorch_model.bin").exists()
+    assert prepare(home, ID)[0] == found
+    assert converted == []
+    prepare(home, ID, family="openvino")
+    assert len(converted) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel makes no text"),
+        ({"architectures": ["JAISLMHeadModel"]}, "this vLLM no longer has JAISLMHeadModel"),
+        ({"architectures": ["LamaForCausalLM"]}, "did you mean 'LlamaForCausalLM'?"),
+        ({"architectures": None}, "architectures none"),
+    ],
+)
+def test_an_architecture_that_vllm_lacks_is_refused_before_the_download(
+    changes: dict[str, Any], told: str, home: Path, hub: Hub, vllm: VLLMInstallation
+) -> None:
+    with_config(hub, **changes)
+    assert told in refusal(home, hub, ID, EngineIncompatible)
+
+
+def test_what_transformers_knows_is_vllms_to_judge(
+    home: Path, hub: Hub, vllm: VLLMInstallation
+) -> None:
+    with_config(hub, architectures=["NewForCausalLM"], model_type="known-kind")
+    prepare(home, ID)
+
+
+def test_a_forced_family(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, converted: list[Conversion]
+) -> None:
+    assert "no NVIDIA GPU" in refusal(home, hub, ID, EngineIncompatible, family="vllm")
+    assert "run cog-triton build" in refusal(home, hub, ID, InvalidArgument, family="tensorrt_llm")
+    assert "must be one of" in refusal(home, hub, ID, InvalidArgument, family="tgi")
+    monkeypatch.setattr(family_choice, "visible_gpus", lambda: [90])
+    told = refusal(home, hub, ID, MissingExtra, family="vllm")
+    assert told == "--family vllm: vLLM is not set up here: run cog-triton setup vllm"
+    assert "which only openvino" in refusal(home, hub, DEMO_MODEL, InvalidArgument, family="vllm")
+    _, lines = prepare(home, ID)
+    assert "as vLLM is not set up here; for the GPU: cog-triton setup vllm" in lines[0]
+    (home / "engine").mkdir()
+    (home / "engine" / "model.json").write_text("{}")
+    told = refusal(home, hub, "engine", InvalidArgument, family="openvino")
+    assert told.endswith("engine is an engine, it is vllm's: leave --family out")
+    assert prepare(home, "engine", family="vllm")[0] == Prepared("engine")
+
+
+def test_an_engine_is_served_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepare(home, "http://127.0.0.1:9/engine.tar")[0].weights.startswith("http:")
+    (home / "engine.tar").write_bytes(b"")
+    with pytest.raises(CogTritonError, match="E1306"):
+        prepare(home, "engine.tar")
+    monkeypatch.setattr(preparation, "_family_of_tar", lambda _name: "openvino")
+    assert prepare(home, "engine.tar")[0] == Prepared("engine.tar")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,16 @@ from cog_triton.door.access import Access
 from cog_triton.door.cog_state import CogState
 from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
 from cog_triton.door.gate import PrivateGate
+from cog_triton.door.input_names import unknown_inputs
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.refusals import cog_refusal, status_of
 from cog_triton.door.webhooks import WebhookRules, check_webhook
+from cog_triton.system.log_notes import log_once
+from cog_triton.system.printable import printable
+
+_log = logging.getLogger(__name__)
 
 _HEALTH = "/health-check"
 _READ = ("/", "/openapi.json")
@@ -84,6 +90,9 @@ class CogGate(PrivateGate):
             if url is not None:
                 await asyncio.to_thread(check_webhook, url, self._webhooks)
         await self._state.require_serving()
+        if known := await self._state.input_names():
+            for name in await self._large_bodies.run(len(body), unknown_inputs, body, known):
+                log_once(_log, f"input {printable(name)!r} of predictions is unknown, and ignored")
         return replace(self._forward(request), revise=_revised, edit=CodedEnd())
 
 

@@ -1,4 +1,7 @@
-"""State of Cog, read from its /health-check, for what the front door answers in its place."""
+"""State of Cog, read from its /health-check, for what the front door answers in its place.
+
+Also the names of the inputs that it takes, from its /openapi.json, which never change.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any
 
 from cog_triton import errors
 
-_REQUEST = b"GET /health-check HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+_REQUEST = b"GET %b HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+_HEALTH, _SCHEMA = b"/health-check", b"/openapi.json"
 _STARTING_PERIOD_S = 0.05
 _PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
@@ -22,6 +26,7 @@ class CogState:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._inputs: frozenset[str] | None = None
         self._failure: errors.CogTritonError | None = None
         self._take({})
         self.listens = False
@@ -39,6 +44,14 @@ class CogState:
         if self._failure is not None:
             raise self._failure
 
+    async def input_names(self) -> frozenset[str]:
+        """Names of the inputs of a prediction; none if Cog does not tell."""
+        if self._inputs is None:
+            with suppress(OSError, ValueError, asyncio.TimeoutError):
+                schema = await asyncio.wait_for(self._read(_SCHEMA), _FRESH_TIMEOUT_S)
+                self._inputs = _properties(schema)
+        return self._inputs or frozenset()
+
     async def watch(self) -> None:
         """Read the state again and again, until cancelled."""
         while True:
@@ -53,11 +66,11 @@ class CogState:
                 pass  # an answer that was cut short: the next one counts
             await asyncio.sleep(_STARTING_PERIOD_S if self._failure else _PERIOD_S)
 
-    async def _read(self) -> dict[str, Any]:
+    async def _read(self, path: bytes = _HEALTH) -> dict[str, Any]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             self.listens = True
-            writer.write(_REQUEST)
+            writer.write(_REQUEST % path)
             answer = await reader.read(_MAX_BYTES)
             while more := await reader.read(_MAX_BYTES):
                 answer += more
@@ -65,10 +78,10 @@ class CogState:
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
-        health = json.loads(answer.partition(b"\r\n\r\n")[2])
-        if not isinstance(health, dict):
-            raise ValueError("health-check: not a JSON object")
-        return health
+        value = json.loads(answer.partition(b"\r\n\r\n")[2])
+        if not isinstance(value, dict):
+            raise ValueError(f"{path.decode()}: not a JSON object")
+        return value
 
     def _take(self, health: dict[str, Any]) -> None:
         status = health.get("status")
@@ -82,3 +95,11 @@ class CogState:
             self._failure = errors.TritonUnavailable(f"Cog's worker has died: {reason or status}")
         else:
             self._failure = None  # what our own health check says is said of each prediction, too
+
+
+def _properties(schema: dict[str, Any]) -> frozenset[str]:
+    """Names of the properties of the schema's Input."""
+    try:
+        return frozenset(schema["components"]["schemas"]["Input"]["properties"])
+    except (LookupError, TypeError):
+        return frozenset()

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from small_door import read_request, run
@@ -21,12 +22,13 @@ class Cog:
     def __init__(self, status: str) -> None:
         self.status = status
         self.reads = 0
+        self.schema: dict[str, Any] = {}
         self.answers = asyncio.Event()
         self.answers.set()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reads += 1
-        body = json.dumps({"status": self.status}).encode()
+        body = json.dumps({"status": self.status, **self.schema}).encode()
         with suppress(asyncio.IncompleteReadError):
             await read_request(reader)
             await self.answers.wait()
@@ -68,5 +70,21 @@ def test_a_cog_that_does_not_answer_holds_no_request(monkeypatch: pytest.MonkeyP
             with pytest.raises(errors.TritonUnavailable, match="starting"):
                 await state.require_serving()
             cog.answers.set()
+
+    run(main())
+
+
+def test_the_names_of_inputs_are_read_once() -> None:
+    async def main() -> None:
+        async with cog_with("READY") as (cog, state):
+            cog.schema = {"components": {"schemas": {"Input": {"properties": {"prompt": {}}}}}}
+            assert await state.input_names() == {"prompt"}
+            assert await state.input_names() == {"prompt"}
+            assert cog.reads == 1
+        async with cog_with("READY") as (cog, state):
+            assert await state.input_names() == frozenset()
+            assert await state.input_names() == frozenset()
+            assert cog.reads == 1
+        assert await CogState(1).input_names() == frozenset()
 
     run(main())

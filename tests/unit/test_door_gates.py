@@ -469,3 +469,16 @@ def test_adapters_are_changed_with_a_key_alone(path: str) -> None:
     locked = OpenAIGate(1, LOCKED, LIMITS, BODIES, metrics_public=False)
     assert status(locked, "POST", path, b"{}") == 401
     assert status(locked, "POST", path, b"{}", *KEY) == 200
+
+
+def test_unknown_inputs_of_predictions_are_refused_or_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = cog()
+    gate._state._inputs = frozenset({"prompt"})
+    for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
+        for body in (b'{"input":{"promt":"a"}}', b'{"input":{"prompt":"a","tools":[1]}}'):
+            assert status(gate, method, path, body) == 400
+        assert status(gate, method, path, b'{"input":{"prompt":"a","\\u001bweird":1}}') == 200
+    assert caplog.text.count("of predictions is unknown, and ignored") == 1
+    assert "\x1b" not in caplog.text

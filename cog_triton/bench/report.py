@@ -172,7 +172,8 @@ def _totals(run: RunMetrics) -> Iterator[str]:
 
 def _field(options: Options, run: RunMetrics) -> Iterator[str]:
     columns = ("mean", "p50", "p90", "p95", "p99", "max")
-    yield f"{'':22}" + "".join(f"{name:>10}" for name in columns)
+    if any(name in run.metrics for _, name in (*_MS, *_PLAIN)):
+        yield f"{'':22}" + "".join(f"{name:>10}" for name in columns)
     for rows, scale in ((_MS, 1000.0), (_PLAIN, 1.0)):
         for title, name in rows:
             if summary := run.metrics.get(name):

@@ -137,6 +137,7 @@ def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[s
         *("--unit", "concurrency", "--rate", 3, "--requests", 3, "--warmup", 0),
         *("--n_input_tokens", 9, "--n_output_tokens", 28, "--tps", 100),
         *("--output_method", method, *more, "--json", tmp_path / "a.json"),
+        "--verbose",
     )
     assert f"Output Method: {method}" in said
     found = numbers(tmp_path / "a.json")
@@ -199,4 +200,4 @@ def test_failed_requests_are_counted_by_code(mock: Stack) -> None:
         code=1,
     )
     assert "E1001: 2, such as: " in said
-    assert "Failure rate: 1.000, Total failures: 2" in said
+    assert "Requests: 0 completed, 2 failed" in said

@@ -161,8 +161,10 @@ def test_errors_have_their_code_and_what_to_do(
 def test_a_broken_stream_is_told_and_what_came_is_kept(tab: Tab, api: ScriptedAPI) -> None:
     tab.allowed += ("ERR_INCOMPLETE_CHUNKED_ENCODING",)
     for end, told in ((BREAK, "broke off"), (errors.TritonUnavailable("it died"), "E2105")):
-        api.says("Half of", " it", end)
+        api.says("Half of", " it", None, end)
         ask(tab)
+        tab.until("document.querySelector('.waits')?.innerText.includes('Half of it')")
+        api.gate.set()
         assert answer(tab) == "Half of it"
         assert told in tab.text("article.model:last-child .error")
         tab.click("#new")
@@ -260,10 +262,13 @@ def test_a_call_is_shown_and_its_result_sent(tab: Tab, api: ScriptedAPI) -> None
     ask(tab)
     tab.until(ENDED)
     assert tab.text(".calls") == 'weather({"city": "Oslo"})'
+    api.error = errors.TritonUnavailable("once")
+    ask(tab, "-3")
+    tab.until("document.querySelector('.error')")
     api.says("Cold.")
     ask(tab, "-3")
-    wait_until(lambda: len(api.asked) == 2)
-    call, result = api.asked[1][1]["messages"][1:]
+    answer(tab)
+    call, result = api.asked[2][1]["messages"][1:]
     assert call["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
     assert result == {"role": "tool", "tool_call_id": "abc", "content": "-3"}
 

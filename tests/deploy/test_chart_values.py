@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_rendering import CHART, example, rendered
+from chart_rendering import CHART, EXAMPLES, example, rendered
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -79,10 +79,21 @@ def test_values_that_contradict_are_refused(name: str, changed: dict[str, Any], 
     assert said in refusal(example(name, **changed))
 
 
+def test_the_schema_is_of_the_draft_that_helm_3_reads() -> None:
+    import jsonschema
+
+    assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    validator = jsonschema.Draft7Validator(SCHEMA)
+    for name in EXAMPLES:
+        assert not list(validator.iter_errors(example(name)))
+    assert list(validator.iter_errors({"settings": {"MAX_QEUE": 1}}))
+
+
 def test_every_value_has_a_default_and_every_default_a_schema() -> None:
     def paths(values: dict[str, Any], schema: dict[str, Any], at: str) -> None:
         if "$ref" in schema:
-            schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+            schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
         if "properties" not in schema:
             return
         ours = set(schema["properties"]) - {"global", "claims"}

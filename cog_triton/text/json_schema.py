@@ -39,8 +39,38 @@ NAME = re.compile(r"[\w .-]{1,64}")
 DEFINITIONS = "#/$defs/"
 
 
-def parse_schema(text: str, where: str) -> dict[str, Any]:
-    """Parse and validate a schema; raises E1005 naming the place in it, after `where`."""
+class SchemaCost:
+    """Bounds on what xgrammar compiles: each alone takes it about two seconds at its limit.
+
+    Of objects it is the squares of optional properties that count, of arrays the items that are
+    written out, of enums the characters; measured with a vocabulary of 49152 tokens.
+    """
+
+    _LIMITS: Final = {
+        "schemas": 2048,
+        "squares of numbers of optional properties": 40_000,
+        "items of bounded arrays": 2048,
+        "characters of enums": 32 << 10,
+    }
+
+    def __init__(self) -> None:
+        self._sums = dict.fromkeys(self._LIMITS, 0)
+
+    def add(self, where: str, *costs: int) -> None:
+        """Add costs, in the order of the limits; raises E1005, after `where`, beyond one."""
+        for (name, most), cost in zip(self._LIMITS.items(), costs, strict=True):
+            self._sums[name] += cost
+            if self._sums[name] > most:
+                raise InvalidArgument(
+                    f"{where}: takes too long to compile: more than {most} {name}"
+                )
+
+
+def parse_schema(text: str, where: str, cost: SchemaCost | None = None) -> dict[str, Any]:
+    """Parse and validate a schema; raises E1005 naming the place in it, after `where`.
+
+    Several schemas of one guide share a `cost`.
+    """
     if len(text) > _MAX_LENGTH:
         raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
     try:
@@ -49,26 +79,33 @@ def parse_schema(text: str, where: str) -> dict[str, Any]:
         raise InvalidArgument(f"{where}: not JSON: {str(error)[:100]}") from None
     if not isinstance(schema, dict):
         raise InvalidArgument(f"{where}: must be a JSON object")
-    _Check(schema, where).run()
+    _Check(schema, where, cost or SchemaCost()).run()
     return schema
 
 
 class _Check:
-    def __init__(self, root: dict[str, Any], where: str) -> None:
+    """Validation that visits each definition once, however many references lead to it."""
+
+    def __init__(self, root: dict[str, Any], where: str, cost: SchemaCost) -> None:
         self._where = where
+        self._cost = cost
         self._root = root
         self._definitions = root.get("$defs", {})
-        self._seen: set[str] = set()
+        self._through: dict[str, dict[str, str]] = {}
 
     def run(self) -> None:
         if not isinstance(self._definitions, dict):
             raise InvalidArgument(f"{self._where}.$defs: must be an object")
-        self._visit(self._where, self._root, 0, frozenset())
+        self._visit(self._where, self._root, 0, {})
         for name, definition in self._definitions.items():
-            self._visit(f"{self._where}.$defs.{name}", definition, 1, frozenset({name}))
+            through = self._through[name] = {}
+            self._visit(f"{self._where}.$defs.{name}", definition, 1, through)
+        known: set[str] = set()
+        for name in self._definitions:
+            self._check_chain(name, (), known)
 
-    def _visit(self, at: str, schema: Any, depth: int, through: frozenset[str]) -> None:
-        """Validate `schema`; `through` are the definitions followed since the last value."""
+    def _visit(self, at: str, schema: Any, depth: int, through: dict[str, str] | None) -> None:
+        """Validate `schema`; `through` takes the definitions that it is, before any value."""
         if schema is True:
             return
         if not isinstance(schema, dict):
@@ -83,30 +120,40 @@ class _Check:
         if "$defs" in schema and schema is not self._root:
             raise InvalidArgument(f"{at[:200]}.$defs: only allowed at the top")
         self._check_values(at, schema)
+        self._cost.add(self._where, *_costs(schema))
         for name, inner in schema.get("properties", {}).items():
-            self._visit(f"{at}.properties.{name}", inner, depth + 1, frozenset())
+            self._visit(f"{at}.properties.{name}", inner, depth + 1, None)
         for name in ("items", "additionalProperties"):
             if name in schema and not (name == "additionalProperties" and schema[name] is False):
-                self._visit(f"{at}.{name}", schema[name], depth + 1, frozenset())
+                self._visit(f"{at}.{name}", schema[name], depth + 1, None)
         for place, inner in enumerate(schema.get("anyOf", [])):
             self._visit(f"{at}.anyOf[{place}]", inner, depth + 1, through)
         if "$ref" in schema:
-            self._follow(at, schema["$ref"], depth, through)
+            self._follow(at, schema["$ref"], through)
 
-    def _follow(self, at: str, reference: Any, depth: int, through: frozenset[str]) -> None:
+    def _follow(self, at: str, reference: Any, through: dict[str, str] | None) -> None:
         name = str(reference).removeprefix(DEFINITIONS)
         if reference != f"{DEFINITIONS}{name}" or name not in self._definitions:
             raise InvalidArgument(
                 f"{at[:200]}.$ref={str(reference)[:80]!r}: must name one of $defs"
             )
-        if name in through:
-            raise InvalidArgument(f"{at[:200]}.$ref={str(reference)[:80]!r}: refers to itself")
-        if not through and name in self._seen:
+        if through is not None:
+            through[name] = at[:200]
+
+    def _check_chain(self, name: str, before: tuple[str, ...], known: set[str]) -> None:
+        """Refuse a definition that is itself, or a chain of them that is too long."""
+        if name in known:
             return
-        self._seen.add(name)
-        self._visit(
-            f"{self._where}.$defs.{name}", self._definitions[name], depth + 1, through | {name}
-        )
+        if len(before) > _MAX_DEPTH:
+            raise InvalidArgument(
+                f"{self._where}.$defs.{name}: behind more than {_MAX_DEPTH} references"
+            )
+        for following, at in self._through[name].items():
+            if following in (*before, name):
+                reference = f"{DEFINITIONS}{following}"
+                raise InvalidArgument(f"{at}.$ref={reference[:80]!r}: refers to itself")
+            self._check_chain(following, (*before, name), known)
+        known.add(name)
 
     def _check_values(self, at: str, schema: Mapping[str, Any]) -> None:
         at = at[:200]
@@ -142,6 +189,18 @@ class _Check:
             raise InvalidArgument(f"{at}.anyOf: must be a list of schemas, not empty")
         if not isinstance(schema.get("additionalProperties", True), bool | dict):
             raise InvalidArgument(f"{at}.additionalProperties: must be true, false or a schema")
+
+
+def _costs(schema: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """What a schema alone adds to a `SchemaCost`; it is valid."""
+    kinds = schema.get("type")
+    optional = len(schema.get("properties", {}).keys() - set(schema.get("required", [])))
+    return (
+        len(kinds) if isinstance(kinds, list) else 1,
+        optional * optional,
+        schema.get("maxItems", schema.get("minItems", 0)),
+        sum(len(str(value)) for value in schema.get("enum", [])),
+    )
 
 
 def are_scalars(values: Any) -> bool:

@@ -2,12 +2,14 @@
 
 Characters, escapes, classes, groups, alternatives and repetition, matched as a whole. Anchors are
 allowed at both ends alone. Bounds of repetitions multiply where they are nested, so what they make
-is bounded, not only the length: OpenVINO compiles while all requests wait.
+is bounded, not only the length: OpenVINO compiles while all requests wait. The bounds were found by
+measuring it: within them, what it takes longest for takes it seconds, not minutes.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from cog_triton.errors import InvalidArgument
 
@@ -17,8 +19,17 @@ _MAX_DEPTH = 16
 _MAX_GROWTH = 1024
 """Characters and classes that written-out repetitions may add."""
 _MAX_REPEAT = 512
+_MAX_WIDE = 128
+"""Written-out characters that may be one of many: each costs a walk through the vocabulary."""
+_MAX_LOOPS = 16
+_MAX_WIDE_LOOPS = 8
+"""Written-out repetitions of varying length: what they match together grows as a power of two."""
+_MAX_LENGTHS = 4096
+_NARROW = 16
+_MAX_ATOMS = (16 << 10) + 256
 _REPEAT = re.compile(r"\{(\d{1,5})(,(\d{0,5}))?\}")
 _CLASSES = "dDsSwW"
+_WIDE_CLASSES = "DSwW"
 _PLAIN_ESCAPES = "nrtfv"
 _HEXADECIMAL = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}")
 _PUNCTUATION = "\\^$.|?*+()[]{}/\"'-,:;=!<>@#%&~`_ "
@@ -29,6 +40,39 @@ def check_regex(text: str, where: str) -> None:
     if len(text) > MAX_LENGTH:
         raise InvalidArgument(f"{where}: has {len(text)} characters; {MAX_LENGTH} at most")
     _Parser(text, where).run()
+
+
+_MANY = 1 << 20
+
+
+class _Size(NamedTuple):
+    """Size of a part, written out: characters and classes, wide ones, and repetitions."""
+
+    atoms: int
+    wide: int = 0
+    loops: int = 0
+    wide_loops: int = 0
+    lengths: int = 1
+    """In how many lengths the wide repetitions may come together, a product."""
+
+    def plus(self, other: _Size) -> _Size:
+        """Size of both parts."""
+        added = _Size(*(a + b for a, b in zip(self, other, strict=True)))
+        return added._replace(lengths=min(self.lengths * other.lengths, _MANY))
+
+    def repeated(self, least: int, most: int | None) -> _Size:
+        """Size of a repetition; without `most` it has no end."""
+        times = max(least, most or 0, 1)
+        loop = int(least != most)
+        wide = loop if self.wide else 0
+        lengths = min(self.lengths**times, _MANY)
+        return _Size(
+            self.atoms * times,
+            self.wide * times,
+            self.loops * times + loop,
+            self.wide_loops * times + wide,
+            lengths * (2 if most is None else most - least + 1) if wide else lengths,
+        )
 
 
 class _Parser:
@@ -44,11 +88,19 @@ class _Parser:
         size = self._alternatives(0)
         if self._at < len(self._text):
             raise self._refused("a ')' without its '('")
-        if (growth := size - len(self._text)) > _MAX_GROWTH:
-            raise InvalidArgument(
-                f"{self._where}: its repetitions, written out, add {growth} characters;"
-                f" {_MAX_GROWTH} at most"
-            )
+        for what, found, most in (
+            ("more characters", size.atoms - len(self._text), _MAX_GROWTH),
+            (f"characters or classes of more than {_NARROW}", size.wide, _MAX_WIDE),
+            ("repetitions of varying length", size.loops, _MAX_LOOPS),
+            ("of those of wide classes", size.wide_loops, _MAX_WIDE_LOOPS),
+            ("lengths of those together", size.lengths, _MAX_LENGTHS),
+            ("characters", size.atoms, _MAX_ATOMS),
+        ):
+            if found > most:
+                raise InvalidArgument(
+                    f"{self._where}: takes too long to compile: written out, it has {found}"
+                    f" {what}; {most} at most"
+                )
 
     @property
     def _next(self) -> str:
@@ -58,40 +110,40 @@ class _Parser:
         shown = self._text[self._at : self._at + 20]
         return InvalidArgument(f"{self._where}: {what}, at {shown!r}")
 
-    def _alternatives(self, depth: int) -> int:
+    def _alternatives(self, depth: int) -> _Size:
         if depth > _MAX_DEPTH:
             raise self._refused(f"nested deeper than {_MAX_DEPTH} levels")
         size = self._sequence(depth)
         while self._next == "|":
             self._at += 1
-            size += self._sequence(depth)
+            size = size.plus(self._sequence(depth))
         return size
 
-    def _sequence(self, depth: int) -> int:
-        size = 0
+    def _sequence(self, depth: int) -> _Size:
+        size = _Size(0)
         while self._next not in ("", "|", ")"):
-            size += self._repeated(self._atom(depth))
-        if not size:
+            size = size.plus(self._repeated(self._atom(depth)))
+        if not size.atoms:
             raise self._refused("an alternative is empty")
         return size
 
-    def _atom(self, depth: int) -> int:
+    def _atom(self, depth: int) -> _Size:
         character = self._next
         if character == "(":
             return self._group(depth)
         if character == "[":
             return self._class()
         if character == "\\":
-            self._escape()
-            return 1
+            escaped = self._escape()
+            return _Size(1, int(escaped is None and self._text[self._at - 1] in _WIDE_CLASSES))
         if character in "*+?{":
             raise self._refused("nothing to repeat")
         if character in "^$":
             raise self._refused("an anchor inside")
         self._at += 1
-        return 1
+        return _Size(1, int(character == "."))
 
-    def _group(self, depth: int) -> int:
+    def _group(self, depth: int) -> _Size:
         self._at += 1
         if self._next == "?":
             if not self._text.startswith("?:", self._at):
@@ -103,21 +155,28 @@ class _Parser:
         self._at += 1
         return size
 
-    def _class(self) -> int:
+    def _class(self) -> _Size:
         self._at += 1
+        width = 0
         if self._next == "^":
             self._at += 1
+            width = _NARROW + 1
         if self._next in ("]", ""):
             raise self._refused("a class is empty")
         while self._next != "]":
-            low = self._class_member()
+            low = high = self._class_member()
             if self._next == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 high = self._class_member()
                 if low is None or high is None or low > high:
                     raise self._refused("a range of a class has no order")
+            width += (
+                _class_width(self._text[self._at - 1])
+                if low is None or high is None
+                else (ord(high) - ord(low) + 1)
+            )
         self._at += 1
-        return 1
+        return _Size(1, int(width > _NARROW))
 
     def _class_member(self) -> str | None:
         """Take a member of a class; the character, None for one like \\d."""
@@ -142,17 +201,17 @@ class _Parser:
         self._at += 2
         return None if rest[0] in _CLASSES else rest[0]
 
-    def _repeated(self, size: int) -> int:
-        count = 1
+    def _repeated(self, size: _Size) -> _Size:
         if self._next in ("*", "+", "?"):
+            least, most = int(self._next == "+"), 1 if self._next == "?" else None
             self._at += 1
         elif self._next == "{":
             found = _REPEAT.match(self._text, self._at)
             if not found:
                 raise self._refused("a repetition is {m}, {m,} or {m,n}")
-            least, most = int(found[1]), int(found[3] or found[1])
-            count = max(least, most, 1)
-            if least > most or count > _MAX_REPEAT:
+            least = int(found[1])
+            most = least if found[2] is None else int(found[3]) if found[3] else None
+            if least > (least if most is None else most) or max(least, most or 0) > _MAX_REPEAT:
                 raise self._refused(f"a repetition must be in order, and {_MAX_REPEAT} at most")
             self._at = found.end()
         else:
@@ -164,7 +223,12 @@ class _Parser:
             self._at += 1
         if self._next in ("*", "+", "{", "?") and self._next:
             raise self._refused("nothing to repeat")
-        return size * count
+        return size.repeated(least, most)
+
+
+def _class_width(letter: str) -> int:
+    """About how many characters a class such as \\d is of."""
+    return _NARROW + 1 if letter in _WIDE_CLASSES else 10
 
 
 def _is_escaped(text: str, place: int) -> bool:

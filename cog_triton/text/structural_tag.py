@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.text.json_schema import OBJECT, parse_schema
+from cog_triton.text.json_schema import OBJECT, SchemaCost, parse_schema
 from cog_triton.text.tool_schema import ToolFunction
 
 _MAX_LENGTH = 128 << 10
@@ -60,14 +60,15 @@ def check_structural_tag(text: str, where: str) -> None:
         known = [found["type"], form["type"]] == ["structural_tag", "triggered_tags"]
         if not known or any(rest) or not trigger or not 0 < len(tags) <= _MAX_TAGS:
             raise InvalidArgument(f"{where}: must be a structural tag of one trigger")
+        cost = SchemaCost()
         for place, tag in enumerate(tags):
-            _check_tag(tag, trigger, f"{where}.format.tags[{place}]")
+            _check_tag(tag, trigger, f"{where}.format.tags[{place}]", cost)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         detail = f"{type(error).__name__}: {str(error)[:80]}"
         raise InvalidArgument(f"{where}: not a structural tag: {detail}") from None
 
 
-def _check_tag(tag: Any, trigger: str, where: str) -> None:
+def _check_tag(tag: Any, trigger: str, where: str, cost: SchemaCost) -> None:
     begin, end, content = tag["begin"], tag["end"], tag["content"]
     rest = [tag.keys() ^ {"type", "begin", "content", "end"}]
     rest.append(content.keys() ^ {"type", "json_schema"})
@@ -76,7 +77,7 @@ def _check_tag(tag: Any, trigger: str, where: str) -> None:
     marked = begin.startswith(trigger) and isinstance(end, str) and end
     if not marked or max(len(begin), len(end)) > _MAX_MARK:
         raise InvalidArgument(f"{where}: must begin with the trigger, and end with a text")
-    parse_schema(json.dumps(content["json_schema"]), f"{where}.content.json_schema")
+    parse_schema(json.dumps(content["json_schema"]), f"{where}.content.json_schema", cost)
 
 
 def _arguments(function: ToolFunction) -> Any:

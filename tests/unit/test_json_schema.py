@@ -132,3 +132,39 @@ def test_any_json_is_accepted_or_refused_with_e1005(value: Any) -> None:
     except InvalidArgument:
         return
     assert isinstance(value, dict)
+
+
+def fan(width: int, depth: int, *, last: object = True) -> str:
+    """Definitions that each are one of `width` references to the next."""
+    definitions: dict[str, object] = {
+        f"d{place}": {"anyOf": [{"$ref": f"#/$defs/d{place + 1}"}] * width}
+        for place in range(depth)
+    }
+    definitions[f"d{depth}"] = last
+    return json.dumps({"$defs": definitions, "$ref": "#/$defs/d0"})
+
+
+def test_each_definition_is_visited_once() -> None:
+    """Else 10 references, 20 deep, would take for ever."""
+    parse_schema(fan(10, 20), "schema")
+    with pytest.raises(InvalidArgument, match="refers to itself"):
+        parse_schema(fan(10, 20, last={"anyOf": [{"$ref": "#/$defs/d0"}]}), "schema")
+    with pytest.raises(InvalidArgument, match="behind more than 24 references"):
+        parse_schema(fan(1, 100), "schema")
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {f"p{n}": True for n in range(201)}}, "squares of numbers of optional"),
+        (
+            {"anyOf": [{"items": {}, "maxItems": 64}] * 33},
+            "2048 items of bounded arrays",
+        ),
+        ({"anyOf": [{"type": ["string", "null"]}] * 1024}, "2048 schemas"),
+        ({"enum": ["a" * n for n in range(257)]}, "32768 characters of enums"),
+    ],
+)
+def test_what_compiles_too_long_is_refused(schema: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"schema: takes too long to compile.*{words}"):
+        parse_schema(json.dumps(schema), "schema")

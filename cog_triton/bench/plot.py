@@ -198,8 +198,8 @@ def _throughput(axes: Axes, levels: Sequence[Level]) -> None:
         axes.annotate(
             f"{value:,.0f}",
             (place, float(value or 0)),
-            xytext=(-3, 6),
-            ha="right",
+            xytext=(0, 7),
+            ha="center",
             textcoords="offset points",
             fontsize=9,
         )

@@ -14,6 +14,7 @@ from checks import QUESTION
 from client import Client
 from prompts import Prompt
 from results import Phase
+from vision_model import image_url
 
 _TOOL = {
     "type": "function",
@@ -220,6 +221,60 @@ class Abilities:
     def _by(self, model: str) -> str:
         _, first = self.complete(model=model)
         return str(first.get("text"))
+
+
+@dataclass(frozen=True)
+class Images:
+    """The checks of a model that takes images."""
+
+    client: Client
+    phase: Phase
+
+    def all(self) -> None:
+        """Run every check."""
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - the other phases are to be seen, too
+            name = f"{type(error).__name__}: {error}"
+            self.phase.check("images went through", False, name)
+
+    def _run(self) -> None:
+        red, green = image_url((255, 0, 0)), image_url((0, 255, 0))
+        asked = ((), (red,), (green,), (red, green))
+        said = [self._ask(*urls) for urls in asked]
+        right = all(told["status"] == 200 for told in said)
+        self.phase.check("images: none, one, another, two", right, said)
+        counts = [told.get("usage", {}).get("prompt_tokens", 0) for told in said]
+        grows = counts[0] < counts[1] == counts[2] < counts[3]
+        self.phase.check("images: their tokens are counted", grows, counts)
+        texts = [_text(told) for told in said]
+        # Whether made-up weights tell one image from another is not for a check.
+        self.phase.put("images: different texts", len(set(texts)))
+        self.phase.check("images: they are seen", len(set(texts)) > 1, texts)
+        again = _text(self._ask(red))
+        self.phase.check("images: the same one says the same", again == texts[1], (again, texts))
+        broken = self._ask(red[: len(red) * 2 // 3 // 4 * 4])
+        code = broken.get("error", {}).get("code")
+        self.phase.check("images: a broken one is 400", (broken["status"], code) == (400, "E1005"),
+                         broken)  # fmt: skip
+        many = self._ask(red, red, red)
+        self.phase.check("images: too many are 400", many["status"] == 400, many)
+        with ThreadPoolExecutor(16) as threads:
+            found = list(threads.map(lambda url: _text(self._ask(url)), [red, green] * 8))
+        same = sum(text in texts[1:3] for text in found)
+        self.phase.check("images: 16 at once", all(found), found)
+        self.phase.put("images at once, as alone", f"{same} of 16")
+
+    def _ask(self, *urls: str) -> dict[str, Any]:
+        parts: list[dict[str, Any]] = [{"type": "text", "text": "What is it?"}]
+        parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        messages = [{"role": "user", "content": parts}]
+        values = {"max_tokens": 48, "ignore_eos": True}
+        return self.client.openai("chat/completions", messages=messages, **values)
+
+
+def _text(told: Mapping[str, Any]) -> str:
+    return str((told.get("choices") or [{}])[0].get("message", {}).get("content", ""))
 
 
 def _fits(call: Mapping[str, Any]) -> bool:

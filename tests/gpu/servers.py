@@ -252,10 +252,18 @@ def shared_cores() -> tuple[set[int], set[int]]:
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
     """Start all servers at once; stop them at the end."""
-    with ExitStack() as stack:
+    with stopped_at_the_end(*servers):
         for server in servers:
-            stack.callback(server.stop)
             server.launch()
         for server in servers:
             server.wait()
+        yield
+
+
+@contextmanager
+def stopped_at_the_end(*servers: Server) -> Iterator[None]:
+    """Stop all servers at the end, those that were launched."""
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
         yield

@@ -25,7 +25,8 @@ import profiles
 import prompts
 import pruned
 import table
-from abilities import Abilities
+import vision_model
+from abilities import Abilities, Images
 from adapters import with_adapters
 from arguments import REPOSITORY
 from checks import Checks, load_all_at_once
@@ -33,7 +34,7 @@ from client import Client
 from endpoints import Endpoint, Predictions, TritonIds
 from many import BUDGETS, LEAST, ManyGPUs
 from results import Phase, Results
-from servers import Ours, Server, ours, running, vllm_serve
+from servers import Ours, Server, ours, running, stopped_at_the_end, vllm_serve
 
 from cog_triton.errors import ModelUnavailable
 
@@ -194,10 +195,23 @@ class Driver:
         model = with_adapters(self.small, directory, arguments, _TOOLS_TEMPLATE)
         environment = {"CHAT_TEMPLATE": str(model / _TOOLS_TEMPLATE.name)}
         server = self.ours("abilities", model, **environment)
-        with running(server):
+        vision = self.ours("vision", self._vision())
+        with stopped_at_the_end(server, vision):
+            server.launch()
+            vision.launch()
+            server.wait()
             self.put_start(phase, server)
             texts = prompts.make(model, 4, 64)
             Abilities(Client(server), phase, texts, not self.rehearsal).all()
+            vision.wait()
+            self.put_start(phase, vision)
+            Images(Client(vision), phase).all()
+
+    def _vision(self) -> Path:
+        """A model that takes images; the double takes one character for an image."""
+        mark = "\x01" if self.rehearsal else vision_model.PLACEHOLDER
+        arguments = {**_ADAPTED, "kv_cache_memory_bytes": 1 << 30, **self.extra}
+        return vision_model.write(self.root / "models" / "qwen2-vl", arguments, mark)
 
     def bench(self, phase: Phase, model: Path) -> None:
         """Benchmark ours beside ``vllm serve``, both running, asked in turn."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import _resource_usage
+import first_start
 import pull_to_ready
 import pytest
 import run_all
@@ -321,3 +322,24 @@ def test_ways_of_an_image_are_compared_with_gzip() -> None:
     assert found["zstd: pull and unpack / gzip"] == 0.5
     assert found["zstd: total / gzip"] == pytest.approx(9 / 17)
     assert [row[-1] for row in report.grids[0].rows] == ["8.00", "refused", "refused"]
+
+
+def test_phases_of_a_first_start_are_told_apart_by_its_lines() -> None:
+    lines = [
+        (0.5, "setup: [1/3] uv 0.13.9"),
+        (2.0, "setup: [2/3] Python 3.11: /usr/bin/python3"),
+        (2.5, "setup: [3/3] 106 locked packages"),
+        (8.5, "setup: done in 8 s"),
+        (9.0, "[check] build: OK"),
+        (10.0, "[model] pypi:x"),
+        (12.0, "Built engine.tar (153 MB)."),
+        (17.0, "Ready in 4.8 s"),
+    ]
+    assert first_start.phases(lines) == [
+        ("uv itself", "uv's", 1.5),
+        ("Python", "uv's", 0.5),
+        ("locked packages, and cog-triton", "uv's", 6.0),
+        ("demo engine: check of its config", "ours", 1.5),
+        ("demo engine: convert", "ours", 2.0),
+        ("start, with unpacking", "ours", 5.0),
+    ]

@@ -47,7 +47,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.list:
         for client in client_list.CLIENTS:
-            print(f"{client.name:20} {client.version()}")
+            print(f"{client.name:18} {client.version()}")
         return 0
     unknown = {*options.clients} - {client.name for client in client_list.CLIENTS}
     if unknown:

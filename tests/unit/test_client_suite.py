@@ -86,6 +86,16 @@ def test_the_page_keeps_rows_of_clients_that_did_not_run(
     assert f"| {first.name} | tools |" in after
 
 
+def test_the_page_is_as_the_suite_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAGE.read_text()
+    monkeypatch.setattr(clients_page, "PAGE", tmp_path / "clients.md")
+    clients_page.PAGE.write_text(text)
+    clients_page.write([])
+    assert clients_page.PAGE.read_text() == text
+
+
 def test_a_run_is_well_if_all_that_fails_is_not_ours() -> None:
     ok, theirs, ours = (
         Check("a", True, ""),

@@ -314,6 +314,7 @@ def test_too_long_prompt_has_openais_code_and_ours() -> None:
         served.client().completions.create(model="small", prompt=[1] * 901)
     assert caught.value.code == "E1002"
     assert "context_length_exceeded" in str(caught.value)
+    assert "is longer than the model's context length" in str(caught.value)  # litellm looks for it
     assert "901" in str(caught.value)
 
 

@@ -22,9 +22,11 @@ _STATUS: dict[type[CogTritonError], int] = {
     errors.TritonTimeout: 504,
 }
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-# OpenAI's own error codes, which its clients search messages for.
+# OpenAI's own error codes, which its clients search messages for; litellm, for vLLM's words.
 _OPENAI_CODES: dict[type[CogTritonError], str] = {
-    errors.PromptTooLong: "context_length_exceeded",
+    errors.PromptTooLong: (
+        "context_length_exceeded: the prompt is longer than the model's context length"
+    ),
     errors.Unauthorized: "invalid_api_key",
     errors.Overloaded: "rate_limit_exceeded",
 }

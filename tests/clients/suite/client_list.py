@@ -19,11 +19,11 @@ class Client:
 
     name: str
     """Of its row; of a package, its name on the index, and of its lock."""
-    servers: tuple[str, ...]
+    servers: tuple[str, ...] = ()
     """What it runs against: names of `KINDS`."""
     limit_s: float = 300
     releases: str = ""
-    """Of a reproduction: which releases' requests it sends. It runs in the project's .venv."""
+    """Of a reproduction: the script and its releases. It runs in the project's .venv."""
 
     @property
     def runner(self) -> Path:
@@ -46,6 +46,22 @@ class Client:
 
 CLIENTS = (
     Client("openai", ("openvino", "mock")),
+    Client("litellm", ("openvino",)),
+    Client("langchain-openai", ("openvino",)),
+    Client("instructor", ("openvino",)),
+    Client("llm", ("openvino",)),
+    Client("lm-eval", ("openvino", "mock")),
+    Client("aiperf", ("mock",)),
+    Client("replicate", ("openvino",)),
     Client("tritonclient", ("openvino", "whole")),
+    Client(
+        "inflight_batcher",
+        releases="inflight_batcher_llm_client.py of tensorrtllm_backend, v0.7.2 to v0.19",
+    ),
+    Client(
+        "end_to_end", releases="end_to_end_grpc_client.py of tensorrtllm_backend, v0.7.2 to v0.19"
+    ),
+    Client("original_scripts", releases="test_perf.py and benchmark.py of replicate/cog-triton"),
+    Client("vllm_sample", releases="samples/client.py of vllm_backend, r23.10 to r25.12"),
 )
 """In the order of the page."""

@@ -60,7 +60,7 @@ def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
     work.mkdir(parents=True, exist_ok=True)
     described: dict[str, Any] = {kind: servers.described(kind) for kind in client.servers}
     if client.lock is not None:
-        described |= {"tokenizer": str(servers.tokenizer()), "work": str(work)}
+        described["work"] = str(work)
     environment = {**os.environ, **ALONE, "COG_TRITON_SUITE": json.dumps(described)}
     environment["PATH"] = f"{python.parent}:{os.environ['PATH']}"
     row = Row(client)
@@ -101,7 +101,7 @@ def _tell(row: Row, seconds: float, verbose: bool) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     passed = sum(check.ok for check in row.checks)
-    name = f"{row.client.name} {row.client.version()}"
+    name = f"{row.client.name} {row.client.version()}" if row.client.lock else row.client.name
     print(f"{name:32} {passed} of {len(row.checks)} in {seconds:.0f} s", flush=True)
     for check in row.checks:
         if verbose or not check.ok:

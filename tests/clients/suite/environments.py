@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,9 @@ OLDEST = (3, 11)
 """The Python that locks are resolved for; newer ones take the same releases."""
 
 
-CALLERS = dict(os.environ)
-"""How this machine reaches its package index is the caller's; tests then run without it."""
+_UV_SETTINGS = runpy.run_path(str(ROOT / "scripts" / "bring_uv.py"))["uv_settings"]
+INSTALLERS = {**os.environ, **_UV_SETTINGS()}
+"""The caller's environment, of which clients get little: how to reach the package index."""
 
 
 class EnvironmentFailed(RuntimeError):
@@ -45,20 +47,20 @@ def python_of(client: Client) -> Path:
 
 
 def _install(directory: Path, python: Path, lock: Path) -> None:
+    """With the uv that set-up brought."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{INSTALLERS.get('PATH', '')}")
+    if uv is None:
+        raise EnvironmentFailed("needs uv, which make setup leaves in .venv")
+    into = ["--no-config", "--quiet", "--python"]
+    _do([uv, "venv", *into, sys.executable, str(directory)])
     rules = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(lock)]
-    uv = shutil.which("uv")
-    if uv:
-        _do([uv, "--no-config", "venv", "--quiet", "--python", sys.executable, str(directory)])
-        _do([uv, "--no-config", "pip", "install", "--quiet", "--python", str(python), *rules])
-    else:
-        _do([sys.executable, "-m", "venv", str(directory)])
-        _do([str(python), "-m", "pip", "install", "--quiet", *rules])
+    _do([uv, "pip", "install", *into, str(python), *rules])
 
 
 def _do(command: list[str]) -> None:
     done = subprocess.run(
-        command, env=CALLERS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, env=INSTALLERS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode:
         last = "\n".join(done.stdout.splitlines()[-20:])
-        raise EnvironmentFailed(f"{' '.join(command[:4])} ...: exit code {done.returncode}\n{last}")
+        raise EnvironmentFailed(f"{' '.join(command[:3])} ...: exit code {done.returncode}\n{last}")

@@ -51,12 +51,16 @@ class Servers:
             "http": stack.triton.removeprefix("http://"),
             "grpc": f"127.0.0.1:{stack.grpc}",
             "metrics": f"{stack.own}/metrics",
+            "tokenizer": str(self._mocks_tokenizer() if kind == "mock" else self._tokenizer()),
             "places": PLACES,
             "model": httpx.get(f"{stack.own}/v1/models").json()["data"][0]["id"],
         }
 
-    def tokenizer(self) -> Path:
-        """A directory of the demo model's tokenizer, for clients that count tokens."""
+    def _mocks_tokenizer(self) -> Path:
+        (directory,) = (self._stacks["mock"].work_dir / "engines").glob("mock-*")
+        return directory
+
+    def _tokenizer(self) -> Path:
         directory = HOME / "tokenizer"
         directory.mkdir(exist_ok=True)
         with tarfile.open(self._engine_tar()) as tar:

@@ -31,6 +31,8 @@ class Server:
     grpc: str
     metrics: str
     model: str
+    tokenizer: str
+    """A directory that transformers loads."""
     places: int
     """Of the mock: sequences at once; more are refused, none wait."""
 

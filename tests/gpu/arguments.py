@@ -15,7 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "small", "prune")
-ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "images", "peer")
+ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer")
 MAX_AT_ONCE = 512
 """As many predictions as servers.py has our server take at once, in all."""
 _ABOUT = """\
@@ -33,8 +33,6 @@ many       a model of Llama 3.1 70B's shape on all of them, beside vLLM's own se
 kill       kill -9 of one of its workers under 64 streams: lost, wrong, hung; the way back
 pair       two engines on half of the GPUs each behind one front end: vLLM's data parallelism
 abilities  tools, n, log probabilities, logit_bias, LoRA, images, ...; within pair's start
-abilities  tools, n, log probabilities, logit_bias, LoRA, guided decoding; within pair's start
-images     images in chats and vllm_model, over a small model that takes them
 peer       many beside vLLM's own server with its other front end
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in

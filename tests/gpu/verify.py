@@ -33,7 +33,6 @@ from checks import Checks, load_all_at_once
 from client import Client
 from endpoints import Endpoint, Predictions, TritonIds
 from many import BUDGETS, LEAST, ManyGPUs
-from pictures import Pictures, small_vision
 from results import Phase, Results
 from servers import Ours, Server, ours, running, stopped_at_the_end, vllm_serve
 
@@ -139,7 +138,6 @@ class Driver:
             "small": partial(self.bench, model=self.small),
             "prune": self.prune,
             "abilities": self.abilities,
-            "images": self.images,
             **self._many.phases(),
         }
 
@@ -214,15 +212,6 @@ class Driver:
         mark = "\x01" if self.rehearsal else vision_model.PLACEHOLDER
         arguments = {**_ADAPTED, "kv_cache_memory_bytes": 1 << 30, **self.extra}
         return vision_model.write(self.root / "models" / "qwen2-vl", arguments, mark)
-
-    def images(self, phase: Phase) -> None:
-        """Check images over a small model that takes them, with made-up weights."""
-        arguments = {**_ADAPTED, **self.extra}
-        model = small_vision(self.root / "models" / "small-vision", arguments)
-        server = self.ours("images", model)
-        with running(server):
-            self.put_start(phase, server)
-            Pictures(Client(server), phase, not self.rehearsal).all()
 
     def bench(self, phase: Phase, model: Path) -> None:
         """Benchmark ours beside ``vllm serve``, both running, asked in turn."""

@@ -28,7 +28,6 @@ class EngineArgs:
                 max_model_len=self.max_model_len,
                 get_vocab_size=lambda: 257,
                 most_images=self._most_images(),
-                image_token_id=self._config().get("image_token_id", 1),
             ),
             scheduler_config=SimpleNamespace(
                 max_num_seqs=self.max_num_seqs or 1024,
@@ -42,14 +41,11 @@ class EngineArgs:
 
     def _most_images(self) -> int | None:
         """Images of a prompt, None for a model of text; in vLLM its processor's."""
-        if "vision_config" not in self._config():
+        config = json.loads((Path(self.model) / "config.json").read_text())
+        if "vision_config" not in config:
             return None
         given = (self.limit_mm_per_prompt or {}).get("image", 999)
         return 0 if self.language_model_only else given
-
-    def _config(self) -> dict[str, Any]:
-        config: dict[str, Any] = json.loads((Path(self.model) / "config.json").read_text())
-        return config
 
 
 AsyncEngineArgs = make_dataclass(

@@ -1,8 +1,7 @@
 """Double of vllm/renderers/base.py: prompts with images.
 
-The placeholder of an image is the model's `image_token_id`, else the character SOH (1). It becomes
-a text about the image, so that the answer shows which one it was, and as many placeholders as the
-image has tokens, 28 pixels square.
+The placeholder of an image is the character SOH (1); each becomes as many of them as the image has
+tokens, 28 pixels square, and then a text about it, so that the answer shows which image it was.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
+PLACEHOLDER = 1
+
 
 class BaseRenderer:
     def __init__(self, vllm_config: Any, tokenizer: Any) -> None:
         self.model_config = vllm_config.model_config
         self.tokenizer = tokenizer
-        self._placeholder = self.model_config.image_token_id
         self.mm_processor: Any = None
         if self.model_config.most_images is not None:
             limits = {"image": self.model_config.most_images}
@@ -50,10 +50,7 @@ class BaseRenderer:
             raise ValueError(f"Failed to apply Qwen2VLProcessor on data={images}") from cause
         found, left = [], list(images)
         for token in ids:
-            if token == self._placeholder and left:
-                found += _image_tokens(left.pop(0), token)
-            else:
-                found.append(token)
+            found += _image_tokens(left.pop(0)) if token == PLACEHOLDER and left else [token]
         if left:
             raise AssertionError(
                 "Failed to apply prompt replacement for"
@@ -63,7 +60,7 @@ class BaseRenderer:
         return rendered | {key: prompt[key] for key in ("prompt",) if key in prompt}
 
 
-def _image_tokens(image: Any, placeholder: int) -> list[int]:
+def _image_tokens(image: Any) -> list[int]:
     width, height = image.media.size
     told = f"{width}x{height}:{zlib.crc32(image.media.tobytes()):08x}"
-    return [*told.encode(), *[placeholder] * (-(-width // 28) * -(-height // 28))]
+    return [*told.encode(), *[PLACEHOLDER] * (-(-width // 28) * -(-height // 28))]

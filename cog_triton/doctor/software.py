@@ -7,16 +7,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping
-from pathlib import Path
 
 from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.errors import TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system.machine import backends_in
 from cog_triton.triton import launch
-from cog_triton.triton.installation import TritonInstallation
+from cog_triton.triton.installation import TritonInstallation, missing_libpython
 
 _PYTHONS = ((3, 10), (3, 12))
 _TIMEOUT_S = 30
@@ -32,13 +30,13 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 def libpython(triton: TritonInstallation | None) -> Check:
     """Check for the libpython that the stub of the wheel's tritonserver is linked with."""
-    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     if triton is not None and "pytriton" not in triton.binary.parts:
         return ok("libpython", f"not needed: {triton.binary} has a Python of its own")
-    if (Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib") / name).exists() or _loads(name):
-        return ok("libpython", name)
-    package = name.removesuffix(".so.1.0")
-    return fail("libpython", f"no {name}", f"on Debian: apt-get install {package}")
+    missing = missing_libpython()
+    if missing is None:
+        return ok("libpython", "here")
+    package = missing.removesuffix(".so.1.0")
+    return fail("libpython", f"no {missing}", f"on Debian: apt-get install {package}")
 
 
 def tritonserver(triton: TritonInstallation | None, error: TritonStartFailed | None) -> Check:
@@ -133,11 +131,3 @@ def _triton_version(triton: TritonInstallation) -> str:
     if "pytriton" in triton.binary.parts:
         return f"nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}"
     return os.environ.get("TRITON_SERVER_VERSION", "version unknown")
-
-
-def _loads(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True

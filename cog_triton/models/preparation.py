@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE
-from cog_triton.errors import CogTritonError, EngineIncompatible, InvalidArgument
+from cog_triton.errors import CogTritonError, EngineIncompatible, InvalidArgument, TritonStartFailed
 from cog_triton.models import conversion, family_choice, vllm_registry
 from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import FamilyChoice
@@ -26,7 +27,7 @@ from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provid
 from cog_triton.settings import IMAGE_ENGINE_DIR, Settings
 from cog_triton.system.atomic_write import writing
 from cog_triton.system.gpus import visible_gpus
-from cog_triton.triton.installation import machine_binary
+from cog_triton.triton.installation import machine_binary, missing_libpython
 
 if TYPE_CHECKING:
     from cog_triton.models.hub_model import HubModel
@@ -52,9 +53,21 @@ def default_model(settings: Settings) -> ModelName | None:
 
 
 def provide_triton(settings: Settings, echo: Echo) -> None:
-    """Fetch tritonserver, if this machine has none; raises as `provide`."""
-    if settings.tritonserver is None and machine_binary() is None:
-        provide(TRITONSERVER, settings.work_dir / "packages", echo)
+    """Fetch tritonserver, if this machine has none.
+
+    Raises:
+        TritonStartFailed: our Python has no libpython, so its Python models could not run.
+        UserError, FrameworkError: as `provide`.
+    """
+    if settings.tritonserver is not None or machine_binary() is not None:
+        return
+    if missing := missing_libpython():
+        raise TritonStartFailed(
+            f"{sys.executable} has no {missing}, which Triton's Python models are linked with: on"
+            f" Debian apt-get install {missing.removesuffix('.so.1.0')}, or use a Python that uv"
+            " brings (uvx --managed-python, uv venv --managed-python)"
+        )
+    provide(TRITONSERVER, settings.work_dir / "packages", echo)
 
 
 class Preparation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -53,6 +54,18 @@ def machine_binary() -> Path | None:
     """The image's or PATH's tritonserver; None if there is no other than the wheel's."""
     found = shutil.which("tritonserver")
     return _IMAGE_BINARY if _IMAGE_BINARY.is_file() else Path(found) if found else None
+
+
+def missing_libpython() -> str | None:
+    """Name of the libpython that the wheel's Python stub is linked with, if it is not here."""
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    if (Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib") / name).exists():
+        return None
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return name
+    return None
 
 
 def release_of(triton: TritonInstallation) -> tuple[int, int] | None:

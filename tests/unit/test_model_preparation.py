@@ -23,6 +23,7 @@ from cog_triton.errors import (
     InvalidArgument,
     MissingExtra,
     ModelUnavailable,
+    TritonStartFailed,
 )
 from cog_triton.models import conversion, family_choice, hub_model, preparation
 from cog_triton.models.conversion import Conversion
@@ -301,3 +302,16 @@ def test_an_engine_is_served_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatc
         prepare(home, "engine.tar")
     monkeypatch.setattr(preparation, "_family_of_tar", lambda _name: "openvino")
     assert prepare(home, "engine.tar")[0] == Prepared("engine.tar")
+
+
+def test_a_python_without_libpython_is_refused_before_a_download(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(cog_triton_work_dir=home / "work")
+    monkeypatch.setattr(preparation, "machine_binary", lambda: None)
+    preparation.provide_triton(settings, pytest.fail)
+    monkeypatch.setattr(preparation, "missing_libpython", lambda: "libpython3.11.so.1.0")
+    with pytest.raises(TritonStartFailed, match=r"apt-get install libpython3\.11, or use a Python"):
+        preparation.provide_triton(settings, pytest.fail)
+    other = settings.model_copy(update={"tritonserver": home / "tritonserver"})
+    preparation.provide_triton(other, pytest.fail)

@@ -31,7 +31,12 @@ def _prepared(
     """`settings` for what is to be served, once that is fetched and converted."""
     from cog_triton.builder.steps import cancellable
     from cog_triton.errors import BuildCancelled
-    from cog_triton.models.preparation import Preparation, default_model, provide_triton
+    from cog_triton.models.preparation import (
+        Preparation,
+        default_model,
+        provide_triton,
+        require_libpython,
+    )
     from cog_triton.system.work_dir import require_usable
 
     named = name or (None if repo is not None else default_model(settings))
@@ -40,10 +45,11 @@ def _prepared(
     try:
         with cancellable():
             require_usable(settings.work_dir)
-            provide_triton(settings, _say)
+            require_libpython(settings)
             prepared = None
             if named is not None:
                 prepared = Preparation(settings, _say, family, update=update).prepare(named)
+            provide_triton(settings, _say)
     except BuildCancelled:
         _say("Stopped; the next start goes on from here")
         raise typer.Exit(130) from None

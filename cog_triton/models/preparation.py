@@ -17,7 +17,13 @@ from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE
-from cog_triton.errors import CogTritonError, EngineIncompatible, InvalidArgument, TritonStartFailed
+from cog_triton.errors import (
+    CogTritonError,
+    EngineIncompatible,
+    InvalidArgument,
+    ModelUnavailable,
+    TritonStartFailed,
+)
 from cog_triton.models import conversion, family_choice, vllm_registry
 from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import FamilyChoice
@@ -53,21 +59,23 @@ def default_model(settings: Settings) -> ModelName | None:
 
 
 def provide_triton(settings: Settings, echo: Echo) -> None:
-    """Fetch tritonserver, if this machine has none.
+    """Fetch tritonserver, if this machine has none; raises as `provide`."""
+    if _needs_wheel(settings):
+        provide(TRITONSERVER, settings.work_dir / "packages", echo)
 
-    Raises:
-        TritonStartFailed: our Python has no libpython, so its Python models could not run.
-        UserError, FrameworkError: as `provide`.
-    """
-    if settings.tritonserver is not None or machine_binary() is not None:
-        return
-    if missing := missing_libpython():
+
+def require_libpython(settings: Settings) -> None:
+    """Raise E2106 if tritonserver comes as a wheel, whose Python models our Python cannot run."""
+    if _needs_wheel(settings) and (missing := missing_libpython()):
         raise TritonStartFailed(
             f"{sys.executable} has no {missing}, which Triton's Python models are linked with: on"
             f" Debian apt-get install {missing.removesuffix('.so.1.0')}, or use a Python that uv"
             " brings (uvx --managed-python, uv venv --managed-python)"
         )
-    provide(TRITONSERVER, settings.work_dir / "packages", echo)
+
+
+def _needs_wheel(settings: Settings) -> bool:
+    return settings.tritonserver is None and machine_binary() is None
 
 
 class Preparation:
@@ -142,7 +150,13 @@ class Preparation:
             if known.engine(self._store).is_dir():
                 self._say(f"{name.model_id}@{pinned}", choice)
                 return self._converted(known, name.model_id)
-        model = hub_model.look(name.model_id, pinned or name.revision, self._models, self._echo)
+        try:
+            model = hub_model.look(name.model_id, pinned or name.revision, self._models, self._echo)
+        except ModelUnavailable as error:
+            if pinned or name.revision:
+                raise
+            path = f"nor is there a file or directory {name.text} here"
+            raise ModelUnavailable(f"{error.detail}; {path}") from None
         self._say(f"{name.model_id}@{model.commit}", choice)
         if choice.family == "vllm":
             assert choice.vllm is not None

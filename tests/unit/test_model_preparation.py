@@ -309,9 +309,15 @@ def test_a_python_without_libpython_is_refused_before_a_download(
 ) -> None:
     settings = Settings(cog_triton_work_dir=home / "work")
     monkeypatch.setattr(preparation, "machine_binary", lambda: None)
-    preparation.provide_triton(settings, pytest.fail)
+    preparation.require_libpython(settings)
     monkeypatch.setattr(preparation, "missing_libpython", lambda: "libpython3.11.so.1.0")
     with pytest.raises(TritonStartFailed, match=r"apt-get install libpython3\.11, or use a Python"):
-        preparation.provide_triton(settings, pytest.fail)
+        preparation.require_libpython(settings)
     other = settings.model_copy(update={"tritonserver": home / "tritonserver"})
-    preparation.provide_triton(other, pytest.fail)
+    preparation.require_libpython(other)
+
+
+def test_a_model_that_the_hub_lacks_may_be_a_path_that_is_not_here(home: Path, hub: Hub) -> None:
+    told = refusal(home, hub, "org/none", ModelUnavailable)
+    assert told.startswith(f"{hub.url} has no model org/none")
+    assert told.endswith("; nor is there a file or directory org/none here")

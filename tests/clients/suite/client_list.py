@@ -25,6 +25,9 @@ class Client:
     releases: str = ""
     """Of a reproduction: the script and its releases. It runs in the project's .venv."""
 
+    note: str = ""
+    """What is not as released."""
+
     @property
     def runner(self) -> Path:
         if self.releases:
@@ -36,12 +39,12 @@ class Client:
         return None if self.releases else LOCKS / f"{self.name}.lock"
 
     def version(self) -> str:
-        """The one that the lock pins, or the releases that are reproduced."""
+        """The one that the lock pins, with the note; or the releases that are reproduced."""
         if self.lock is None:
             return self.releases
         found = re.search(rf"^{self.name}==(\S+)", self.lock.read_text(), re.MULTILINE)
         assert found, f"{self.lock} does not pin {self.name}"
-        return found[1]
+        return f"{found[1]}, {self.note}" if self.note else found[1]
 
 
 CLIENTS = (
@@ -52,6 +55,7 @@ CLIENTS = (
     Client("llm", ("openvino",)),
     Client("lm-eval", ("openvino", "mock")),
     Client("aiperf", ("mock",)),
+    Client("guidellm", ("mock",), note="with a stand-in for torch's DataLoader"),
     Client("replicate", ("openvino",)),
     Client("tritonclient", ("openvino", "whole")),
     Client(

@@ -15,6 +15,11 @@ OFF = {
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_USE_NCCL_SYMM_MEM": "0",
 }
+# Others have no GPU; that of chat templates has no environment either.
+_ENGINES = (
+    "container", "vLLM worker", "vLLM EngineCore", "vLLM DP coordinator", "vLLM API server",
+    "vllm serve", "our host of AsyncLLM",
+)  # fmt: skip
 
 
 def left_on(server: Server) -> list[str]:
@@ -25,6 +30,8 @@ def left_on(server: Server) -> list[str]:
     """
     wrong, asked = [], 0
     for pid, role in server.processes().items():
+        if role not in _ENGINES:
+            continue
         if given := _told(pid) if role == "container" else _environment(pid):
             asked += 1
             names = [name for name, value in OFF.items() if given.get(name) != value]

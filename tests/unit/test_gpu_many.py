@@ -198,6 +198,7 @@ def test_multicast_that_is_left_on_is_told(gpu: SimpleNamespace) -> None:
         ("vLLM EngineCore", [], {}, 1),
         ("container", told, on, 0),
         ("container", told[1:], off, 1),
+        ("chat templates", [], {"LANG": "C"}, 1),  # no engine says
     ):
         command = ["/bin/sh", "-c", "echo; read line", *words]
         with subprocess.Popen(

@@ -5,11 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from vllm_engines import double_environment, vllm_engine
-from vllm_hosts import ABC, HANDLES, PATIENCE_S, Inbox, Running, ask, running, token_ids, tokens
+from vllm_hosts import (
+    ABC,
+    HANDLES,
+    PATIENCE_S,
+    Inbox,
+    Running,
+    ask,
+    running,
+    text,
+    token_ids,
+    tokens,
+)
 
+from cog_triton.engines.vllm.engine_outputs import TextOutputConverter, TokenOutputConverter
 from cog_triton.engines.vllm.host_messages import MetricsRequest
 from cog_triton.engines.vllm.model_directory import read_model
 
@@ -52,3 +65,13 @@ def test_gauges_are_those_of_both_engines(host: Running) -> None:
     assert most == 4
     for inbox in inboxes:
         inbox.until_end()
+
+
+def test_what_the_other_engine_aborts_is_an_error() -> None:
+    completion = SimpleNamespace(index=0, token_ids=[], finish_reason="abort", logprobs=None)
+    output = SimpleNamespace(outputs=[completion], finished=True, prompt_token_ids=[97])
+    for converter in (TokenOutputConverter(tokens(ABC)), TextOutputConverter(text("abc"))):
+        event = converter.convert(output)
+        assert event is not None
+        assert event.error is not None
+        assert event.error.code == "E2105"

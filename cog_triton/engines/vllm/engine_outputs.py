@@ -11,13 +11,12 @@ from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
 from cog_triton.engines.step_items import NO_TOKEN
 from cog_triton.engines.stop_words import StopWords
 from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
-from cog_triton.errors import CogTritonError, VLLMUnknownError
+from cog_triton.errors import CogTritonError, TritonUnavailable, VLLMUnknownError
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "repetition": "stop",
-    "abort": "cancelled",
 }
 
 
@@ -50,7 +49,7 @@ class TokenOutputConverter:
         completion = output.outputs[0]
         reason = completion.finish_reason
         if reason == "abort":
-            return cancelled()
+            return failed(_aborted())
         tokens = list(completion.token_ids)
         if reason == "stop" and tokens:  # the end token, which vLLM leaves in
             del tokens[-1]
@@ -97,10 +96,12 @@ class TextOutputConverter:
             logprobs=["null"] * count,
             output_token_counts=[0] * count,
             input_token_count=len(output.prompt_token_ids or ()),
-            finish=_finish(output),
+            finish="stop" if output.finished else None,
         )
         for completion in output.outputs:
             index, reason = completion.index, completion.finish_reason
+            if reason == "abort":
+                return failed(_aborted())
             if reason is not None and reason not in _FINISH_REASONS:
                 return failed(_unknown_finish(reason))
             event.texts[index] = completion.text
@@ -128,11 +129,12 @@ def prompt_length(count: int) -> TokenEvent:
     return TokenEvent([], [], of_prompt=True, prompt_length=count)
 
 
-def _finish(output: Any) -> str | None:
-    if not output.finished:
-        return None
-    reasons = {completion.finish_reason for completion in output.outputs}
-    return "cancelled" if "abort" in reasons else "stop"
+def _aborted() -> CogTritonError:
+    """What a client cancelled has ended here before; vLLM aborts the rest when an engine ends.
+
+    So does an engine that lives, when another one of vLLM's data parallelism has died.
+    """
+    return TritonUnavailable("vLLM aborted the request: its engine ends")
 
 
 def _unknown_finish(reason: str) -> CogTritonError:

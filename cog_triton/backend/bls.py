@@ -220,7 +220,7 @@ class _TextRequest:
             if not self._options.inputs.decoupled:
                 self._whole.append(tensors)
             else:
-                self._sender.send(python_backend.response(tensors))
+                python_backend.send(self._sender, python_backend.response(tensors))
 
     def _finish(self, last: Tensors | CogTritonError) -> None:
         """Send the final flag, with the last response if any; the sender must not be used after."""
@@ -234,6 +234,6 @@ class _TextRequest:
                 self._whole.append(last)
                 last = joined([tensors for tensors in self._whole if tensors])
             if last or not decoupled:
-                self._sender.send(python_backend.response(last), flags=_FINAL)
+                python_backend.send(self._sender, python_backend.response(last), _FINAL)
             else:
                 self._sender.send(flags=_FINAL)

@@ -122,6 +122,17 @@ def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
     )
 
 
+def send(sender: Any, answer: Any, flags: int = 0) -> None:
+    """Send a response; its tensors outlive the call.
+
+    The stub (24.10) drops tensors that the client did not ask for without holding the GIL. Was that
+    the last reference, Python 3.12 ends with a segmentation fault, and earlier ones may.
+    """
+    tensors = answer.output_tensors()
+    sender.send(answer, flags=flags)
+    del tensors
+
+
 def error_response(error: CogTritonError, prefix: str = "") -> Any:
     """A response with the coded error's text, after `prefix`."""
     code = (

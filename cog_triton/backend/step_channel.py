@@ -92,7 +92,7 @@ class StepChannel:
     def resend(self, number: int, sender: Any) -> None:
         """Answer with the first step that is still kept, and send it and later ones again."""
         first = self._steps.first_kept(number)
-        sender.send(response(step_number=first), flags=_FINAL)
+        python_backend.send(sender, response(step_number=first), _FINAL)
         self._steps.resend(first)
 
     @property
@@ -128,7 +128,7 @@ class StepChannel:
         if step.errors:
             texts = np.array([[text.encode() for text in step.errors]], np.object_)
             tensors.append(pb_utils.Tensor("step_errors", texts))
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
+        python_backend.send(self._sender, pb_utils.InferenceResponse(output_tensors=tensors))
 
     def _answer_end(self, ended: Ended, number: int) -> None:
         sender = self._senders.pop(ended.handle, None)
@@ -138,14 +138,12 @@ class StepChannel:
             error = errors.from_text(ended.error) or errors.TritonUnknownError(ended.error)
             sender.send(python_backend.error_response(error), flags=_FINAL)
             return
-        sender.send(
-            response(
-                finish_reason=step_items.FINISH_REASONS[ended.end],
-                output_token_count=ended.tokens,
-                step_number=number,
-            ),
-            flags=_FINAL,
+        last = response(
+            finish_reason=step_items.FINISH_REASONS[ended.end],
+            output_token_count=ended.tokens,
+            step_number=number,
         )
+        python_backend.send(sender, last, _FINAL)
 
 
 def response(**values: str | int) -> Any:

@@ -119,7 +119,7 @@ class StepModel:
         else:
             self._commands[command](stream, tensors)
             # Triton's generate wants exactly one response.
-            sender.send(response(step_number=stream.last_number), flags=_FINAL)
+            python_backend.send(sender, response(step_number=stream.last_number), _FINAL)
 
     def _open(self, name: str, sender: Any) -> None:
         if not _NAME.fullmatch(name):

@@ -77,7 +77,7 @@ class ResponseStream:
         if event.error is not None:
             self._sender.send(python_backend.error_response(event.error), flags=flags)
         elif event.token_ids or ended:
-            self._sender.send(self._response(event), flags=flags)
+            python_backend.send(self._sender, self._response(event), flags)
 
     def _response(self, event: TokenEvent) -> Any:
         request = self._request

@@ -132,7 +132,7 @@ class _TextRequest:
         response = self._response(event)
         with self._lock:
             self._ended = ended
-            self._sender.send(response, flags=_FINAL if ended else 0)
+            python_backend.send(self._sender, response, _FINAL if ended else 0)
         if ended:
             self._active.pop(self.handle, None)
 

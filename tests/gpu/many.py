@@ -32,7 +32,7 @@ _KILLED_STREAMS, _KILLED_TOKENS = 64, 512
 _QUICK_FAILURE_S = 180
 # A phase's seconds, and how many it needs at least.
 BUDGETS = {"many": 640, "kill": 300, "peer": 260, "pair": 360, "abilities": 170}
-LEAST = {"many": 120, "kill": 60, "peer": 120, "pair": 120, "abilities": 60}
+LEAST = {"many": 240, "kill": 60, "pair": 200, "abilities": 90, "peer": 220}
 
 Endpoints = Sequence[tuple[Endpoint, Server]]
 

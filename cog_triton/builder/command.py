@@ -14,7 +14,7 @@ from cog_triton.builder.plan_report import as_lines
 from cog_triton.builder.run import run_build, stages
 from cog_triton.builder.steps import cancellable
 from cog_triton.builder.workspace import Workspace
-from cog_triton.system.progress_line import ProgressLine
+from cog_triton.system.terminal_progress import ProgressLine
 
 
 def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> None:

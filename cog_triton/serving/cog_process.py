@@ -21,7 +21,7 @@ from cog_triton.system import open_files, reaper
 from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
-from cog_triton.system.progress_line import ProgressLine
+from cog_triton.system.terminal_progress import ProgressLine
 from cog_triton.system.work_dir import require_usable
 
 _POLL_S = 0.05

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from cog_triton.system.progress_line import ProgressLine
+from cog_triton.system.terminal_progress import ProgressLine
 
 
 def test_a_terminal_shows_the_step_and_what_is_printed_above_it() -> None:

@@ -25,16 +25,25 @@ _OF_LIBC = re.compile(r"(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|util))\.so"
 
 
 def _with_libraries(root: Path) -> None:
-    library = root / "lib"
+    library, private = root / "lib", root / "lib" / "private"
+    private.mkdir()
     programs = [*root.glob("bin/*"), *library.glob("libpython*.so.*"), *library.rglob("*-gnu.so")]
     for program in programs:
         linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
         for name, source in re.findall(r"(\S+) => (/\S+)", linked):
             if not _OF_LIBC.match(name) and not (library / name).exists():
-                shutil.copy(source, library / name)
+                shutil.copy(source, private / name)
         up = Path(*[".."] * (len(program.relative_to(root).parts) - 1))
         subprocess.run(
-            ["patchelf", "--set-rpath", f"$ORIGIN/{up}/lib", program], check=True, timeout=60
+            [
+                "patchelf",
+                "--force-rpath",
+                "--set-rpath",
+                f"$ORIGIN/{up}/lib:$ORIGIN/{up}/lib/private",
+                program,
+            ],
+            check=True,
+            timeout=60,
         )
 
 

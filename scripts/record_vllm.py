@@ -27,8 +27,9 @@ CLASSES = {
     "completion_output": [("vllm/outputs.py", "CompletionOutput")],
 }
 CALLS = [
-    ("vllm/v1/engine/async_llm.py", "AsyncLLM", ["from_vllm_config", "generate", "add_request",
-                                                 "add_lora", "abort", "check_health", "shutdown"]),
+    ("vllm/v1/engine/async_llm.py", "AsyncLLM", ["from_vllm_config", "generate", "encode",
+                                                 "add_request", "add_lora", "abort", "check_health",
+                                                 "shutdown"]),
     ("vllm/v1/engine/output_processor.py", "RequestOutputCollector", ["__init__", "put", "get",
                                                                       "get_nowait"]),
     ("vllm/v1/engine/output_processor.py", "OutputProcessor",
@@ -37,6 +38,9 @@ CALLS = [
     ("vllm/v1/metrics/loggers.py", "StatLoggerBase", ["__init__", "record",
                                                       "log_engine_initialized"]),
     ("vllm/outputs.py", "RequestOutput", ["__init__", "add"]),
+    ("vllm/outputs.py", "PoolingRequestOutput", ["__init__"]),
+    ("vllm/outputs.py", "EmbeddingRequestOutput", ["from_base"]),
+    ("vllm/outputs.py", "EmbeddingOutput", ["from_base"]),
     ("vllm/engine/arg_utils.py", "EngineArgs", ["create_engine_config"]),
     ("vllm/renderers/base.py", "BaseRenderer", ["render_cmpl_async"]),
     ("vllm/multimodal/media/image.py", "ImageMediaIO", ["load_bytes"]),

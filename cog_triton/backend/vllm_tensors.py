@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cog_triton.backend.embedding_input import parse_embedding_request
 from cog_triton.engines.vllm import sampling_arguments
 from cog_triton.engines.vllm.argument_types import ArgumentTypes
-from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
+from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
 from cog_triton.images.image_limits import ImageLimits, ImagePart, decode_base64
 
@@ -24,6 +25,7 @@ _RETURNS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
+_COUNTS = frozenset(_RETURNS[-2:])
 _INPUTS = ["text_input", "image", "embedding_request", "stream", "sampling_parameters"]
 _INPUTS += ["exclude_input_in_output", *_RETURNS]
 
@@ -35,19 +37,20 @@ class ParsedRequest:
     `images` are in base64; `with_images` decodes them.
     """
 
-    request: TextRequest
+    request: TextRequest | EmbeddingRequest
     prefix: str
     wanted: frozenset[str]
     images: tuple[bytes, ...] = ()
 
     def with_images(self, limits: ImageLimits) -> ParsedRequest:
-        """The request with its images, within limits; raises E1005."""
+        """The text request with its images, within limits; raises E1005."""
         limits.check_count("image", len(self.images))
         parts = tuple(
             ImagePart(f"image[{place}]", decode_base64(f"image[{place}]", text, limits))
             for place, text in enumerate(self.images)
         )
         limits.check(parts)
+        assert isinstance(self.request, TextRequest)
         return replace(self, request=replace(self.request, images=parts), images=())
 
 
@@ -58,10 +61,22 @@ def parse_request(
     types: ArgumentTypes = sampling_arguments.NEWEST,
     *,
     takes_images: bool = False,
+    embeds: bool = False,
 ) -> ParsedRequest:
-    """Parse a request for vLLM of the version of `types`; raises E1001, E1005."""
-    if _given(inputs, "embedding_request"):
-        raise InvalidArgument(f"embedding_request: Model {model} does not support 'embed' request")
+    """Parse a request for vLLM of the version of `types`; raises E1001, E1005.
+
+    `embeds` is whether the model makes embeddings, and no text.
+    """
+    if _given(inputs, "embedding_request") is not embeds:
+        name, kind = ("text_input", "generate") if embeds else ("embedding_request", "embed")
+        raise InvalidArgument(f"{name}: Model {model} does not support '{kind}' request")
+    wanted = frozenset(name for name in _RETURNS if _flag(inputs, name, False))
+    if embeds:
+        for name in parameters:
+            if not _is_tritons(name):
+                raise InvalidArgument(f"{name}: embeddings have no such parameter")
+        embedding = parse_embedding_request(_text("embedding_request", inputs))
+        return ParsedRequest(embedding, "", wanted & _COUNTS)
     if _given(inputs, "image") and not takes_images:
         raise InvalidArgument(f"image: {model} takes text only; send no image")
     prompt = _text("text_input", inputs)
@@ -74,7 +89,6 @@ def parse_request(
             "exclude_input_in_output=False: When streaming, `exclude_input_in_output` = False is"
             " not allowed."
         )
-    wanted = frozenset(name for name in _RETURNS if _flag(inputs, name, False))
     request = TextRequest(
         prompt=prompt,
         sampling=_sampling(inputs, parameters, types),
@@ -111,7 +125,7 @@ def _sampling(
     if "sampling_parameters" in inputs:
         given = sampling_arguments.parse_json(_text("sampling_parameters", inputs))
     for name, value in parameters.items():
-        if name == "id" or name.startswith("triton_"):  # the request id, and Triton's own
+        if _is_tritons(name):
             continue
         if name not in names and name not in sampling_arguments.REPLACED:
             hint = types.elsewhere("sampling_params", name) or nearest(name, [*_INPUTS, *names])
@@ -123,6 +137,11 @@ def _sampling(
             )
         given[name] = value
     return sampling_arguments.from_client(given, types)
+
+
+def _is_tritons(parameter: str) -> bool:
+    """Whether a parameter is the request id, or one of Triton's own."""
+    return parameter == "id" or parameter.startswith("triton_")
 
 
 def _given(inputs: Tensors, name: str) -> bool:

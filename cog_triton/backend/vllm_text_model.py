@@ -41,6 +41,7 @@ class TritonPythonModel:
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._images = parameters.image_limits()
+        self._embeds = parameters.flag("embeds")
         self._handles = itertools.count(1)
         self._active: dict[int, _TextRequest] = {}
         self._metrics: MetricsPublisher | None = None
@@ -64,6 +65,7 @@ class TritonPythonModel:
                     python_backend.request_parameters(request),
                     self._types,
                     takes_images=self._images is not None,
+                    embeds=self._embeds,
                 )
                 if not (parsed.images or self._encoder.is_long(parsed.request.prompt)):
                     self._submit(parsed, sender)

@@ -13,8 +13,9 @@ from cog_triton.text.guide import GuideKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """Abilities of an engine; by default it has none of these.
+    """Abilities of an engine; by default it generates text, and has none of the others.
 
+    `generation` is whether it answers with text, `embeddings` whether with embeddings.
     `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
     told beside each token, `prompt_log_probs` whether those of the prompt's tokens are,
     `structural_tags` whether calls amid text are guided from their opening on. `images` is how
@@ -22,6 +23,8 @@ class Abilities:
     number), None if only the model's chat template knows what does.
     """
 
+    generation: bool = True
+    embeddings: bool = False
     guides: Set[GuideKind] = frozenset()
     top_log_probs: int = 0
     prompt_log_probs: bool = False

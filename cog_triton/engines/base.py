@@ -104,13 +104,17 @@ class TokenEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Engine limits: lengths in tokens; `max_seq_len` bounds prompt and output together."""
+    """Engine limits: lengths in tokens; `max_seq_len` bounds prompt and output together.
+
+    With `min_output` 0, a prompt may fill all of it: nothing is generated.
+    """
 
     max_input_len: int
     max_seq_len: int
     max_batch_size: int
     end_id: int | None
     pad_id: int | None
+    min_output: int = 1
 
 
 class EngineFamily(ABC):

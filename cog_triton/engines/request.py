@@ -27,6 +27,8 @@ class EngineRequest:
     `prompt_log_probs` those of the prompt's tokens, too.
     `adapter` is the name of a LoRA adapter of the `AdapterRegistry`. `images` are those whose
     placeholders are in `input_ids`, in their order; the engine puts their tokens there.
+    With `embeds` the answer is the prompt's embedding, of the model's own size or of `dimensions`
+    numbers.
     """
 
     input_ids: Sequence[int]
@@ -43,6 +45,8 @@ class EngineRequest:
     return_log_probs: bool = False
     top_log_probs: int = 0
     prompt_log_probs: bool = False
+    embeds: bool = False
+    dimensions: int | None = None
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
 
@@ -66,6 +70,7 @@ class TokenEvent:
     `alternatives` the ids of the others. With `of_prompt` the tokens are those of the prompt,
     which come before all others; the first one's values mean nothing. An event of the prompt
     without tokens tells how many it has with those of its images, `prompt_length`.
+    An `embedding` comes alone, with the `finish`.
     """
 
     token_ids: list[int]
@@ -75,6 +80,7 @@ class TokenEvent:
     alternatives: Sequence[int] = ()
     of_prompt: bool = False
     prompt_length: int = 0
+    embedding: Sequence[float] = ()
 
     @classmethod
     def coalesce(cls, events: Sequence[Self]) -> Self:

@@ -29,6 +29,9 @@ PROMPT = -1
 An item of it without ids tells the prompt's length, those of its images included, as `offset`.
 """
 
+EMBEDDING = -2
+"""`StepItem.sequence` of an embedding: no ids, and `width` numbers as `log_probs`."""
+
 FINISH_REASONS: Mapping[int, FinishReason] = {
     STOP: "stop",
     LENGTH: "length",
@@ -95,6 +98,10 @@ class StepBuffer:
             self.errors.append(str(event.error))
         else:
             end = END_OF_FINISH[event.finish]
+        if event.embedding:
+            self.items += (handle, EMBEDDING, 0, end, 0, len(event.embedding))
+            self.log_probs += event.embedding
+            return offset
         self.items += (handle, 0, offset, end, len(ids), width, *ids)
         if width:
             self.items += event.alternatives
@@ -153,7 +160,7 @@ def decode(
             if width:
                 of_ids = at
                 at += count * (width - 1)
-                float_end = float_at + count * width
+                float_end = float_at + (width if sequence == EMBEDDING else count * width)
                 if width < 0 or at > size or float_end > len(floats):
                     raise ValueError
                 alternatives = values[of_ids:at] or ()

@@ -189,6 +189,41 @@ def sampling_params(
     return params
 
 
+def pooling_params(dimensions: int | None) -> Any:
+    """PoolingParams of an embedding, of the model's own size or of `dimensions` numbers.
+
+    vLLM itself refuses `dimensions` that the model cannot be cut to.
+    """
+    from vllm.pooling_params import PoolingParams
+
+    return PoolingParams(task="embed", dimensions=dimensions)
+
+
+def embedding(output: Any) -> list[float]:
+    """The numbers of a PoolingRequestOutput; raises vLLM's own error of a request that failed."""
+    from vllm.outputs import EmbeddingRequestOutput
+
+    failed = getattr(output, "error", None)  # since 0.33
+    if failed is not None:
+        raise failed.to_exception()
+    numbers: list[float] = EmbeddingRequestOutput.from_base(output).outputs.embedding
+    return numbers
+
+
+async def check_tasks(engine: Any, *, embeds: bool) -> None:
+    """Raise E1202 if the loaded engine makes no embeddings with `embeds`, or them alone without."""
+    tasks = await engine.get_supported_tasks()
+    if embeds and "embed" not in tasks:
+        raise InvalidPredictorConfig(
+            "model.json: runner: vLLM makes no embeddings with this model; what it can do is"
+            f" {', '.join(tasks)}"
+        )
+    if not embeds and "embed" in tasks and "generate" not in tasks:
+        raise InvalidPredictorConfig(
+            'model.json: runner: this model makes embeddings, no text; set it to "pooling"'
+        )
+
+
 def lora_request(name: str, number: int, path: str) -> Any:
     """The LoRARequest of one adapter."""
     from vllm.lora.request import LoRARequest

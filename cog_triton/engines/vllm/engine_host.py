@@ -23,7 +23,7 @@ from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import cancelled, failed, prompt_length
 from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
-from cog_triton.engines.vllm.host_messages import MetricsRequest, TextRequest
+from cog_triton.engines.vllm.host_messages import EmbeddingRequest, MetricsRequest, TextRequest
 from cog_triton.engines.vllm.image_decoding import decode_images, image_error
 from cog_triton.engines.vllm.image_models import check_images
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
@@ -61,6 +61,8 @@ class VLLMHost:
         self._kv_cache = KVCacheMonitor()
         self._loop = asyncio.new_event_loop()
         self._engine = self._loop.run_until_complete(self._open())
+        tasks = engine_api.check_tasks(self._engine, embeds=model.embeds)
+        self._loop.run_until_complete(tasks)
         self._limits = engine_api.worker_limits(self._engine)
         check_images(model, engine_api.image_limit(self._engine))
         self._peer_numbers = itertools.count(1)
@@ -185,10 +187,14 @@ class VLLMHost:
         """Start one request; where vLLM does not hand outputs over, also iterate them."""
         request_id.set(run.name)  # of this task alone
         try:
-            if isinstance(request, EngineRequest):
-                await self._run_tokens(run, request)
-            else:
+            if isinstance(request, EmbeddingRequest):
+                await self._embed(run, request.prompt or request.input_ids, request.dimensions)
+            elif not isinstance(request, EngineRequest):
                 await self._run_text(run, request)
+            elif request.embeds:
+                await self._embed(run, request.input_ids, request.dimensions, request.adapter)
+            else:
+                await self._run_tokens(run, request)
         except Exception as error:  # noqa: BLE001 - the client must get whatever it is
             run.put(error)
 
@@ -237,6 +243,21 @@ class VLLMHost:
             self._room(len(prompt["prompt_token_ids"]))
         outputs = self._engine.generate(prompt, params, run.name, lora_request=lora)
         await _iterate(run, outputs)
+
+    async def _embed(
+        self,
+        run: RunningRequest,
+        prompt: str | Sequence[int],
+        dimensions: int | None,
+        adapter: str | None = None,
+    ) -> None:
+        """Embed a prompt in text or token ids; what the model cannot do, vLLM refuses."""
+        own: dict[str, Any] = {"prompt": prompt}
+        if not isinstance(prompt, str):
+            own = {"type": "token", "prompt_token_ids": list(prompt)}
+        params = engine_api.pooling_params(dimensions)
+        lora = await self._lora(adapter)
+        await _iterate(run, self._engine.encode(own, params, run.name, lora_request=lora))
 
     async def _with_images(self, prompt: dict[str, Any], images: Sequence[ImagePart]) -> Any:
         """The prompt with the tokens of its images; those of one request at a time in memory."""

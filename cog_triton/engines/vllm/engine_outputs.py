@@ -49,7 +49,7 @@ class TokenOutputConverter:
         completion = output.outputs[0]
         reason = completion.finish_reason
         if reason == "abort":
-            return failed(_aborted())
+            return failed(aborted())
         tokens = list(completion.token_ids)
         if reason == "stop" and tokens:  # the end token, which vLLM leaves in
             del tokens[-1]
@@ -101,7 +101,7 @@ class TextOutputConverter:
         for completion in output.outputs:
             index, reason = completion.index, completion.finish_reason
             if reason == "abort":
-                return failed(_aborted())
+                return failed(aborted())
             if reason is not None and reason not in _FINISH_REASONS:
                 return failed(_unknown_finish(reason))
             event.texts[index] = completion.text
@@ -129,7 +129,7 @@ def prompt_length(count: int) -> TokenEvent:
     return TokenEvent([], [], of_prompt=True, prompt_length=count)
 
 
-def _aborted() -> CogTritonError:
+def aborted() -> CogTritonError:
     """What a client cancelled has ended here before; vLLM aborts the rest when an engine ends.
 
     So does an engine that lives, when another one of vLLM's data parallelism has died.

@@ -54,12 +54,14 @@ class VLLMFamily(EngineFamily):
     secrets = HUB_TOKENS  # vLLM downloads weights by itself
 
     def __init__(self, directory: Path, model: VLLMModel) -> None:
+        min_output = 0 if model.embeds else 1
         limits = EngineLimits(
-            max_input_len=model.max_model_len - 1,
+            max_input_len=model.max_model_len - min_output,
             max_seq_len=model.max_model_len,
             max_batch_size=model.max_num_seqs,
             end_id=None,
             pad_id=None,
+            min_output=min_output,
         )
         super().__init__(directory, limits, model.tokenizer_dir)
         self._model = model
@@ -90,6 +92,8 @@ class VLLMFamily(EngineFamily):
     @property
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; `max_logprobs` bounds what it tells of each token."""
+        if self._model.embeds:
+            return Abilities(generation=False, embeddings=True)
         most = self._model.arguments.get("max_logprobs", _MAX_LOGPROBS)
         images = images_of(self._model, self._version)
         return Abilities(
@@ -160,6 +164,7 @@ class VLLMFamily(EngineFamily):
         config.parameters["socket"].string_value = self.socket
         version = types_of(self._version).version
         config.parameters["vllm_version"].string_value = version
+        config.parameters["embeds"].string_value = str(self._model.embeds).lower()
         config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
         config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
         config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)

@@ -1,4 +1,4 @@
-"""Messages between ``vllm_model`` and the vLLM host: text requests, text events, metrics."""
+"""Messages between ``vllm_model`` and the vLLM host: text and embedding requests, metrics."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ class TextRequest:
     return_logprobs: bool = False
     return_cumulative_logprob: bool = False
     images: tuple[ImagePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    """Embedding request: a `prompt`, or its `input_ids`; its only `TextEvent` has it as JSON."""
+
+    prompt: str = ""
+    input_ids: tuple[int, ...] = ()
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

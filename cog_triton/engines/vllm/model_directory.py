@@ -54,6 +54,13 @@ class VLLMModel:
         engines = self.arguments.get("data_parallel_size") or 1
         return (self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS) * engines
 
+    @property
+    def embeds(self) -> bool:
+        """Whether model.json has vLLM make embeddings (``runner``, ``convert``) instead of text."""
+        runner = self.arguments.get("runner") or "auto"
+        convert = self.arguments.get("convert") or "auto"
+        return runner == "pooling" or (runner == "auto" and convert in ("embed", "classify"))
+
 
 def read_model(directory: Path, version: str | None = None) -> VLLMModel:
     """Read ``model.json`` and the configuration of the model that it names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.vllm.embedding_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
     TextOutputConverter,
@@ -12,6 +13,7 @@ from cog_triton.engines.vllm.engine_outputs import (
     failed,
 )
 from cog_triton.engines.vllm.host_connections import Peer
+from cog_triton.engines.vllm.host_messages import EmbeddingRequest
 
 
 class RunningRequest:
@@ -25,9 +27,7 @@ class RunningRequest:
         self.name = name
         self.ended = False
         self.gets_steps = peer.gets_steps
-        self._converter: TokenOutputConverter | TextOutputConverter = (
-            TokenOutputConverter(request) if of_tokens else TextOutputConverter(request)
-        )
+        self._converter = _converter(request)
         self._handle = handle
         self._queue = peer.sender(handle, request.log_prob_width if of_tokens else 0)
         self._running = running
@@ -64,3 +64,11 @@ class RunningRequest:
             self.ended = True
             self._running.pop(self._handle, None)
         self._queue(event, at_once)
+
+
+def _converter(request: Any) -> TokenOutputConverter | TextOutputConverter | EmbeddingConverter:
+    if isinstance(request, EmbeddingRequest):
+        return EmbeddingConverter(as_text=True)
+    if not isinstance(request, EngineRequest):
+        return TextOutputConverter(request)
+    return EmbeddingConverter(as_text=False) if request.embeds else TokenOutputConverter(request)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from vllm.recorded_versions import IS_0_26, only, since_0_33
 
@@ -77,3 +77,55 @@ class RequestOutput:
                 old.cumulative_logprob = new.cumulative_logprob
                 old.finish_reason = new.finish_reason
                 old.stop_reason = new.stop_reason
+
+
+Output = TypeVar("Output")
+
+
+@dataclass
+class PoolingOutput:
+    data: Any
+
+
+class PoolingRequestOutput(Generic[Output]):
+    @since_0_33("error", "late_chunking")
+    def __init__(
+        self,
+        request_id: str,
+        outputs: Output,
+        prompt_token_ids: list[int],
+        num_cached_tokens: int,
+        finished: bool,
+        *,
+        error: Any = None,
+        late_chunking: Any = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.finished = finished
+        self.outputs = outputs
+        if not IS_0_26:
+            self.error = error
+
+
+@dataclass
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> "EmbeddingOutput":
+        if pooling_output.data.ndim != 1:
+            raise ValueError("pooled_data should be a 1-D embedding vector")
+        return EmbeddingOutput(pooling_output.data.tolist())
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    @staticmethod
+    def from_base(request_output: PoolingRequestOutput) -> "EmbeddingRequestOutput":
+        return EmbeddingRequestOutput(
+            request_output.request_id,
+            EmbeddingOutput.from_base(request_output.outputs),
+            request_output.prompt_token_ids,
+            0,
+            request_output.finished,
+        )

@@ -28,6 +28,10 @@ class EngineArgs:
                 max_model_len=self.max_model_len,
                 get_vocab_size=lambda: 257,
                 most_images=self._most_images(),
+                runner_type=self._runner_type(),
+                convert=self.convert,
+                is_matryoshka=self._config().get("is_matryoshka", False),
+                embedding_size=self._config().get("hidden_size", 8),
             ),
             scheduler_config=SimpleNamespace(
                 max_num_seqs=self.max_num_seqs or 1024,
@@ -39,13 +43,24 @@ class EngineArgs:
             engine_args=self,
         )
 
+    def _runner_type(self) -> str:
+        """In vLLM the architecture decides where model.json says nothing."""
+        if self.runner not in (None, "auto"):
+            return self.runner
+        names = self._config().get("architectures", [""])
+        pools = self.convert not in (None, "auto", "none") or names[0].endswith("Model")
+        return "pooling" if pools else "generate"
+
     def _most_images(self) -> int | None:
         """Images of a prompt, None for a model of text; in vLLM its processor's."""
-        config = json.loads((Path(self.model) / "config.json").read_text())
-        if "vision_config" not in config:
+        if "vision_config" not in self._config():
             return None
         given = (self.limit_mm_per_prompt or {}).get("image", 999)
         return 0 if self.language_model_only else given
+
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads((Path(self.model) / "config.json").read_text())
+        return config
 
 
 AsyncEngineArgs = make_dataclass(

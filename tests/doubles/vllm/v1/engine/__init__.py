@@ -27,6 +27,7 @@ class EngineCoreRequest:
     arrival_time: float
     lora_request: Any = None
     external_req_id: str | None = None
+    pooling_params: Any = None
 
 
 @dataclass
@@ -37,6 +38,7 @@ class EngineCoreOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     new_prompt_logprobs_tensors: Any = None
+    pooling_output: Any = None
 
     @property
     def finished(self) -> bool:

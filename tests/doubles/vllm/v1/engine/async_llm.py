@@ -15,7 +15,8 @@ from typing import Any
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.recorded_versions import IS_0_26, since_0_33
 from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import SamplingParams
@@ -96,7 +97,7 @@ class AsyncLLM:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -115,7 +116,8 @@ class AsyncLLM:
         self._write("add_request", {"id": request_id, "params": written, "lora": lora})
         if self.errored:
             raise EngineDeadError
-        await self.get_supported_tasks()
+        tasks = await self.get_supported_tasks()
+        self._validate_params(params, tasks)
         if not IS_0_26 and "type" not in prompt:  # which 0.33 encodes on another thread
             ids = (await asyncio.to_thread(self._tokenizer.encode, prompt["prompt"])).ids
             self._check_length(len(ids))
@@ -124,8 +126,8 @@ class AsyncLLM:
         text = prompt.get("prompt")
         self._run_output_handler()
         queue = RequestOutputCollector(params.output_kind, request.request_id)
-        self._check_admission(params.n)
-        if params.n == 1:
+        self._check_admission(1 if request.pooling_params else params.n)
+        if request.pooling_params or params.n == 1:
             await self._add_request(request, text, None, 0, queue)
             return queue
         parent = ParentRequest(request)
@@ -142,6 +144,20 @@ class AsyncLLM:
     ) -> None:  # fmt: skip
         self.output_processor.add_request(request, prompt, parent_req, index, queue)
         await self.engine_core.add_request_async(request)
+
+    def _validate_params(self, params: Any, supported_tasks: tuple[str, ...]) -> None:
+        """In vLLM a method of InputProcessor."""
+        if not isinstance(params, PoolingParams):
+            if "generate" not in supported_tasks:
+                raise VLLMValidationError("This model does not support generation")
+            return
+        if supported_tasks == ("generate",):
+            raise VLLMValidationError("This model does not support pooling")
+        if params.task not in supported_tasks:
+            raise VLLMValidationError(
+                f"Unsupported task: {params.task!r} Supported tasks: {supported_tasks}"
+            )
+        params.verify(self.model_config)
 
     def _check_length(self, length: int) -> None:
         """In vLLM a method of its renderer."""
@@ -161,11 +177,12 @@ class AsyncLLM:
             raise MaxQueuedTokensError
 
     def _process_inputs(
-        self, request_id: str, prompt: Any, params: SamplingParams
+        self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams
     ) -> EngineCoreRequest:
         """In vLLM a method of InputProcessor."""
         ids = prompt.get("prompt_token_ids") or self._tokenizer.encode(prompt["prompt"]).ids
-        if len(ids) >= self.model_config.max_model_len:
+        of_pooling = isinstance(params, PoolingParams)
+        if len(ids) - of_pooling >= self.model_config.max_model_len:
             raise VLLMValidationError(
                 f"The decoder prompt (length {len(ids)}) is longer than the maximum model length"
                 f" of {self.model_config.max_model_len}."
@@ -176,8 +193,14 @@ class AsyncLLM:
         if KILL in text:
             self.engine_core.die()
         internal = f"{request_id}-{secrets.token_hex(4)}"
+        sampling, pooling = (None, copy(params)) if of_pooling else (copy(params), None)
         return EngineCoreRequest(
-            internal, ids, copy(params), time.time(), external_req_id=request_id
+            internal,
+            ids,
+            sampling,
+            time.time(),
+            external_req_id=request_id,
+            pooling_params=pooling,
         )
 
     @since_0_33("session_id", "kv_hints")
@@ -209,6 +232,42 @@ class AsyncLLM:
                 finished = out.finished
                 yield out
         except (asyncio.CancelledError, GeneratorExit):
+            if q is not None:
+                await self.abort(q.request_id, internal=True)
+            raise
+        except (EngineDeadError, *CLIENT_ERRORS):
+            raise
+        except Exception as e:
+            if q is not None:
+                await self.abort(q.request_id, internal=True)
+            raise EngineGenerateError from e
+        finally:
+            if q is not None:
+                q.close()
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        q: RequestOutputCollector | None = None
+        try:
+            q = await self.add_request(
+                request_id, prompt, pooling_params, lora_request=lora_request
+            )
+            finished = False
+            while not finished:
+                out = q.get_nowait() or await q.get()
+                assert isinstance(out, PoolingRequestOutput)
+                finished = out.finished
+                yield out
+        except asyncio.CancelledError:
             if q is not None:
                 await self.abort(q.request_id, internal=True)
             raise

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.pooling import Pooled
 from vllm.v1.engine.repeating import Sequence
 from vllm.v1.metrics.loggers import PrefixCacheStats, SchedulerStats
 
@@ -35,6 +36,7 @@ class AsyncMPClient(EngineCoreClient):
         self._eos = json.loads((model / "config.json").read_text())["eos_token_id"]
         self._max_model_len = vllm_config.model_config.max_model_len
         self._v2 = vllm_config.use_v2_model_runner
+        self._model_config = vllm_config.model_config
         count = vllm_config.parallel_config.data_parallel_size
         self._engines = [
             EngineCore(n, vllm_config, self.resources, self.outputs_queue) for n in range(count)
@@ -48,9 +50,16 @@ class AsyncMPClient(EngineCoreClient):
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         await asyncio.sleep(0)  # a message to EngineCore
-        return ("generate",)
+        if self._model_config.runner_type == "generate":
+            return ("generate",)
+        return ("classify",) if self._model_config.convert == "classify" else ("embed", "plugin")
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
+        if request.pooling_params is not None:
+            pooled = Pooled(request, self._model_config.embedding_size)
+            min(self._engines, key=lambda engine: len(engine.live)).add(request, pooled)
+            await asyncio.sleep(0)
+            return
         if self._v2 and not _fits(request.sampling_params):
             self.die()
             return
@@ -85,7 +94,7 @@ class EngineCore:
         resources: SimpleNamespace,
         queue: asyncio.Queue[EngineCoreOutputs | Exception],
     ) -> None:
-        self.live: dict[str, Sequence] = {}
+        self.live: dict[str, Sequence | Pooled] = {}
         self._index, self._resources, self._queue = index, resources, queue
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
@@ -93,7 +102,7 @@ class EngineCore:
         self._cached: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
 
-    def add(self, request: EngineCoreRequest, sequence: Sequence) -> None:
+    def add(self, request: EngineCoreRequest, sequence: Sequence | Pooled) -> None:
         self._look_up(request.prompt_token_ids)
         self.live[request.request_id] = sequence
         if self._stepping is None or self._stepping.done():

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.outputs import CompletionOutput, RequestOutput
+import numpy as np
+
+from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.recorded_versions import since_0_33
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -61,7 +63,8 @@ class RequestState:
     ) -> None:  # fmt: skip
         self.request_id = request.request_id
         self.external_req_id = request.external_req_id
-        self.params = request.sampling_params
+        self.pools = request.pooling_params is not None
+        self.params = request.pooling_params if self.pools else request.sampling_params
         self.prompt = prompt
         self.prompt_token_ids = request.prompt_token_ids
         self.parent_req = parent
@@ -69,12 +72,15 @@ class RequestState:
         self.queue = queue
         self.is_prefilling = True
         self.arrival_time = self.last_time = request.arrival_time
-        self.tokenizer = tokenizer if self.params.detokenize else None
+        self.tokenizer = None if self.pools or not self.params.detokenize else tokenizer
         self.token_ids: list[int] = []
         self.text = ""
         self.sent_length = 0
-        self.logprobs: list[Any] | None = None if self.params.logprobs is None else []
-        self.prompt_logprobs: list[Any] | None = None if self.params.prompt_logprobs is None else []
+        self.logprobs: list[Any] | None = None
+        self.prompt_logprobs: list[Any] | None = None
+        if not self.pools:
+            self.logprobs = None if self.params.logprobs is None else []
+            self.prompt_logprobs = None if self.params.prompt_logprobs is None else []
 
     def update(self, output: EngineCoreOutput) -> str | None:
         """Take an output's tokens; returns the stop string that they complete."""
@@ -101,7 +107,15 @@ class RequestState:
         stop_reason: int | str | None,
         kv_transfer_params: dict[str, Any] | None = None,
         ec_transfer_params: dict[str, Any] | None = None,
-    ) -> RequestOutput | None:
+    ) -> RequestOutput | PoolingRequestOutput | None:
+        if pooling_output is not None:
+            return PoolingRequestOutput(
+                self.external_req_id,
+                PoolingOutput(pooling_output),
+                self.prompt_token_ids,
+                0,
+                finish_reason is not None,
+            )
         delta = self.params.output_kind == RequestOutputKind.DELTA
         finished = finish_reason is not None
         if not finished and not delta:
@@ -162,7 +176,8 @@ class OutputProcessor:
                     continue
                 self._finish_request(state)
                 aborted.append(internal_id)
-                output = state.make_request_output([], None, FinishReason.ABORT, None)
+                empty = np.empty(0, np.float32) if state.pools else None
+                output = state.make_request_output([], empty, FinishReason.ABORT, None)
                 if state.queue is not None and output is not None:
                     state.queue.put(output)
         return aborted
@@ -195,7 +210,10 @@ class OutputProcessor:
             if stop_string := state.update(engine_core_output):
                 reason, stop_reason = FinishReason.STOP, stop_string
             if output := state.make_request_output(
-                engine_core_output.new_token_ids, None, reason, stop_reason
+                engine_core_output.new_token_ids,
+                engine_core_output.pooling_output,
+                reason,
+                stop_reason,
             ):
                 state.queue.put(output)
             if reason is not None:

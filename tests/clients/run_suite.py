@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def main() -> int:
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="a line for each check")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # closing the servers
     if options.list:
         for client in client_list.CLIENTS:
             print(f"{client.name:18} {client.version()}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,9 @@ def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             text, _ = process.communicate()
+        finally:
+            with suppress(ProcessLookupError):  # nor what it left behind
+                os.killpg(process.pid, signal.SIGKILL)
     for line in text.splitlines():
         if line.startswith('{"check":'):
             found = json.loads(line)

@@ -56,21 +56,27 @@ def tool_deltas_joined_are_the_whole_call() -> None:
 
 @check
 def agent_loop_of_two_tools_and_three_turns() -> str:
+    """Each turn must call a tool that was not used yet; the last one, none."""
     messages = [{"role": "user", "content": agent_tools.TASK}]
-    used = []
+    used, told = set(), []
     for _ in range(3):
+        left = [tool for tool in TOOLS if tool["function"]["name"] not in used]
         answer = CLIENT.chat.completions.create(
-            **{"model": MODEL, "messages": messages, "tools": TOOLS, "max_tokens": 300},
-            tool_choice="required" if len(used) < 2 else "none",
+            model=MODEL,
+            messages=messages,
+            tools=left or TOOLS,
+            tool_choice="required" if left else "none",
             parallel_tool_calls=False,
             temperature=0,
+            max_tokens=300,
         )
         message = answer.choices[0].message
         messages.append(message)
         for call in message.tool_calls or []:
             result = agent_tools.call(call.function.name, json.loads(call.function.arguments))
-            used.append(f"{call.function.name}({call.function.arguments}) = {result}")
+            used.add(call.function.name)
+            told.append(f"{call.function.name}({call.function.arguments}) = {result}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    assert len(used) == 2
+    assert used == {"temperature", "add"}
     assert message.content
-    return f"{used}: {message.content}"
+    return f"{told}: {message.content}"

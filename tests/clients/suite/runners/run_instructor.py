@@ -15,6 +15,7 @@ from instructor.core.exceptions import IncompleteOutputException, InstructorRetr
 
 HERE = server("openvino")
 PLAIN = openai.OpenAI(base_url=HERE.openai, api_key="none", max_retries=0, timeout=120)
+TYPED = instructor.from_openai(PLAIN)
 MESSAGES = [{"role": "user", "content": "Tell me about Paris, the capital of France."}]
 GIVEN = {"model": HERE.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 300}
 
@@ -35,8 +36,7 @@ def ask(mode: Mode, **fields: object) -> object:
 
 @check
 def its_default_mode() -> str:
-    client = instructor.from_openai(PLAIN)
-    found = client.chat.completions.create(**GIVEN, response_model=City)
+    found = TYPED.chat.completions.create(**GIVEN, response_model=City)
     assert isinstance(found, City)
     return repr(found)
 
@@ -57,7 +57,7 @@ def mode_json_schema() -> None:
 
 
 def ask_without_a_guide(mode: Mode) -> str:
-    """The schema is in the prompt alone, so that a small model may miss it."""
+    """A small model may miss a schema that is in the prompt alone."""
     try:
         return repr(ask(mode))
     except (InstructorRetryException, IncompleteOutputException) as error:
@@ -100,15 +100,13 @@ def parallel_tools() -> None:
 
 @check
 def lists() -> None:
-    client = instructor.from_openai(PLAIN)
-    found = list(client.create_iterable(**GIVEN, response_model=City))
+    found = list(TYPED.create_iterable(**GIVEN, response_model=City))
     assert all(isinstance(one, City) for one in found)
 
 
 @check
 def parts_of_an_answer_streamed() -> None:
-    client = instructor.from_openai(PLAIN)
-    parts = list(client.create_partial(**GIVEN, response_model=City))
+    parts = list(TYPED.create_partial(**GIVEN, response_model=City))
     assert len(parts) > 2
     assert City.model_validate(parts[-1].model_dump())
     client = instructor.from_openai(PLAIN, mode=Mode.JSON_SCHEMA)
@@ -145,7 +143,7 @@ def asyncio_client() -> None:
 @check
 def errors_are_openais() -> None:
     error = raises(InstructorRetryException, lambda: ask(Mode.TOOLS, model="absent"))
-    assert "404" in str(error), error
+    assert "404" in str(error)
 
 
 if __name__ == "__main__":

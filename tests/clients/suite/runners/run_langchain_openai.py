@@ -1,31 +1,17 @@
-"""langchain-openai: chats, streams, batches, tools, structured output, an agent loop, errors."""
+"""langchain-openai: chats, streams, batches, errors; with tools and structured output."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
-import agent_tools
+import checks_langchain_openai_tools
 import openai
-import pydantic
-from checks import check, main, raises, server
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
+from checks import check, main, raises
+from langchain_client import ASK, CHAT, GIVEN, HERE, PARIS, TOOLS
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
-HERE = server("openvino")
-GIVEN = {"model": HERE.model, "base_url": HERE.openai, "api_key": "none", "temperature": 0}
-CHAT = ChatOpenAI(**GIVEN, max_tokens=64, max_retries=0, timeout=120)
-ASK = "What is the capital of France?"
-PARIS = "The capital of France is Paris"
-TOOLS = [tool(agent_tools.temperature), tool(agent_tools.add)]
-
-
-class City(pydantic.BaseModel):
-    """A city."""
-
-    name: Literal["Paris", "Rome"]
-    large: bool
+__all__ = ["checks_langchain_openai_tools"]
 
 
 @check
@@ -77,65 +63,6 @@ def logprobs_and_n() -> None:
     found = model.generate([[HumanMessage(ASK)]]).generations[0]
     assert len(found) == 2
     assert len(found[0].message.response_metadata["logprobs"]["content"]) == 4
-
-
-def structured(method: str) -> object:
-    return CHAT.with_structured_output(City, method=method).invoke(ASK)
-
-
-@check
-def structured_output_by_json_schema() -> None:
-    assert isinstance(structured("json_schema"), City)
-
-
-@check
-def structured_output_by_function_calling() -> None:
-    assert isinstance(structured("function_calling"), City)
-
-
-@check
-def structured_output_by_json_mode() -> None:
-    """Any JSON; the model need not know the schema."""
-    raw = CHAT.with_structured_output(City, method="json_mode", include_raw=True).invoke(
-        f"{ASK} Answer as JSON.", max_tokens=300
-    )
-    assert raw["raw"].content.lstrip()[:1] in ("{", "["), raw
-
-
-@check
-def tool_calls_streamed() -> None:
-    bound = CHAT.bind_tools(TOOLS, tool_choice="add")
-    pieces = list(bound.stream(ASK, max_tokens=300))
-    (call,) = sum(pieces[1:], pieces[0]).tool_calls
-    assert call["name"] == "add"
-    assert call["args"].keys() == {"a", "b"}
-
-
-@check
-def tools_auto() -> None:
-    answer = CHAT.bind_tools(TOOLS).invoke(ASK, max_tokens=60)
-    assert answer.content or answer.tool_calls or answer.invalid_tool_calls
-
-
-@check
-def agent_loop_of_two_tools_and_three_turns() -> str:
-    messages = [HumanMessage(agent_tools.TASK)]
-    used = []
-    for _ in range(3):
-        choice = "required" if len(used) < 2 else "none"
-        model = CHAT.bind_tools(TOOLS, tool_choice=choice, parallel_tool_calls=False, strict=True)
-        answer = model.invoke(messages, max_tokens=300)
-        assert isinstance(answer, AIMessage)
-        messages.append(answer)
-        for call in answer.tool_calls:
-            by_name = {one.name: one for one in TOOLS}
-            result = by_name[call["name"]].invoke(call)
-            assert isinstance(result, ToolMessage)
-            used.append(f"{call['name']}({call['args']}) = {result.content}")
-            messages.append(result)
-    assert len(used) == 2
-    assert messages[-1].content
-    return f"{used}: {messages[-1].content}"
 
 
 @check

@@ -15,6 +15,7 @@ from checks import check, main, raises, server
 HERE = server("openvino")
 GIVEN = {"model": f"openai/{HERE.model}", "api_base": HERE.openai, "api_key": "none"}
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
+LONG = {"messages": ASK, "max_tokens": 1500, "ignore_eos": True}
 PARIS = "The capital of France is Paris"
 litellm.telemetry = False
 
@@ -42,20 +43,11 @@ def chat_streamed() -> None:
 
 @check
 def as_a_vllm_server() -> None:
-    given = GIVEN | {"model": f"hosted_vllm/{HERE.model}"}
-    answer = litellm.completion(
-        **given,
-        messages=ASK,
-        temperature=0,
-        max_tokens=32,
-        min_p=0.1,
-        top_k=1,
-        guided_choice=["Paris", "Rome"],
-    )
+    given = GIVEN | {"model": f"hosted_vllm/{HERE.model}", "messages": ASK, "max_tokens": 16}
+    cities = ["Paris", "Rome"]
+    answer = litellm.completion(**given, temperature=0, min_p=0.1, top_k=1, guided_choice=cities)
     assert answer.choices[0].message.content == "Paris"
-    assert joined(
-        litellm.completion(**given, messages=ASK, temperature=0, stream=True, max_tokens=16)
-    )
+    assert joined(litellm.completion(**given, temperature=0, stream=True))
 
 
 @check
@@ -127,7 +119,7 @@ def errors_are_typed() -> None:
     raises(litellm.BadRequestError, lambda: ask(temperature=-1))
     long = [{"role": "user", "content": "a " * 9000}]
     raises(litellm.ContextWindowExceededError, lambda: ask(messages=long))
-    raises(litellm.Timeout, lambda: ask(max_tokens=1500, timeout=0.2, ignore_eos=True))
+    raises(litellm.Timeout, lambda: ask(**LONG, timeout=0.2))
 
 
 @check
@@ -142,9 +134,7 @@ def a_router_retries_and_falls_back() -> None:
 @check
 def a_closed_stream_stops_the_generation() -> None:
     with HERE.stops_a_generation(1500):
-        stream = litellm.completion(
-            **GIVEN, messages=ASK, max_tokens=1500, stream=True, ignore_eos=True
-        )
+        stream = litellm.completion(**GIVEN, **LONG, stream=True)
         next(stream)
         stream.completion_stream.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
+from cog_triton.errors import InvalidArgument
 from cog_triton.text.guide import GuideKind
 
 
@@ -33,3 +34,10 @@ class Abilities:
     structural_tags: bool = False
     images: int = 0
     image_placeholder: str | None = None
+
+    def require_generation(self) -> None:
+        """Raise E1005 if the model makes embeddings alone."""
+        if not self.generation:
+            raise InvalidArgument(
+                "this model makes embeddings, and generates no text; POST /v1/embeddings"
+            )

@@ -68,7 +68,7 @@ class TextGenerator:
         self._max_seq_len = min(
             limits.max_seq_len, settings.max_sequence_length or limits.max_seq_len
         )
-        self._max_input_len = min(limits.max_input_len, self._max_seq_len - 1)
+        self._max_input_len = min(limits.max_input_len, self._max_seq_len - limits.min_output)
         self._prompt_encoder = PromptEncoder(tokenizer, self._max_input_len)
         self.tokenizer = tokenizer
         self.transport = transport
@@ -127,7 +127,7 @@ class TextGenerator:
         return Stream(Generation(self, request, inbox, ticket), inbox)
 
     def probe(self, adapter: str | None = None) -> None:
-        """Readiness probe: generate one token; raises the coded error if that fails.
+        """Readiness probe: generate one token, or an embedding; raises the coded error if it fails.
 
         `adapter` is one to generate it with. The request does not go through admission, which is
         closed until the engine is ready.
@@ -138,13 +138,14 @@ class TextGenerator:
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
             adapter=adapter,
+            embeds=not self._limits.min_output,
         )
         submission = self.transport.submit(request, {}, inbox.put)
         count = 0
         try:
             while True:
                 for item in inbox.take():
-                    count += len(item.ids)
+                    count += len(item.ids or item.log_probs)
                     if item.error is not None:
                         raise self.to_error(item.error)
                     if item.end:
@@ -171,6 +172,8 @@ class TextGenerator:
             guide=request.guide,
             adapter=request.adapter,
             images=request.images,
+            embeds=request.embeds,
+            dimensions=request.dimensions,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from cog_triton.engines.step_items import LENGTH, NO_TOKEN, PROMPT, StepItem
+from cog_triton.engines.step_items import EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.images.image_limits import ImagePart
 from cog_triton.text.guide import Guide
@@ -49,7 +49,8 @@ class GenerationRequest:
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
     inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
     are part of the text. `adapter` is the name of a LoRA adapter. `images` are those whose
-    placeholders are in `input_ids`. `id` and `endpoint` are for logs.
+    placeholders are in `input_ids`. With `embeds` no text is made, but the prompt's embedding, of
+    `dimensions` numbers if that is set. `id` and `endpoint` are for logs.
     """
 
     input_ids: Sequence[int]
@@ -67,6 +68,8 @@ class GenerationRequest:
     visible: Collection[str] = ()
     adapter: str | None = None
     images: tuple[ImagePart, ...] = ()
+    embeds: bool = False
+    dimensions: int | None = None
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -87,6 +90,7 @@ class GenerationResult:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     cancelled: bool = False
     prompt_length: int | None = None
+    embedding: Sequence[float] = ()
 
     def prompt_tokens(self, request: GenerationRequest) -> int:
         """Tokens of the prompt of this result's `request`, those of its images included."""
@@ -148,6 +152,9 @@ class TextDecoder:
         prompt: Sequence[TokenLogProb] = ()
         last = items[-1]
         for item in items:
+            if item.sequence == EMBEDDING:
+                self._result.embedding = item.log_probs
+                continue
             if item.sequence == PROMPT and not item.ids and item.offset:
                 self._result.prompt_length = item.offset
                 continue

@@ -199,6 +199,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         `engine_inputs` are inputs that only this engine has; `transform` may change the stream.
         """
         with self._reporting_rejections():
+            self._runtime.family.abilities.require_generation()
             sampling, notes = inputs.sampling(), inputs.notes()
         ticket = Ticket()
 

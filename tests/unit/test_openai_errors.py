@@ -336,6 +336,7 @@ def test_openapi_schema_lists_the_routes() -> None:
         "/v1/unload_lora_adapter",
         "/tokenize",
         "/detokenize",
+        "/v1/embeddings",
         "/v1/responses",
         "/version",
         "/health",

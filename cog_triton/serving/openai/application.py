@@ -120,6 +120,7 @@ def endpoint_of(scope: Scope) -> str:
         "/v1/chat/completions": "chat",
         "/v1/completions": "completions",
         "/v1/responses": "responses",
+        "/v1/embeddings": "embeddings",
     }
     return names.get(scope["path"], "other")
 

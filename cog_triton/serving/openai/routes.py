@@ -21,6 +21,7 @@ from cog_triton.serving.openai.ability_checks import check_abilities, check_guid
 from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
 from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
+from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.request_body import (
     check_unicode,
@@ -99,6 +100,9 @@ class OpenAIRoutes:
                 self._generator,
                 self._models,
                 self._planner,
+            ).routes(),
+            *EmbeddingRoutes(
+                self._settings, self._generator, self._models, self._abilities
             ).routes(),
         ]
 
@@ -207,6 +211,7 @@ class OpenAIRoutes:
         envelope: Envelope,
         translate_body: Callable[[Any], Any],
     ) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
+        self._abilities.require_generation()
         body = translate_body(parse_body(raw.pop()))
         self._generator.check_length(longest_id_list(body))
         request = parse(kind, body)
@@ -288,6 +293,8 @@ class OpenAIRoutes:
             "owned_by": "cog-triton",
             "max_model_len": self._generator.max_seq_len,
             "capabilities": {
+                "generation": self._abilities.generation,
+                "embeddings": self._abilities.embeddings,
                 **self._planner.abilities,
                 "guides": sorted(self._abilities.guides),
                 "logit_bias": self._abilities.logit_bias,

@@ -12,6 +12,7 @@ from cog_triton.serving.openai.adapter_routes import (
     LoadAdapterRequest,
     UnloadAdapterRequest,
 )
+from cog_triton.serving.openai.embeddings import EmbeddingsRequest
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.token_routes import DetokenizeRequest, TokenizeRequest
 from cog_triton.text import chat
@@ -90,6 +91,7 @@ _MODELS = (
     UnloadAdapterRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    EmbeddingsRequest,
 )
 
 
@@ -114,6 +116,7 @@ def openapi() -> dict[str, Any]:
             "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
             "/v1/responses": {"post": _post("Answer, without a store", "ResponsesRequest")},
+            "/v1/embeddings": {"post": _post("Embed texts", "EmbeddingsRequest")},
             LOAD: {"post": _post("Load a LoRA adapter", "LoadAdapterRequest", text=True)},
             UNLOAD: {"post": _post("Unload a LoRA adapter", "UnloadAdapterRequest", text=True)},
             "/tokenize": {"post": _post("Tokens of a text or chat", "TokenizeRequest")},

@@ -1,7 +1,4 @@
-"""Tokens of a text or chat, and their text, in vLLM's form: /tokenize and /detokenize.
-
-Also /v1/embeddings, which no engine served here can make, so that it is refused by name.
-"""
+"""Tokens of a text or chat, and their text, in vLLM's form: /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -76,7 +73,6 @@ class TokenRoutes:
         return [
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
-            Route("/v1/embeddings", self._embed, methods=["POST"]),
         ]
 
     async def _tokenize(self, request: Request) -> Response:
@@ -84,9 +80,6 @@ class TokenRoutes:
 
     async def _detokenize(self, request: Request) -> Response:
         return await self._answer(request, self._text)
-
-    async def _embed(self, request: Request) -> Response:
-        return await self._answer(request, self._refuse_embeddings)
 
     async def _answer(self, request: Request, answer: Callable[[Any], dict[str, Any]]) -> Response:
         raw = [await read_body(request, self._max_request_bytes)]
@@ -131,13 +124,6 @@ class TokenRoutes:
                 )
         text = self._tokenizer.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return {"prompt": text}
-
-    def _refuse_embeddings(self, body: Any) -> dict[str, Any]:
-        model = body.get("model") if isinstance(body, dict) else None
-        self._require(model if isinstance(model, str) else None)
-        raise InvalidArgument(
-            f"model={self._models.base!r}: makes no embeddings: it is served to generate text"
-        )
 
     def _require(self, model: str | None) -> None:
         if model is not None:

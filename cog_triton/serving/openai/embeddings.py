@@ -1,0 +1,176 @@
+"""POST /v1/embeddings: inputs as text or token ids, each embedded as a request of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cog_triton.engines.abilities import Abilities
+from cog_triton.errors import CogTritonError, InvalidArgument, PromptRequired, nearest
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.generation import GenerationRequest
+from cog_triton.serving.inbox import LoopInboxes
+from cog_triton.serving.openai.embedding_response import EmbeddingResponse
+from cog_triton.serving.openai.request_body import check_unicode, parse_body, read_body
+from cog_triton.serving.openai.requests import validate
+from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.serving.openai.tool_requests import HashableFailFast
+from cog_triton.settings import Settings
+from cog_triton.system.log_format import request_id
+from cog_triton.system.log_notes import log_once
+from cog_triton.text.sampling import SamplingParams
+
+_log = logging.getLogger(__name__)
+
+MAX_INPUTS = 2048
+"""Inputs of one request, as OpenAI has it."""
+
+_FAIL_FAST = HashableFailFast()
+_Ids = Annotated[list[int], _FAIL_FAST]
+# Fields of vLLM's server that would change the numbers -> values that do not.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (None, True),
+    "embed_dtype": (None, "float32"),
+    "endianness": (None, "native", "little"),
+    "messages": (None, []),
+    "normalize": (None, True),
+    "truncate_prompt_tokens": (None,),
+    "use_activation": (None, True),
+}
+
+
+class EmbeddingsRequest(BaseModel):
+    """POST /v1/embeddings: each input is a text, or token ids."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    input: (
+        str
+        | Annotated[list[str], _FAIL_FAST]
+        | _Ids
+        | Annotated[list[Annotated[_Ids, _FAIL_FAST]], _FAIL_FAST]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs; an empty list is a blank one."""
+        if isinstance(self.input, str):
+            return [self.input]
+        found: list[str | list[int]] = [item for item in self.input if not isinstance(item, int)]
+        return found or [[item for item in self.input if isinstance(item, int)]]
+
+
+class EmbeddingRoutes:
+    """The endpoint, for one model and its adapters; refused by name where the model has none."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        generator: TextGenerator,
+        models: ServedModels,
+        abilities: Abilities,
+    ) -> None:
+        self._settings = settings
+        self._generator = generator
+        self._models = models
+        self._abilities = abilities
+        self._inboxes: LoopInboxes | None = None
+
+    def routes(self) -> list[Route]:
+        """The routes for the application."""
+        return [Route("/v1/embeddings", self._embed, methods=["POST"])]
+
+    async def _embed(self, request: Request) -> Response:
+        name = f"embd-{secrets.token_hex(16)}"
+        request_id.set(name)
+        raw = [await read_body(request, self._settings.max_request_bytes)]
+        parsed, plan = await asyncio.to_thread(self._plan, raw, name)
+        if self._inboxes is None:  # this is the event loop
+            self._inboxes = LoopInboxes()
+        return EmbeddingResponse(
+            self._generator,
+            plan,
+            self._inboxes,
+            model=parsed.model,
+            at_once=self._settings.max_sequences,
+            as_base64=parsed.encoding_format == "base64",
+        )
+
+    def _plan(
+        self, raw: list[bytearray], name: str
+    ) -> tuple[EmbeddingsRequest, list[GenerationRequest]]:
+        body = parse_body(raw.pop())
+        model = body.get("model") if isinstance(body, dict) else None
+        adapter = self._models.adapter(model) if isinstance(model, str) else None
+        if not self._abilities.embeddings:
+            raise InvalidArgument(
+                f"model={self._models.base!r}: makes no embeddings: it is served to generate text"
+            )
+        request = validate(EmbeddingsRequest, dict(_known_fields(body)))
+        inputs = request.inputs()
+        if len(inputs) > MAX_INPUTS:
+            raise InvalidArgument(f"input: has {len(inputs)}; {MAX_INPUTS} at most")
+        return request, [
+            GenerationRequest(
+                input_ids=ids,
+                sampling=SamplingParams(max_tokens=1),
+                embeds=True,
+                dimensions=request.dimensions,
+                adapter=adapter,
+                id=name,
+                endpoint="embeddings",
+            )
+            for ids in self._token_ids(inputs)
+        ]
+
+    def _token_ids(self, inputs: list[str | list[int]]) -> Iterator[list[int]]:
+        for place, given in enumerate(inputs):
+            where = f"input[{place}]" if len(inputs) > 1 else "input"
+            try:
+                yield self._encoded(where, given)
+            except CogTritonError as error:
+                if len(inputs) == 1 or error.detail.startswith(where):
+                    raise
+                raise type(error)(f"{where}: {error.detail}") from None
+
+    def _encoded(self, where: str, given: str | list[int]) -> list[int]:
+        if not given:
+            raise PromptRequired(f"{where}: blank")
+        if isinstance(given, str):
+            return self._generator.encode(check_unicode(where, given))
+        self._generator.check_length(len(given))
+        size = self._generator.tokenizer.vocab_size
+        for token in given:
+            if not 0 <= token < size:
+                raise InvalidArgument(
+                    f"{where}: holds {token}; must be from 0 to {size - 1}, the model's vocabulary"
+                )
+        return given
+
+
+def _known_fields(body: Any) -> Iterable[tuple[str, Any]]:
+    """The fields of a body that are in the schema; raises E1005 for others that matter."""
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    known = EmbeddingsRequest.model_fields
+    for name, value in body.items():
+        if name in known:
+            yield name, value
+        elif name in _NEUTRAL:
+            if not any(type(value) is type(item) and value == item for item in _NEUTRAL[name]):
+                raise InvalidArgument(f"{name}={str(value)[:80]!r}: not supported")
+        elif hint := nearest(name, [*known, *_NEUTRAL]):
+            raise InvalidArgument(f"{name[:80]!r}: unknown field{hint}")
+        else:
+            log_once(_log, f"request field {name[:80]!r} is unknown, and ignored")

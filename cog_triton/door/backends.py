@@ -65,7 +65,7 @@ class Backends:
         idle = self._idle.setdefault(port, deque())
         try:
             await asyncio.sleep(_REFILL_S)  # after those that wait for an answer
-            while len(idle) < _WARM:
+            for _ in range(_WARM - len(idle)):  # once each: a server may end them all at once
                 connecting = self._loop.create_connection(lambda: _Idle(idle), "127.0.0.1", port)
                 _, connected = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
                 idle.append(connected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 ROOT = Path(__file__).parents[2]
 SOURCE = """
 #include <math.h>

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from cog_triton.system.terminal_progress import ProgressLine
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # the caller's may be dumb, which shows no bar
 
 
 def test_a_terminal_shows_the_step_and_what_is_printed_above_it() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # without Triton it is V1
 
+import torch
 import vllm
 import vllm.platforms
 from vllm.platforms.cpu import CpuPlatform
@@ -29,6 +30,7 @@ if not vllm.platforms.current_platform.device_type:  # before others import it b
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -41,6 +43,7 @@ from vllm_engines import MAX_MODEL_LEN, hugging_face
 
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.argument_types import types_of
+from cog_triton.engines.vllm.embedding_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.sampling_arguments import from_client
 from cog_triton.errors import CogTritonError, VLLMUnknownError
@@ -116,6 +119,7 @@ def checks(model: Path) -> Iterator[tuple[str, str, str]]:
     yield "EngineDeadError", str(coded_error(EngineDeadError())), "E2105"
     yield "VLLMValidationError", str(coded_error(VLLMValidationError("no"))), "E1005 InvalidArg"
     yield from overloads()
+    yield from embeddings(processor)
     yield "the hook of the step stream", _hook(), ""
     yield "statistics", _statistics(config), ""
 
@@ -127,6 +131,32 @@ def overloads() -> Iterator[tuple[str, str, str]]:
     for name in ("QueueOverflowError", "MaxQueuedTokensError", "RetryableRequestError"):
         if error := getattr(exceptions, name, None):
             yield name, str(coded_error(error())), "E2107"
+
+
+def embeddings(processor: InputProcessor) -> Iterator[tuple[str, str, str]]:
+    """Requests for embeddings, and outputs as vLLM's output processor makes them."""
+    for prompt, dimensions, tasks, expected in (
+        ([97], None, ("embed",), ""),
+        ([97] * (MAX_MODEL_LEN + 1), None, ("embed",), "E1002"),
+        ([97], 4, ("embed",), "E1005"),  # the model is no Matryoshka's
+        ([97], None, ("generate",), "E1005"),
+    ):
+        try:
+            params = engine_api.pooling_params(dimensions)
+            asked = {"type": "token", "prompt_token_ids": prompt}
+            processor.process_inputs("a", asked, params, supported_tasks=tasks)
+            found = ""
+        except Exception as error:  # noqa: BLE001 - what is checked
+            found = str(coded_error(error))
+        yield f"embedding of {len(prompt)}, {dimensions}, {tasks}", found, expected
+    for numbers, expected in (([0.5, 0.25], ""), ([], "E2105"), ([float("nan")], "E2200")):
+        output = PoolingRequestOutput("a", PoolingOutput(torch.tensor(numbers)), [97], 0, True)
+        try:
+            event = EmbeddingConverter(as_text=False).convert(output)
+            found = "" if list(event.embedding) == numbers else repr(event)
+        except CogTritonError as error:
+            found = str(error)
+        yield f"embedding {numbers}", found, expected
 
 
 def _hook() -> str:

@@ -32,7 +32,7 @@ and only if they are named, of --gpus GPUs, best in this order:
 many       a model of Llama 3.1 70B's shape on all of them, beside vLLM's own server
 kill       kill -9 of one of its workers under 64 streams: lost, wrong, hung; the way back
 pair       two engines on half of the GPUs each behind one front end: vLLM's data parallelism
-abilities  tools, n, log probabilities, logit_bias, LoRA, images, ...; within pair's start
+abilities  tools, n, log probabilities, logit_bias, LoRA, images, embeddings; within pair's start
 peer       many beside vLLM's own server with its other front end
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in

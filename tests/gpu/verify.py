@@ -19,6 +19,7 @@ from pathlib import Path
 
 import arguments
 import bench
+import embedder
 import models
 import multicast
 import profiles
@@ -189,16 +190,22 @@ class Driver:
             made[0].restart("our host of AsyncLLM" if self.rehearsal else _ROLE)
 
     def abilities(self, phase: Phase) -> None:
-        """Check what a request may ask beyond text, over the small model with two adapters."""
+        """Check what a request may ask beyond text, over the small model with two adapters.
+
+        Images over another model, embeddings over the small one as an embedder.
+        """
         directory = self.root / "models" / "smollm2-adapters"
         arguments = {**_ADAPTED, **self.extra}
         model = with_adapters(self.small, directory, arguments, _TOOLS_TEMPLATE)
         environment = {"CHAT_TEMPLATE": str(model / _TOOLS_TEMPLATE.name)}
         server = self.ours("abilities", model, **environment)
         vision = self.ours("vision", self._vision())
-        with stopped_at_the_end(server, vision):
+        pooling = embedder.write(self.small, self.root / "models" / "smollm2-embedder", arguments)
+        embeds = self.ours("embedder", pooling)
+        with stopped_at_the_end(server, vision, embeds):
             server.launch()
             vision.launch()
+            embeds.launch()
             server.wait()
             self.put_start(phase, server)
             texts = prompts.make(model, 4, 64)
@@ -206,6 +213,10 @@ class Driver:
             vision.wait()
             self.put_start(phase, vision)
             Images(Client(vision), phase).all()
+            embeds.wait()
+            self.put_start(phase, embeds)
+            size = json.loads((model / "config.json").read_text("utf-8"))["hidden_size"]
+            embedder.Embeddings(Client(embeds), phase, texts, size).all()
 
     def _vision(self) -> Path:
         """A model that takes images; the double takes one character for an image."""

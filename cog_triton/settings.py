@@ -305,7 +305,8 @@ class Settings(BaseSettings):
         64,
         ge=1,
         description="Sequences of a request to `/v1`, which are its prompts times `n` or `best_of`;"
-        " E1005 beyond. Each takes a place of its own among `MAX_CONCURRENCY`.",
+        " E1005 beyond. Each takes a place of its own among `MAX_CONCURRENCY`. Of embeddings, so"
+        " many run at once.",
     )
     max_messages: int = Field(
         4096, ge=1, description="Messages of a chat, and parts of one message; E1005 beyond."

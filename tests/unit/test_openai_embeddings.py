@@ -154,6 +154,25 @@ def test_max_sequences_bounds_them_too() -> None:
         thread.join()
 
 
+def test_fewer_run_at_once_while_there_is_less_room() -> None:
+    transport = Transport(holds=True)
+    with api(THREE, abilities=ABLE, transport=transport, slots=2, queue=0) as served:
+        other = threading.Thread(target=embed, args=(served, "a"))
+        other.start()
+        assert wait(lambda: len(transport.sent) == 1)
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(embed(served, [[9], [9]])))
+        thread.start()
+        for count in (2, 3):
+            assert wait(lambda count=count: len(transport.sent) == count)
+            assert served.admission.running == 2
+            transport.sent[count - 1].answer()
+        thread.join()
+        transport.sent[0].answer()
+        other.join()
+    assert len(answers[0].json()["data"]) == 2
+
+
 def test_all_are_cancelled_when_the_client_leaves() -> None:
     transport = Transport(holds=True)
     with api(THREE, abilities=ABLE, transport=transport, slots=2) as served:

@@ -32,13 +32,13 @@ class EmbeddingResponse(Response):
         at_once: int,
         as_base64: bool,
     ) -> None:
-        """`at_once` is how many inputs may run together, as far as there are places for them."""
+        """`at_once` is how many inputs may run together, where there are places for them."""
         super().__init__()
         self._generator = generator
         self._requests = requests
         self._inboxes = inboxes
         self._model = model
-        self._at_once = min(at_once, generator.admission.slots)
+        self._at_once = at_once
         self._as_base64 = as_base64
         self._running: Sequences | None = None
         self._gone = False
@@ -69,10 +69,10 @@ class EmbeddingResponse(Response):
 
     async def _embed(self) -> list[Sequence[float]]:
         found: list[Sequence[float]] = []
-        for first in range(0, len(self._requests), self._at_once):
+        while len(found) < len(self._requests):
             if self._gone:
                 raise TritonUnavailable("cancelled")
-            plan = SequencePlan(self._requests[first : first + self._at_once])
+            plan = SequencePlan(self._requests[len(found) :][: self._places()])
             self._running = Sequences(self._generator, plan, self._inboxes.new())
             with self._running as sequences:
                 while not sequences.ended:
@@ -81,6 +81,12 @@ class EmbeddingResponse(Response):
         if not all(found):
             raise TritonMalformedEvent("the engine ended a request without an embedding")
         return found
+
+    def _places(self) -> int:
+        """How many inputs to run next: no more than would run at once, nor than have room."""
+        admission = self._generator.admission
+        room = admission.slots + admission.max_queue - admission.running - admission.waiting
+        return int(max(1, min(self._at_once, admission.slots, room)))
 
     def _content(self, embeddings: list[Sequence[float]]) -> bytes:
         """The body; each embedding is written alone, so that no call holds the GIL for long."""

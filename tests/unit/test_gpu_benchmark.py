@@ -276,7 +276,12 @@ def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "expected"), [("gpu.md", {"h100", "h200"}), ("gpu-image.md", {"h100-image"})]
+    ("page", "expected"),
+    [
+        ("gpu.md", {"h100", "h200"}),
+        ("gpu-image.md", {"h100-image"}),
+        ("gpu-several.md", {"h200-x4"}),
+    ],
 )
 def test_pages_have_the_tables_of_their_results(
     page: str, expected: set[str], gpu: SimpleNamespace
@@ -291,7 +296,7 @@ def test_pages_have_the_tables_of_their_results(
 
 def test_every_run_is_on_a_page() -> None:
     runs = {path.stem for path in (BENCHMARKS.parents[1] / "docs" / "gpu").glob("*.json")}
-    assert runs == {"h100", "h200", "h100-image"}
+    assert runs == {"h100", "h200", "h100-image", "h200-x4"}
 
 
 def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:

@@ -248,8 +248,10 @@ def test_bad_serve_config_is_a_coded_error(
         assert word in output
 
 
-def test_port_in_use_is_named(make_stack: Callable[..., Stack], stack: Stack) -> None:
-    other = make_stack("engine.tar")
+def test_port_in_use_is_named(
+    make_stack: Callable[..., Stack], stack: Stack, engine_tar: Path
+) -> None:
+    other = make_stack(str(engine_tar))
     other.environment["TRITON_GRPC_PORT"] = str(stack.grpc)
     other.start()
     code, output = other.finish(seconds=SECONDS_TO_FAIL)

@@ -118,18 +118,20 @@ def test_a_wave_over_real_sockets(plain: bool) -> None:
     seen: list[tuple[str, int]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-                asked = json.loads(await reader.readexactly(size))
-                seen.append((asked["input"]["prompt"], writer.get_extra_info("peername")[1]))
-                body = sse()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
-                writer.write(b"Content-Length: %d\r\n\r\n" % len(body))
-                for at in range(0, len(body), 50):
-                    writer.write(body[at : at + 50])
-                    await writer.drain()
-        writer.close()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while head := await reader.readuntil(b"\r\n\r\n"):
+                    size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                    asked = json.loads(await reader.readexactly(size))
+                    seen.append((asked["input"]["prompt"], writer.get_extra_info("peername")[1]))
+                    body = sse()
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+                    writer.write(b"Content-Length: %d\r\n\r\n" % len(body))
+                    for at in range(0, len(body), 50):
+                        writer.write(body[at : at + 50])
+                        await writer.drain()
+        finally:  # cancelled where the client has hung up, and this has not seen it yet
+            writer.close()
 
     ready: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
 
@@ -143,16 +145,22 @@ def test_a_wave_over_real_sockets(plain: bool) -> None:
     thread.start()
     port, loop = ready.get(timeout=10)
     try:
-        found = wave(f"http://127.0.0.1:{port}", {"prompt": "x"}, 2, 0.2, plain=plain)
+        seconds = 0.1
+        while True:  # a busy machine may answer few of them in a time
+            seen.clear()
+            found = wave(f"http://127.0.0.1:{port}", {"prompt": "x"}, 2, seconds, plain=plain)
+            if len(seen) > 4:
+                break
+            seconds *= 2
     finally:
         loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
         thread.join(10)
-    assert len(found.streams) == len(seen) > 4
+    assert len(found.streams) == len(seen)
     assert {prompt for prompt, _ in seen} == {"x"}
     connections = {port for _, port in seen}
     assert len(connections) == (2 if plain else len(seen))
     assert found.tokens == 5 * len(seen)
-    assert found.seconds >= 0.2
+    assert found.seconds >= seconds
 
 
 @pytest.fixture

@@ -110,10 +110,11 @@ def launch_command(
             "TRTLLM_ORCHESTRATOR": "1",
             "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if _spawns_ranks(settings) else "0",
         }
-    servers = [
-        _tritonserver(settings, triton, repository, f"{shm_prefix}{rank}_", rank)
-        for rank in range(world_size)
-    ]
+
+    def server(rank: int, number: str = "") -> list[str]:
+        prefix = f"{shm_prefix}{number or rank}_"
+        return _tritonserver(settings, triton, repository, prefix, rank)
+
     only_rank = settings.cog_triton_rank
     if only_rank is not None:
         if only_rank >= world_size:
@@ -121,26 +122,26 @@ def launch_command(
                 f"COG_TRITON_RANK={only_rank}: must be less than {world_size}, all"
             )
         return LaunchCommand(
-            argv=servers[only_rank], environment=environment, stop_signal=signal.SIGTERM
+            argv=server(only_rank), environment=environment, stop_signal=signal.SIGTERM
         )
     hosts = _mpi_hosts(settings, repository, world_size)
     if world_size == 1 and not settings.trtllm_orchestrator:
-        return LaunchCommand(argv=servers[0], environment=environment, stop_signal=signal.SIGTERM)
-    per_host = world_size // max(len(hosts), 1)
+        return LaunchCommand(argv=server(0), environment=environment, stop_signal=signal.SIGTERM)
     argv = [find_mpirun(settings, environment), "--allow-run-as-root", "--oversubscribe"]
     # By default mpirun binds each process, with all its threads, to one core.
     argv += ["--bind-to", "none", *shlex.split(settings.mpirun_args)]
-    forwarded = []
+    argv += ["-n", str(world_size)]
     if hosts:
+        per_host = world_size // len(hosts)
+        # The ranks of a machine follow each other.
+        argv += ["--host", ",".join(f"{host}:{per_host}" for host in hosts), "--map-by", "slot"]
         names = sorted(filter(_FORWARDED_VARIABLES.fullmatch, environment))
-        forwarded = ["env", *(f"{name}={environment[name]}" for name in names)]
+        argv += ["env", *(f"{name}={environment[name]}" for name in names)]
     else:
         argv.append("--noprefix")  # else mpirun puts its own directories before ours in PATH
-    for rank, server in enumerate(servers):
-        argv += [":"] if rank else []
-        argv += ["-n", "1"]
-        argv += ["--host", f"{hosts[rank // per_host]}:{per_host}"] if hosts else []
-        argv += [sys.executable, "-S", "-I", str(_RANK), *forwarded, *server]
+    argv += [sys.executable, "-S", "-I", str(_RANK), *server(0)]
+    if world_size > 1:
+        argv += [_rank.OTHER_RANKS, *server(1, _rank.RANK)]
     environment[_rank.SHM_DIRECTORY] = f"/dev/shm/{shm_prefix}mpi"
     if not hosts:  # with hosts, the run directory may be shared between machines, and is not used
         environment |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import load_settings
-from cog_triton.triton import launch
+from cog_triton.triton import launch, mpi_rank
 from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.launch import LaunchCommand
 
@@ -51,16 +52,16 @@ def made(repository: Path, world_size: int, **settings: Any) -> LaunchCommand:
     )
 
 
-def ranks(command: LaunchCommand) -> list[list[str]]:
-    """mpirun's own options, then the words of each rank."""
-    parts: list[list[str]] = [[]]
-    for word in command.argv:
-        if word == ":":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    first = parts[0].index("-n")
-    return [parts[0][:first], parts[0][first:], *parts[1:]]
+def ranks(command: LaunchCommand) -> tuple[list[str], list[list[str]]]:
+    """mpirun's own options, with its environment's, and the command of each rank."""
+    argv = list(command.argv)
+    assert ":" not in argv  # of several programs, the mpirun of Open MPI 5.0.7 crashes
+    start = argv.index("-n")
+    count = int(argv[start + 1])
+    wrapper = argv.index(str(mpi_rank.__file__))
+    assert argv[wrapper - 3 : wrapper] == [sys.executable, "-S", "-I"]
+    words = argv[wrapper + 1 :]
+    return argv[: wrapper - 3], [mpi_rank.command_of(words, str(rank)) for rank in range(count)]
 
 
 def shm_prefix(words: list[str]) -> str:
@@ -90,13 +91,13 @@ def test_one_rank_starts_tritonserver_without_mpirun(repository: Path) -> None:
 
 def test_several_ranks_start_under_one_mpirun(repository: Path, mpirun: Path) -> None:
     command = made(repository, 3, mpirun=mpirun, mpirun_args="--mca btl_tcp_if_include 'eth 0'")
-    options, *servers = ranks(command)
+    options, servers = ranks(command)
     assert options[0] == str(mpirun)
     assert {"--allow-run-as-root", "--oversubscribe", "--noprefix"} <= {*options}
     assert options[options.index("--bind-to") + 1] == "none"
     assert options[options.index("--mca") :][:3] == ["--mca", "btl_tcp_if_include", "eth 0"]
     assert command.stop_signal == signal.SIGUSR1
-    assert [words[:2] for words in servers] == [["-n", "1"]] * 3
+    assert [words[0] for words in servers] == [str(TRITON)] * 3
     assert [shm_prefix(words) for words in servers] == [f"cog_triton_ab_{n}_" for n in range(3)]
     assert command.environment["OMPI_MCA_orte_tmpdir_base"] == str(repository.parent)
     assert command.environment["TRITON_HTTP_PORT"] == "8000"
@@ -116,20 +117,19 @@ def test_several_ranks_start_under_one_mpirun(repository: Path, mpirun: Path) ->
 
 def test_mpi_hosts_get_equal_ranks_and_environment(repository: Path, mpirun: Path) -> None:
     command = made(repository, 4, mpirun=mpirun, mpi_hosts="a, b")
-    options, *servers = ranks(command)
+    options, servers = ranks(command)
     assert "--noprefix" not in options
     assert "OMPI_MCA_orte_tmpdir_base" not in command.environment
-    assert [words[2:4] for words in servers] == [["--host", f"{host}:2"] for host in "aabb"]
-    for words in servers:
-        start = words.index("env")
-        carried = words[start + 1 : words.index(str(TRITON))]
-        assert carried == [
-            "LD_LIBRARY_PATH=/own",
-            "NCCL_DEBUG=INFO",
-            "PATH=/nowhere",
-            "TRITON_HOST=127.0.0.1",
-            "TRITON_HTTP_PORT=8000",
-        ]
+    start = options.index("--host")
+    assert options[start - 2 :] == [
+        *("-n", "4", "--host", "a:2,b:2", "--map-by", "slot", "env"),
+        "LD_LIBRARY_PATH=/own",
+        "NCCL_DEBUG=INFO",
+        "PATH=/nowhere",
+        "TRITON_HOST=127.0.0.1",
+        "TRITON_HTTP_PORT=8000",
+    ]
+    assert [shm_prefix(words) for words in servers] == [f"cog_triton_ab_{n}_" for n in range(4)]
     assert "secret" not in str(command.argv)
 
 
@@ -144,7 +144,7 @@ def test_cog_triton_rank_starts_that_rank_only(repository: Path) -> None:
 
 def test_orchestrator_spawns_its_own_ranks(repository: Path, mpirun: Path) -> None:
     command = made(repository, 1, mpirun=mpirun, trtllm_orchestrator=True)
-    _, *servers = ranks(command)
+    _, servers = ranks(command)
     assert len(servers) == 1
     assert "--pinned-memory-pool-byte-size=0" in servers[0]
     assert command.environment["TRTLLM_ORCHESTRATOR"] == "1"
@@ -159,7 +159,7 @@ def test_orchestrator_with_ranks_started_beforehand(repository: Path, mpirun: Pa
         trtllm_orchestrator=True,
         trtllm_orchestrator_spawn_processes=False,
     )
-    _, *servers = ranks(command)
+    _, servers = ranks(command)
     assert len(servers) == 3
     assert "--pinned-memory-pool-byte-size=0" not in servers[0]
     assert command.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "0"
@@ -177,7 +177,7 @@ def test_num_nodes_without_mpi_hosts_is_rejected(repository: Path, mpirun: Path)
         made(repository, 4, mpirun=mpirun)
     with pytest.raises(InvalidArgument, match="MPI_HOSTS='a': num_nodes is 2"):
         made(repository, 4, mpirun=mpirun, mpi_hosts="a")
-    assert len(ranks(made(repository, 4, mpirun=mpirun, mpi_hosts="a,b"))) == 5
+    assert len(ranks(made(repository, 4, mpirun=mpirun, mpi_hosts="a,b"))[1]) == 4
     assert made(repository, 4, cog_triton_rank=3).argv[0] == str(TRITON)
 
 

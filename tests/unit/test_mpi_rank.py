@@ -61,6 +61,29 @@ def test_unrequested_exit_is_a_failure(
     assert said.decode() == f"rank 1: tritonserver exited with code {told}\n"
 
 
+def test_a_rank_picks_its_command_by_its_number() -> None:
+    words = ["sh", "-c", "exit {rank}", "--other-ranks", "sh", "-c", "exit {rank}"]
+
+    def run(variable: str, rank: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-S", "-I", str(mpi_rank.__file__), *words],
+            env={variable: rank},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stderr.strip().splitlines()[-1]
+
+    for variable in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
+        assert run(variable, "3") == (3, "rank 3: tritonserver exited with code 3")
+        assert run(variable, "17") == (17, "rank 17: tritonserver exited with code 17")
+        assert run(variable, "0")[1] == "rank 0: tritonserver exited with code 2"  # {rank} itself
+    assert run("UNSET", "0") == (
+        1,
+        "mpi_rank.py: no OMPI_COMM_WORLD_RANK: runs under Open MPI's mpirun",
+    )
+
+
 def test_sigusr1_stops_rank_0_gracefully(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -218,7 +218,7 @@ class Settings(BaseSettings):
         1,
         ge=1,
         description="Predictions that Cog takes at once, waiting ones included; HTTP 503 beyond."
-        " `cog-triton serve` and the runner images set 256.",
+        " At most 500. `cog-triton serve` and the runner images set 256.",
     )
     max_concurrency: OptionalInt = Field(
         None,

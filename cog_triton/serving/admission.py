@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cog_triton.errors import CogTritonError, Overloaded
+from cog_triton.serving.coglet.slot_limit import MAX_SLOTS
 from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -172,10 +173,11 @@ def admission_for(settings: Settings, max_batch_size: int) -> Admission:
     if cog_limit < needed:
         _log.warning(
             "COG_MAX_CONCURRENCY=%d: with %d predictions at once and a queue of %d, Cog refuses"
-            " some of them itself; set it to %d or more",
+            " some of them itself; it should be %d or more, and can be %d",
             cog_limit,
             slots,
             queue,
             needed,
+            MAX_SLOTS,
         )
     return Admission(slots, queue)

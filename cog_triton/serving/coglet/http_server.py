@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+from cog_triton.serving.coglet.slot_limit import limit_slots
 from cog_triton.system import log_format
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def tune_listening_socket(port: int, within: float = _TIMEOUT_S) -> None:
 def main() -> None:
     """Run ``python -m cog.server.http`` with the arguments of this process."""
     log_format.configure_from_environment("json")
+    limit_slots(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
     threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True).start()
     runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)

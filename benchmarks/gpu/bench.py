@@ -42,11 +42,12 @@ class Bench:
         """Warm up every endpoint with a batch that is not measured."""
         prompts = self._taken(concurrency)
         for endpoint, _ in self._endpoints:
-            measured = measure(endpoint, prompts, concurrency, concurrency, 32)
+            at_once = min(concurrency, endpoint.at_most)
+            measured = measure(endpoint, prompts, concurrency, at_once, 32)
             print(f"  warm-up {measured}", flush=True)
 
     def round(self, number: int, concurrencies: Sequence[int], until: float) -> bool:
-        """Measure every endpoint at every concurrency, with the same prompts; the order rotates.
+        """Measure endpoints at every concurrency they take, with the same prompts, in rotation.
 
         Returns False if `until` (time.monotonic) came before the last measurement.
         """
@@ -56,6 +57,8 @@ class Bench:
             for endpoint, roles in [*self._endpoints[turn:], *self._endpoints[:turn]]:
                 if time.monotonic() > until:
                     return False
+                if concurrency > endpoint.at_most:
+                    continue
                 self._measure(number, endpoint, roles, concurrency, prompts)
         return True
 

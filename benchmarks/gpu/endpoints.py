@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ class Endpoint:
 
     path = "/v1/completions"
     accept = "*/*"
+    at_most = sys.maxsize  # requests at once
     mark = b'"text"'
     # Token counts of prompt and answer, in the events' text.
     counts = (rb'"prompt_tokens":\s*(\d+)', rb'"completion_tokens":\s*(\d+)')
@@ -67,6 +69,7 @@ class Predictions(Endpoint):
 
     path = "/predictions"
     accept = "text/event-stream"
+    at_most = 480  # of the 500 that Cog's worker has threads for
     mark = b"event: output"
     counts = (rb'"input_token_count":\s*(\d+)', rb'"output_token_count":\s*(\d+)')
 

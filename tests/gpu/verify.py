@@ -385,7 +385,10 @@ class Driver:
         phase.put("cores", bench.cores_by_process(rows))
         seen = {(row["endpoint"], row["concurrency"]) for row in rows}
         left = {
-            (endpoint.name, number) for endpoint, _ in endpoints for number in concurrencies
+            (endpoint.name, number)
+            for endpoint, _ in endpoints
+            for number in concurrencies
+            if number <= endpoint.at_most
         } - seen
         phase.check("every endpoint was measured", not left, sorted(left))
         wrong = [error for row in rows for error in row["errors"]]

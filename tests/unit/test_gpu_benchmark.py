@@ -263,6 +263,27 @@ def test_every_endpoint_gets_the_same_prompts(
     assert len({text for given in texts[::2] for text in given}) == 6 + 16 + 6
 
 
+def test_no_endpoint_is_asked_for_more_at_once_than_it_takes(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def measure(endpoint: Any, prompts: Any, requests: int, at_once: int, tokens: int) -> Any:
+        asked.append((endpoint.name, at_once))
+        return gpu.load.combine(endpoint.name, at_once, [gpu.load.WorkerResult(ended=1.0)])
+
+    monkeypatch.setattr(gpu.bench, "measure", measure)
+    endpoints = [
+        (gpu.endpoints.Endpoint("/v1", 1), dict),
+        (gpu.endpoints.Predictions("cog", 1), dict),
+    ]
+    bench = gpu.bench.Bench(endpoints, [gpu.prompts.Prompt("a", [1])], lambda row: None)
+    bench.warm_up(512)
+    assert asked == [("/v1", 512), ("cog", 480)]
+    assert bench.round(0, [480, 512], time.monotonic() + 60)
+    assert sorted(asked[2:]) == [("/v1", 480), ("/v1", 512), ("cog", 480)]
+
+
 def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
     begin, end = (mark.format(run="h1", name="machine") for mark in gpu.table.MARKS)
     for text, run, made, told in (

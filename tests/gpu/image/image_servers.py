@@ -76,7 +76,7 @@ class Container:
             "COG_WEIGHTS": str(engine),
             "COG_TRITON_CONFIG": f"{_WORK}/serve.yaml",
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
-            "COG_MAX_CONCURRENCY": str(3 * MAX_AT_ONCE),
+            "COG_MAX_CONCURRENCY": "500",  # as many as it takes
             "MAX_QUEUE": str(MAX_AT_ONCE),
             "SERVED_MODEL_NAME": "verify",
             **environment,

@@ -10,6 +10,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,34 @@ def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[...
     assert code != 0
     assert "E2105 TritonUnavailable: Cog's worker" in output
     wait_until(lambda: not processes_of(stack.work_dir))
+
+
+def test_health_is_answered_beside_all_the_predictions_that_cog_takes(
+    make_stack: Callable[..., Stack],
+) -> None:
+    """Of more than 511, one thread each, Cog's worker would have none left for a health check."""
+    stack = make_stack(
+        **{**MOCK, "MOCK_TPS": "1"},
+        **IN_COG,
+        MOCK_MAX_BATCH_SIZE="600",
+        COG_MAX_CONCURRENCY="1536",
+        MAX_QUEUE="0",
+    )
+    stack.command = [sys.executable, "-m", "cog_triton.door"]
+    stack.cwd = REPOSITORY / "mock_cog_triton"
+    stack.start()
+    wait_until(lambda: stack.health() == "READY")
+    body = json.dumps({"input": {"prompt": "Hi.", "max_tokens": 400}})
+    ask = (
+        f"POST /predictions HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    with ExitStack() as streams:
+        heads = []
+        for _ in range(520):
+            sock = streams.enter_context(socket.create_connection(("127.0.0.1", stack.port), 30))
+            sock.sendall(ask.encode())
+            heads.append(sock.recv(12))
+        assert stack.health() in ("READY", "BUSY")
+        assert heads.count(b"HTTP/1.1 200") == 500
+        assert heads.count(b"HTTP/1.1 503") == 20

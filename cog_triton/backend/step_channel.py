@@ -67,15 +67,11 @@ class StepChannel:
 
     def end(self, error: errors.CogTritonError) -> None:
         """End all requests with an error, and then the long request."""
-        self._fail_all(error)
-        self.close()
-        self._fail_all(error)  # those whose items had to wait
-
-    def _fail_all(self, error: errors.CogTritonError) -> None:
         text = str(error)
         ends = [StepItem(handle, 0, 0, [], [], step_items.ERROR, text) for handle in self._senders]
         if ends:
             self.add(part_of(ends))
+        self.close()
 
     def add(self, part: Part) -> None:
         """Send what a step has for this stream; after the end, only answer requests."""
@@ -113,9 +109,10 @@ class StepChannel:
         return True
 
     def close(self) -> None:
-        """End the long request."""
+        """End the long request, and answer the requests whose end has not been sent."""
         if self._open:
             self._open = False
+            self._steps.close()
             self._sender.send(flags=_FINAL)
 
     def _send(self, step: Response) -> None:

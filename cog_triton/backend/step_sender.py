@@ -107,12 +107,16 @@ def part_of(items: Iterable[StepItem]) -> Part:
     part, encoded = Part(), step_items.encode(items)
     part.ints, part.log_probs = encoded.items.tolist(), encoded.log_probs.tolist()
     part.errors, part.count = encoded.errors, len(items)
-    part.ended = [
+    part.ended = _ends_of(items)
+    return part
+
+
+def _ends_of(items: Iterable[StepItem]) -> list[Ended]:
+    return [
         Ended(item.handle, item.end, item.offset + len(item.ids), item.error)
         for item in items
         if item.end
     ]
-    return part
 
 
 class StepSender:
@@ -179,6 +183,12 @@ class StepSender:
         """Tell the number of the last step."""
         head = np.array([self._epoch, self._number, HEARTBEAT, 0], np.int64)
         self._send(Response(head, np.empty(0, np.float32), ()))
+
+    def close(self) -> None:
+        """Tell `on_end` of the ends that wait, as in step 0: they are not sent any more."""
+        waiting, self._waiting = self._waiting, []
+        for ended in _ends_of(waiting):
+            self._on_end(ended, 0)
 
     def ticks_unacknowledged(self) -> int:
         """Calls of this during which the oldest step that is kept has been the same."""

@@ -143,6 +143,26 @@ def test_unacknowledged_steps_are_bounded_and_what_waits_is_merged() -> None:
     assert wire.heads(513) == [[514, 0, 1]]
 
 
+def test_ends_that_wait_are_told_when_the_stream_closes() -> None:
+    wire = Wire()
+    for offset in range(512):
+        wire.add(token(1, offset))
+    wire.add(token(1, 512), token(2, 0, step_items.LENGTH))
+    wire.add(token(1, 513, step_items.CANCELLED), token(3, 0))
+    assert wire.ends == []
+    told: list[tuple[Ended, int]] = []
+    wire.sender._on_end = lambda ended, number: told.append((ended, number))
+    wire.sender.close()
+    assert told == [
+        (Ended(2, step_items.LENGTH, 1, None), 0),
+        (Ended(1, step_items.CANCELLED, 514, None), 0),
+    ]
+    wire.sender.acknowledge(512)
+    wire.sender.close()
+    assert len(told) == 2
+    assert len(wire.sent) == 512
+
+
 def test_unacknowledged_bytes_are_bounded() -> None:
     wire = Wire()
     for offset in range(0, 200_000_0, 20_000):

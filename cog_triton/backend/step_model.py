@@ -168,6 +168,7 @@ class StepModel:
             self._client.cancel(stream.number << _HANDLE_BITS | handle)
         if not running:
             del self._by_number[stream.number]
+            self._metrics.publish()
 
     def _on_open(self) -> None:
         with self._lock:

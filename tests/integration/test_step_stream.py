@@ -237,41 +237,71 @@ def test_the_door_does_not_publish_the_model(mock: Stack) -> None:
     assert "tensorrt_llm" in httpx.post(f"{mock.triton}/v2/repository/index").text
 
 
-def test_memory_is_bounded_while_a_client_reads_nothing_and_then_all_arrives(
-    tmp_path: Path, passage: list[int]
-) -> None:
-    stack = Stack(tmp_path / "flat", None)
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("flat"), None)
     stack.command += ["--triton-only", "--engine", "mock", "--tps", "0"]
-    count, streams = 20_000, 32
     with served(stack):
-        client = StepClient(private_port(stack), acks=False).until_open()
-        beats = threading.Event()
+        yield stack
 
-        def acknowledge_nothing_new() -> None:
-            """One step at a time, so that the stream lives while almost nothing moves."""
-            number = 0
-            while not beats.wait(0.3):
-                client.command("ack", step_number=(number := number + 1))
 
-        server = pid_of(stack, "bin/tritonserver")
-        with ThreadPoolExecutor(streams + 1) as pool:
-            before = rss_mb(server)
-            client.reads.clear()
-            pool.submit(acknowledge_nothing_new)
-            answers = [pool.submit(client.submit, handle, count) for handle in range(streams)]
-            time.sleep(5)
-            held = rss_mb(server) - before
-            client.reads.set()
-            beats.set()
-            client.acks = True
-            for answer in answers:
-                assert answer.result()[1]["output_token_count"] == count
-        for handle in range(streams):
-            client.until_ended(handle)
-            assert client.ids(handle) == says(passage, count)
-        assert held < 64
+def test_memory_is_bounded_while_a_client_reads_nothing_and_then_all_arrives(
+    fast: Stack, passage: list[int]
+) -> None:
+    # A stream ends whose client acknowledges nothing for a second, as on a busy machine.
+    assert any(reads_late(fast, passage) for _ in range(5))
+
+
+def reads_late(stack: Stack, passage: list[int]) -> bool:
+    """Read nothing for some seconds, then all; returns whether the stream lived so long."""
+    count, streams = 20_000, 32
+    client = StepClient(private_port(stack), acks=False).until_open()
+    beats = threading.Event()
+
+    def acknowledge_nothing_new() -> None:
+        """One step at a time, so that the stream lives while almost nothing moves."""
+        number = 0
+        while not beats.wait(0.3):
+            client.command("ack", step_number=(number := number + 1))
+
+    server = pid_of(stack, "bin/tritonserver")
+    with ThreadPoolExecutor(streams + 1) as pool:
+        before = rss_mb(server)
+        client.reads.clear()
+        pool.submit(acknowledge_nothing_new)
+        answers = [pool.submit(client.submit, handle, count) for handle in range(streams)]
+        time.sleep(5)
+        held = rss_mb(server) - before
+        client.reads.set()
+        beats.set()
+        client.acks = True
+        told = [answer.result()[1] for answer in answers]
+    assert held < 64
+    handles = range(streams)
+    wait_until(lambda: client.ended.is_set() or all(ended(client, handle) for handle in handles))
+    lived = not client.ended.is_set()
+    if lived:
+        assert [answer["output_token_count"] for answer in told] == [count] * streams
+        assert all(client.ids(handle) == says(passage, count) for handle in handles)
         assert len(client.numbers) < streams * count / 4
-        client.close()
+    client.close()
+    return lived
+
+
+def ended(client: StepClient, handle: int) -> bool:
+    return bool(client.items[handle]) and bool(client.items[handle][-1].end)
+
+
+def test_a_request_whose_end_was_to_wait_is_answered_when_its_stream_is_lost(fast: Stack) -> None:
+    """More steps than are kept without an acknowledgement, and no acknowledgement."""
+    client = StepClient(private_port(fast), acks=False).until_open()
+    status, answer = client.submit(1, 2000)
+    assert status == 200
+    assert answer["output_token_count"] == 2000
+    assert client.ended.wait(FREED_S)
+    assert len(client.ids(1)) < 2000
+    client.close()
+    wait_until(lambda: active(fast) == 0, FREED_S)
 
 
 def test_a_dead_engine_ends_every_request_with_e2105(tmp_path: Path) -> None:

@@ -234,6 +234,12 @@ class Overloaded(FrameworkError):
     code = "E2107"
 
 
+class FatalRequest(FrameworkError):
+    """The engine died of this request three times; its prompt is refused for ten minutes."""
+
+    code = "E2108"
+
+
 class VLLMUnknownError(FrameworkError):
     """vLLM reported an error that has no code of its own."""
 

@@ -8,6 +8,7 @@ renders the Triton model named ``tensorrt_llm`` that runs it. The wire format be
 
 from __future__ import annotations
 
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,9 +26,15 @@ from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.request_extras import encode_extras
+from cog_triton.engines.resume_rules import ResumeRules
 
 NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket", REGISTRY})
 """Parameters of a rendered engine model that are no options of its engine."""
+_TRITON_ENDS = re.compile(
+    r"Stub process .* is not healthy|stopped accepting new inference requests"
+    r"|Request for unknown model"
+)
+"""What Triton says of a model whose stub has died, or while it stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,7 @@ class EngineFamily(ABC):
     extra_models: ClassVar[tuple[str, ...]] = ()
     request_decoder: ClassVar[str] = "cog_triton.engines.tensor_contract:decode_request"
     """Function that reads a request's input tensors in Triton's stubs."""
+    resume_rules: ClassVar[ResumeRules] = ResumeRules()
     secrets: ClassVar[frozenset[str]] = frozenset()
     """Environment variables with secrets that the engine's process needs; others are removed."""
 
@@ -218,4 +226,5 @@ class EngineFamily(ABC):
 
     def classify_error(self, text: str) -> errors.CogTritonError:
         """The coded error behind an error text of the engine or of Triton."""
-        return errors.from_text(text) or errors.TritonUnknownError(text)
+        known = errors.TritonUnavailable if _TRITON_ENDS.search(text) else errors.TritonUnknownError
+        return errors.from_text(text) or known(text)

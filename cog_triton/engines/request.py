@@ -29,6 +29,8 @@ class EngineRequest:
     placeholders are in `input_ids`, in their order; the engine puts their tokens there.
     With `embeds` the answer is the prompt's embedding, of the model's own size or of `dimensions`
     numbers.
+    `resumed_tokens` are the last of `input_ids` that are output already, of a generation whose
+    engine died; `sampling` and the log probabilities are of what is left to make.
     """
 
     input_ids: Sequence[int]
@@ -47,6 +49,7 @@ class EngineRequest:
     prompt_log_probs: bool = False
     embeds: bool = False
     dimensions: int | None = None
+    resumed_tokens: int = 0
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
 

@@ -30,9 +30,10 @@ def check_prompt(
                 f"input_ids: holds {low if low < 0 else high}; must be from 0 to"
                 f" {vocab_size - 1}, the model's vocabulary"
             )
-    if max_input_len is not None and size > max_input_len:
+    prompt = size - request.resumed_tokens
+    if max_input_len is not None and prompt > max_input_len:
         raise PromptTooLong(
-            f"Prompt length ({size}) exceeds maximum input length ({max_input_len})"
+            f"Prompt length ({prompt}) exceeds maximum input length ({max_input_len})"
         )
     if size + max_tokens > max_seq_len:
         raise PromptTooLong(

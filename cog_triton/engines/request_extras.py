@@ -17,7 +17,7 @@ from cog_triton.images.image_limits import ImagePart
 
 EXTRAS = "request_extras"
 # Of an engine request, and of its sampling parameters.
-FIELDS = ("top_log_probs", "prompt_log_probs", "embeds", "dimensions")
+FIELDS = ("top_log_probs", "prompt_log_probs", "embeds", "dimensions", "resumed_tokens")
 SAMPLING = ("min_p", "logit_bias")
 IMAGES = "images"
 

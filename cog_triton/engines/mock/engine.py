@@ -69,11 +69,11 @@ class MockEngine:
 
     def submit(self, handle: int, request: MockRequest) -> None:
         """See `StepEngine.submit`; a `MockRequest`."""
-        start = 0
+        start = request.resumed_tokens
         if request.adapter is not None:
             if self._registry is None:
                 raise InvalidArgument("lora_name: this server has no LoRA adapters")
-            start = self._registry.find(request.adapter).rank
+            start += self._registry.find(request.adapter).rank
         if not self._hangs:
             self._scheduler.submit(handle, request, start)
 

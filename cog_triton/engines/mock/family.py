@@ -16,6 +16,7 @@ from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import INPUTS
+from cog_triton.engines.resume_rules import ResumeRules
 
 MAX_LORA_RANK = 64
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
@@ -35,6 +36,8 @@ class MockFamily(EngineFamily):
 
     name = "mock"
     request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
+    # Penalties do not change its text.
+    resume_rules = ResumeRules(frequency_penalty="sequence", presence_penalty="sequence")
     defaults = MockOptions()
     abilities = Abilities(top_log_probs=20, prompt_log_probs=True, logit_bias=True, min_p=True)
 

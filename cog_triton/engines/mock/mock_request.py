@@ -30,7 +30,7 @@ class MockRequest(EngineRequest):
     """Request to the mock engine; None means the server's own option, see `MockOptions`.
 
     After `inject_after` output tokens the request fails (error), the engine's process dies (crash),
-    or the engine stops for all requests (hang).
+    or the engine stops for all requests (hang); those of a generation that is resumed count.
     """
 
     tps: float | None = None

@@ -29,15 +29,14 @@ def plan_output(request: MockRequest, passage: Sequence[int], end_ids: Set[int])
     output = _stopped(request, passage, end_ids)
     max_tokens = request.sampling.max_tokens
     output = output or PlannedOutput(max_tokens, max_tokens, "length")
-    if request.inject is None:
+    after = request.inject_after - request.resumed_tokens
+    if request.inject is None or after < 0:
         return output
-    if request.inject_after >= output.steps:
+    if after >= output.steps:
         raise InvalidArgument(
-            f"inject_after={request.inject_after}: must be less than {output.steps}, the tokens"
-            " that are made"
+            f"inject_after={after}: must be less than {output.steps}, the tokens that are made"
         )
-    tokens = min(request.inject_after, output.tokens)
-    return PlannedOutput(request.inject_after + 1, tokens, request.inject)
+    return PlannedOutput(after + 1, min(after, output.tokens), request.inject)
 
 
 def _stopped(

@@ -16,6 +16,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.tensorrt_llm import (
     backend_errors,
     engine_directory,
@@ -33,6 +34,10 @@ class TensorRTLLMFamily(EngineFamily):
 
     name = TENSORRT_LLM
     backend = "tensorrtllm"
+    # Its prompt_ignore_length, tokens of the prompt that penalties leave out, is 0 by default.
+    resume_rules = ResumeRules(
+        frequency_penalty="sequence", presence_penalty="sequence", max_input_len=True
+    )
 
     def __init__(self, engine: engine_directory.Engine) -> None:
         limits = engine.config.build_config

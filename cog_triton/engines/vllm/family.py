@@ -12,6 +12,7 @@ from typing_extensions import Self
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_models import images_of
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
@@ -51,6 +52,7 @@ class VLLMFamily(EngineFamily):
 
     name = "vllm"
     extra_models = (TEXT_MODEL,)
+    resume_rules = ResumeRules(frequency_penalty="logit_bias")
     secrets = HUB_TOKENS  # vLLM downloads weights by itself
 
     def __init__(self, directory: Path, model: VLLMModel) -> None:

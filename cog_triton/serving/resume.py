@@ -1,0 +1,150 @@
+"""Resumption: the request that goes on with a generation whose engine died, or why none can.
+
+Pure. `PARAMETERS` says what is carried over, and how; docs/supervision.md has it as a table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.resume_rules import ResumeRules
+from cog_triton.text.sampling import MAX_LOGIT_BIAS, SamplingParams
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # the golden ratio's, as SplitMix64 has it: offsets differ widely
+_MOST_BIAS = 100.0
+"""vLLM clamps a token's bias to it, either way (SamplingParams.from_optional of 0.26 and 0.33)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Reason why a generation cannot go on; `parameter` is its short name, for metrics."""
+
+    parameter: str
+    text: str
+
+
+def continuation(
+    request: EngineRequest,
+    made: Sequence[int],
+    rules: ResumeRules,
+    limits: EngineLimits,
+    *,
+    prompt_told: bool = False,
+) -> EngineRequest | Obstacle:
+    """The request for what is left of `request` after the tokens `made`.
+
+    `prompt_told` says that the prompt's log probabilities are complete, so that they are not asked
+    for again. Without tokens made the request begins anew.
+    """
+    request = replace(request, prompt_log_probs=request.prompt_log_probs and not prompt_told)
+    if not made:
+        return request
+    if request.guide is not None:
+        return Obstacle("guide", "a guide cannot go on amid its output on this engine")
+    size = len(request.input_ids) + len(made)
+    if rules.max_input_len and size > limits.max_input_len:
+        return Obstacle(
+            "max_input_len",
+            f"prompt and output are {size} tokens, the engine's max_input_len is"
+            f" {limits.max_input_len}",
+        )
+    sampling = _carried_penalties(request.sampling, made, rules)
+    if isinstance(sampling, Obstacle):
+        return sampling
+    count = len(made)
+    return replace(
+        request,
+        input_ids=[*request.input_ids, *made],
+        resumed_tokens=count,
+        sampling=replace(
+            sampling,
+            max_tokens=sampling.max_tokens - count,
+            min_tokens=max(0, sampling.min_tokens - count),
+            seed=resumed_seed(sampling.seed, count),
+        ),
+    )
+
+
+def resumed_seed(seed: int, made: int) -> int:
+    """The seed after `made` tokens: the same one would repeat its first draws."""
+    return (seed + made * _SEED_STEP) % 2**63
+
+
+def _carried_penalties(
+    sampling: SamplingParams, made: Sequence[int], rules: ResumeRules
+) -> SamplingParams | Obstacle:
+    if sampling.presence_penalty and rules.presence_penalty is None:
+        return Obstacle("presence_penalty", "presence_penalty counts output alone on this engine")
+    penalty = sampling.frequency_penalty
+    if not penalty or rules.frequency_penalty == "sequence":
+        return sampling
+    if rules.frequency_penalty is None:
+        return Obstacle("frequency_penalty", "frequency_penalty counts output alone on this engine")
+    if sampling.repetition_penalty != 1:
+        return Obstacle(
+            "frequency_penalty", "frequency_penalty beside repetition_penalty is no logit_bias"
+        )
+    bias = dict(sampling.logit_bias)
+    for token, count in Counter(made).items():
+        bias[token] = bias.get(token, 0.0) - penalty * count
+    if len(bias) > MAX_LOGIT_BIAS or max(map(abs, bias.values())) > _MOST_BIAS:
+        return Obstacle("frequency_penalty", "frequency_penalty is more than a logit_bias can hold")
+    return replace(sampling, logit_bias=bias)
+
+
+_FRONT_END = "lives in the front end"
+_AGAIN = "sent again"
+_ENDS = "E2105"
+
+
+def _always(how: str) -> Callable[[ResumeRules], str]:
+    return lambda rules: how
+
+
+def _frequency(rules: ResumeRules) -> str:
+    return {
+        "sequence": "counts prompt and output",
+        "logit_bias": "as `logit_bias`; E2105 beside `repetition_penalty`, beyond 1024 tokens,"
+        " and where a bias exceeds 100",
+        None: _ENDS,
+    }[rules.frequency_penalty]
+
+
+def _presence(rules: ResumeRules) -> str:
+    return _ENDS if rules.presence_penalty is None else "counts prompt and output"
+
+
+def _length(rules: ResumeRules) -> str:
+    return _ENDS if rules.max_input_len else "goes on"
+
+
+PARAMETERS: Mapping[str, Callable[[ResumeRules], str]] = {
+    "`max_tokens`, `min_tokens`": _always("less what was made"),
+    "stop strings, stop token ids, detokenizer": _always(_FRONT_END),
+    "usage, finish reason": _always("as of one request"),
+    "`temperature`, `top_k`, `top_p`, `min_p`, `logit_bias`": _always(_AGAIN),
+    "`seed`": _always("derived from seed and tokens made"),
+    "`repetition_penalty`": _always("counts prompt and output"),
+    "`frequency_penalty`": _frequency,
+    "`presence_penalty`": _presence,
+    "log probabilities": _always("of the new tokens; the prompt's not again"),
+    "guided decoding, forced tool calls": _always("E2105 once there is a token"),
+    "`n`, `best_of`": _always("each sequence by itself"),
+    "LoRA adapter, images": _always(_AGAIN),
+    "prompt and output beyond `max_input_len`": _length,
+}
+"""By parameter: how a family of these rules goes on with it, once tokens were made."""
+
+
+def table(families: Mapping[str, ResumeRules]) -> str:
+    """The table of docs/supervision.md; what all families do alike stands once."""
+    lines = [f"| | {' | '.join(families)} |", "|---" * (len(families) + 1) + "|"]
+    for parameter, how in PARAMETERS.items():
+        told = [how(rules) for rules in families.values()]
+        cells = told if len(set(told)) > 1 else [told[0], *["same"] * (len(told) - 1)]
+        lines.append(f"| {parameter} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

@@ -161,6 +161,7 @@ def main() -> int:
     parser.add_argument("--end-limit", type=float, default=5, help="seconds for a request; 5")
     parser.add_argument("--ready-limit", type=float, default=15, help="seconds until READY; 15")
     options = parser.parse_args()
+    os.environ.setdefault("RESUME", "0")  # else the streams go on, and outlive the round
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work_dir:
         server = Server(options.engine, work_dir)
         wrong: list[str] = []

@@ -68,7 +68,7 @@ STRIKES = (
     *(Strike(WORKER, seconds) for seconds in (0.5, 0.9, 3)),
 )
 LAST = Strike(WORKER)
-PATIENT = {"COG_PROBE_PERIOD": "3600", "TRITON_MAX_RESTARTS": "20"}
+PATIENT = {"COG_PROBE_PERIOD": "3600", "TRITON_MAX_RESTARTS": "20", "RESUME": "0"}
 """The front door ends a server when it sees that a process of Cog was stopped."""
 
 

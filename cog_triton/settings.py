@@ -399,6 +399,14 @@ class Settings(BaseSettings):
         ge=0,
         description="Failed restarts in a row before the server exits; 0 exits at the first crash.",
     )
+    resume: bool = Field(
+        True,
+        description="Whether generations whose engine dies wait for its restart, and go on"
+        " (supervision.md); 0 ends them with E2105.",
+    )
+    resume_timeout: float = Field(
+        60, gt=0, description="Seconds that they wait for it, from each death."
+    )
     tritonserver: OptionalPath = Field(
         None, description="Path of the tritonserver binary. Unset: the one that is found."
     )

@@ -11,7 +11,12 @@ import sys
 from pathlib import Path
 
 from cog_triton import errors
+from cog_triton.engines.mock.family import MockFamily
+from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
+from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import known_versions
+from cog_triton.serving import resume
 from cog_triton.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -47,7 +52,14 @@ SECTIONS = {
     "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),
     "Supervision and shutdown": (
         *("triton_timeout", "triton_start_timeout", "triton_probe_period", "triton_probe_timeout"),
-        *("triton_max_restarts", "cog_probe_period", "cog_probe_timeout", "cog_probe_failures"),
+        *(
+            "triton_max_restarts",
+            "resume",
+            "resume_timeout",
+            "cog_probe_period",
+            "cog_probe_timeout",
+            "cog_probe_failures",
+        ),
         *("drain_timeout", "cog_triton_drain_file"),
     ),
     "Files and programs": (
@@ -95,7 +107,19 @@ def vllm_versions() -> str:
     return "\n".join(["| vLLM | what ran | on |", "|---|---|---|", *rows]) + "\n"
 
 
+def resumption() -> str:
+    """What of a generation goes on after a restart, by engine family."""
+    families = {
+        "TensorRT-LLM": TensorRTLLMFamily,
+        "vLLM": VLLMFamily,
+        "OpenVINO": OpenVINOFamily,
+        "mock": MockFamily,
+    }
+    return resume.table({name: family.resume_rules for name, family in families.items()})
+
+
 TABLES = {
+    "resume": ("supervision.md", resumption),
     "settings": ("settings.md", settings_tables),
     "errors": ("errors.md", errors.markdown_table),
     "vllm": ("vllm.md", vllm_versions),

@@ -67,6 +67,16 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Errors by code (docs/errors.md), refused requests among them; clients that left.",
             stacked=True,
         ),
+        Panel(
+            "Deaths of the engine",
+            "reqps",
+            {
+                "interrupted {{instance}}": _rate("interruptions_total"),
+                "resumed {{instance}}": _rate("resumed_total"),
+                "ended: {{reason}}": _rate("not_resumed_total", "reason"),
+            },
+            "Generations that lost the engine, that went on after its return, and that could not.",
+        ),
     ),
     "Latency": (
         Panel(

@@ -1,17 +1,22 @@
-"""Admission control: concurrency limit plus a bounded FIFO queue; rejects while unhealthy."""
+"""Admission control: concurrency limit plus a bounded FIFO queue; rejects while unhealthy.
+
+After a death of the engine, it also tells interrupted requests when to be sent again.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from cog_triton.errors import CogTritonError, Overloaded
+from cog_triton.errors import CogTritonError, FatalRequest, Overloaded
 from cog_triton.serving.coglet.slot_limit import MAX_SLOTS
+from cog_triton.serving.resume_order import MAX_DEATHS, ResumeOrder, Stay
 from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -29,6 +34,9 @@ class Ticket:
         """The error that it was failed with, if any."""
         self.queue_time: float | None = None
         """Seconds from arrival to admission; None until it is admitted."""
+        self.turn = False
+        """Whether it may be sent to the engine, for the first time or again."""
+        self.stay = Stay()
         self._arrived = 0.0
         self._on_turn: Callable[[], None] = lambda: None
         self._stop: Callable[[], None] = lambda: None
@@ -64,11 +72,21 @@ class Ticket:
 
 
 class Admission:
-    """Concurrency limit of `slots` requests; up to `max_queue` more wait in FIFO order."""
+    """Concurrency limit of `slots` requests; up to `max_queue` more wait in FIFO order.
 
-    def __init__(self, slots: int, max_queue: float = math.inf) -> None:
+    With `resumes`, requests outlive the engine: they keep their slots and places while it is down,
+    from `pause` to `open`, and go on before those in the queue.
+    """
+
+    def __init__(self, slots: int, max_queue: float = math.inf, *, resumes: bool = False) -> None:
+        """`resumes` needs someone who calls `pause`, `release` and `open`."""
         self.slots = slots
         self.max_queue = max_queue
+        self.resumes = resumes
+        self._order = ResumeOrder()
+        self._tickets: dict[Stay, Ticket] = {}
+        self._numbers = itertools.count()
+        self._paused = self._closed = False
         self._running: set[Ticket] = set()
         self._queue: deque[Ticket] = deque()
         self._rejection: CogTritonError | None = None
@@ -93,15 +111,20 @@ class Admission:
         with self._changed:
             if self._rejection is not None:
                 raise copy.copy(self._rejection)
-            if len(self._running) < self.slots:
-                self._running.add(ticket)
-                ticket.queue_time = 0.0
+            ticket._on_turn = on_turn
+            ticket.stay.number = next(self._numbers)
+            if len(self._running) < self.slots and not self._order.holds:
+                self._admit(ticket, 0.0)
                 return
-            if len(self._queue) >= self.max_queue:
+            if self.running + self.waiting >= self.slots + self.max_queue:
                 raise self._overloaded()
             ticket._arrived = time.perf_counter()
-            ticket._on_turn = on_turn
             self._queue.append(ticket)
+
+    def _admit(self, ticket: Ticket, queue_time: float) -> None:
+        self._running.add(ticket)
+        ticket.queue_time = queue_time
+        ticket.turn = True
 
     def require_room(self, count: int) -> None:
         """Raise E2107 unless `count` requests have room now, to run or to wait.
@@ -120,42 +143,127 @@ class Admission:
 
     def leave(self, ticket: Ticket) -> None:
         """Give the slot, or the place in the queue, back; a ticket without one is no error."""
-        admitted: list[Ticket] = []
         with self._changed:
             self._running.discard(ticket)
             if ticket in self._queue:
                 self._queue.remove(ticket)
-            while self._queue and len(self._running) < self.slots:
-                next_ticket = self._queue.popleft()
-                self._running.add(next_ticket)
-                next_ticket.queue_time = time.perf_counter() - next_ticket._arrived
-                admitted.append(next_ticket)
+            if self._tickets.pop(ticket.stay, None):
+                self._order.remove(ticket.stay)
+            turns = self._next_turns()
             self._changed.notify_all()
-        for next_ticket in admitted:
-            next_ticket._on_turn()
+        _tell(turns)
+
+    def sent(self, ticket: Ticket) -> None:
+        """A request is about to be sent to the engine."""
+        ticket.turn = False
+        ticket.stay.epoch = self._order.epoch
+        ticket.stay.exposed = True
+
+    def proven(self, ticket: Ticket) -> None:
+        """The engine has made a token of a request since it was sent."""
+        if ticket.stay not in self._tickets:  # never interrupted: nobody waits for it
+            ticket.stay.exposed = ticket.stay.suspect = False
+            ticket.stay.blamed = 0
+            return
+        with self._changed:
+            self._order.proven(ticket.stay)
+            turns = self._next_turns()
+        _tell(turns)
+
+    def interrupt(self, ticket: Ticket) -> bool:
+        """The engine was lost to a running request: whether it may wait for its return.
+
+        Its `turn` comes when the engine was found well, or has been started again.
+        """
+        with self._changed:
+            if not self.resumes or self._closed or ticket not in self._running:
+                return False
+            self._tickets[ticket.stay] = ticket
+            self._order.add(ticket.stay)
+            turns = self._next_turns()
+        _tell(turns)
+        return True
+
+    def release(self) -> None:
+        """The engine is well: let those go on that were interrupted."""
+        with self._changed:
+            self._order.release()
+            turns = self._next_turns()
+        _tell(turns)
+
+    def _next_turns(self) -> list[Ticket]:
+        if self._paused:
+            return []
+        turns = [self._tickets[stay] for stay in self._order.next_turns()]
+        for ticket in turns:
+            ticket.turn = True
+        while self._queue and len(self._running) < self.slots and not self._order.holds:
+            ticket = self._queue.popleft()
+            self._admit(ticket, time.perf_counter() - ticket._arrived)
+            turns.append(ticket)
+        return turns
 
     def reject_new(self, error: CogTritonError) -> None:
         """Reject new requests with `error`; running and queued ones continue."""
         with self._changed:
             self._rejection = error
 
+    @property
+    def suspects(self) -> int:
+        """Number of requests that the engine may die of now: sent, and without a token since."""
+        with self._changed:
+            return sum(ticket.stay.exposed for ticket in self._running)
+
+    def pause(self, error: CogTritonError) -> None:
+        """The engine has died: reject new requests with `error`; running and queued ones wait.
+
+        One that too many deaths are blamed on ends with E2108.
+        """
+        fatal: list[Ticket] = []
+        with self._changed:
+            self._rejection = error
+            if not self._paused:
+                self._paused, self._closed = True, False
+                self._order.died(ticket.stay for ticket in self._running)
+                fatal = [ticket for ticket in self._running if _is_fatal(ticket)]
+        for ticket in fatal:
+            ticket.fail(
+                FatalRequest(f"the engine died {MAX_DEATHS} times when it got this request")
+            )
+
     def close(self, error: CogTritonError) -> None:
         """Reject new requests, and fail all running and queued ones with `error`."""
         with self._changed:
             self._rejection = error
+            self._paused, self._closed = False, True
             tickets = [*self._queue, *self._running]
         for ticket in tickets:
             ticket.fail(error)
 
-    def open(self) -> None:
-        """Accept requests again."""
+    def open(self, *, accept: bool = True) -> None:
+        """The engine was started: let those go on that wait and, with `accept`, take new ones."""
         with self._changed:
-            self._rejection = None
+            if accept:
+                self._rejection = None
+            self._paused = self._closed = False
+            self._order.release()
+            turns = self._next_turns()
+        _tell(turns)
 
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing runs or is queued; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._running or self._queue), timeout)
+
+
+def _is_fatal(ticket: Ticket) -> bool:
+    return ticket.stay.blamed >= MAX_DEATHS
+
+
+def _tell(turns: Iterable[Ticket]) -> None:
+    """Tell tickets that it is their turn; nothing is locked, since they may leave at once."""
+    for ticket in turns:
+        ticket._on_turn()
 
 
 def admission_for(settings: Settings, max_batch_size: int) -> Admission:
@@ -180,4 +288,4 @@ def admission_for(settings: Settings, max_batch_size: int) -> Admission:
             needed,
             MAX_SLOTS,
         )
-    return Admission(slots, queue)
+    return Admission(slots, queue, resumes=settings.resume)

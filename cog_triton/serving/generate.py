@@ -17,9 +17,11 @@ from typing_extensions import Self
 
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import (
     CogTritonError,
+    FatalRequest,
     FrameworkError,
     TritonUnavailable,
     TritonUnknownError,
@@ -34,6 +36,8 @@ from cog_triton.serving.generation import (
     TextPiece,
 )
 from cog_triton.serving.inbox import Inbox, ThreadInbox
+from cog_triton.serving.quarantine import Quarantine
+from cog_triton.serving.resume import Obstacle, continuation
 from cog_triton.settings import Settings
 from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
@@ -41,6 +45,8 @@ from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.token_transport import Submission, TokenTransport
 
 ToError = Callable[[str], CogTritonError]
+_MAX_TRIES = 5
+_MAX_INTERRUPTIONS = 20
 
 
 class TextGenerator:
@@ -56,6 +62,7 @@ class TextGenerator:
         admission: Admission | None = None,
         on_failure: Callable[[], None] = lambda: None,
         observer: Observer | None = None,
+        resume_rules: ResumeRules | None = None,
     ) -> None:
         """`to_error` gives the coded error behind an engine's error text.
 
@@ -76,7 +83,9 @@ class TextGenerator:
         self.admission = admission or Admission(limits.max_batch_size)
         self.on_failure = on_failure
         self.observer = observer
+        self.resume_rules = resume_rules or ResumeRules()
         self.adapter_use = AdapterUse()
+        self.quarantine = Quarantine()
 
     @property
     def max_seq_len(self) -> int:
@@ -176,9 +185,25 @@ class TextGenerator:
             dimensions=request.dimensions,
         )
 
+    def continuation(
+        self, request: GenerationRequest, decoder: TextDecoder
+    ) -> EngineRequest | Obstacle:
+        """The request as an engine gets it that is to go on after what `decoder` has."""
+        return continuation(
+            self.engine_request(request),
+            decoder.made,
+            self.resume_rules,
+            self._limits,
+            prompt_told=decoder.prompt_told,
+        )
+
 
 class Generation:
-    """A generation from its arrival to its end; a context, within which `advance` is called."""
+    """A generation from its arrival to its end; a context, within which `advance` is called.
+
+    When the engine is lost to it (E2105), it waits for its return, and goes on from the prompt and
+    the tokens made: `Admission` says when.
+    """
 
     def __init__(
         self,
@@ -197,6 +222,13 @@ class Generation:
         self._submission: Submission | None = None
         self._engine_ended = False
         self._failed: str | None = None
+        self._interrupted_at: float | None = None
+        self._tries = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the engine was lost, and has made no token since."""
+        return self._interrupted_at is not None
 
     @property
     def ended(self) -> bool:
@@ -210,6 +242,7 @@ class Generation:
             observer.started(self.request)
         self._generator.adapter_use.enter(self.request, self.result)
         try:
+            self._generator.quarantine.check(self.request)
             self._generator.admission.enter(self.ticket, lambda: self._inbox.put(None))
             self.ticket.on_end(self._on_ticket_end)
             self._submit_if_admitted()
@@ -228,7 +261,8 @@ class Generation:
 
     def advance(self, items: Sequence[StepItem]) -> TextPiece | None:
         """The next piece of text, None if these items complete none; raises the coded error."""
-        if not (items or self._failed or self.ticket.ended):
+        idle = not items or self._submission is None  # or late items of a submission that failed
+        if idle and not (self._failed or self.ticket.ended):
             self._submit_if_admitted()
             return None
         try:
@@ -238,8 +272,21 @@ class Generation:
             if self._failed is not None:
                 raise self._generator.to_error(self._failed)
             self._engine_ended = bool(items[-1].end)
-            piece, self._failed = self._decoder.feed(items)
+            try:
+                piece, self._failed = self._decoder.feed(items)
+            except TritonUnavailable as lost:
+                if self._interrupt(lost):
+                    return None
+                raise
+            if self.ticket.stay.exposed and self._decoder.resumed:
+                self._proven()
             if self._failed is not None:
+                try:
+                    if self._interrupt(self._generator.to_error(self._failed)):
+                        self._failed = None
+                        return piece
+                except TritonUnavailable as error:
+                    self._failed = str(error)
                 if piece is None:
                     raise self._generator.to_error(self._failed)
                 self._inbox.put(None)  # the text comes first
@@ -255,20 +302,74 @@ class Generation:
             self._generator.on_failure()
 
     def _submit_if_admitted(self) -> None:
-        if self._submission or self.ticket.queue_time is None or self.ticket.ended:
+        if self._submission or not self.ticket.turn or self.ticket.ended:
             return
-        self.result.queue_time = self.ticket.queue_time
-        self._generator.adapter_use.admitted(self.result)
         generator, request = self._generator, self.request
+        generator.quarantine.check(request)
+        if self._interrupted_at is None:
+            self.result.queue_time = self.ticket.queue_time
+            generator.adapter_use.admitted(self.result)
+            engine_request = generator.engine_request(request)
+        else:
+            found = generator.continuation(request, self._decoder)
+            assert isinstance(found, EngineRequest)  # as it was when it was interrupted
+            engine_request = found
+            self._decoder.resume()
+            self._tries += 1
+        generator.admission.sent(self.ticket)
         try:
             self._submission = generator.transport.submit(
-                generator.engine_request(request), request.engine_inputs, self._inbox.put
+                engine_request, request.engine_inputs, self._inbox.put
             )
-        except FrameworkError:
+        except FrameworkError as error:
+            if self._interrupt(error):
+                return
             self._report_failure()
             raise
         if self.ticket.ended:
             self._submission.cancel()
+
+    def _proven(self) -> None:
+        """The engine has made a token since the last submission."""
+        self._generator.admission.proven(self.ticket)
+        self._tries = 0
+        if self._interrupted_at is not None:
+            waited = time.perf_counter() - self._interrupted_at
+            self.result.resumptions.append((self._decoder.base, waited))
+            self._interrupted_at = None
+
+    def _interrupt(self, error: CogTritonError) -> bool:
+        """Whether it waits for the engine's return; raises E2105 saying why it cannot go on."""
+        admission, decoder, result = self._generator.admission, self._decoder, self.result
+        if not (admission.resumes and isinstance(error, TritonUnavailable)) or self.ticket.ended:
+            return False
+        if last := decoder.last_item:
+            self._inbox.put(last)
+            return True
+        if obstacle := self._obstacle():
+            result.obstacle = obstacle.parameter
+            raise TritonUnavailable(
+                f"{error.detail}; it does not go on after {len(decoder.made)} tokens:"
+                f" {obstacle.text}"
+            )
+        if not admission.interrupt(self.ticket):
+            return False
+        submission, self._submission = self._submission, None
+        if self._interrupted_at is None:
+            self._interrupted_at = time.perf_counter()
+        result.interruptions += 1
+        if submission is not None:
+            submission.cancel()
+        self._generator.on_failure()
+        return True
+
+    def _obstacle(self) -> Obstacle | None:
+        if self._tries >= _MAX_TRIES:
+            return Obstacle("tries", f"{_MAX_TRIES} tries in a row brought no token")
+        if self.result.interruptions >= _MAX_INTERRUPTIONS:
+            return Obstacle("interruptions", f"it was interrupted {_MAX_INTERRUPTIONS} times")
+        found = self._generator.continuation(self.request, self._decoder)
+        return found if isinstance(found, Obstacle) else None
 
     def _on_ticket_end(self) -> None:
         """On any thread: the engine stops at once, even if the reader is busy elsewhere."""
@@ -282,6 +383,8 @@ class Generation:
         self._generator.admission.leave(self.ticket)
         self._generator.adapter_use.leave(self.result)
         self.result.duration = time.perf_counter() - self._decoder.started
+        if isinstance(self.ticket.error, FatalRequest):
+            self._generator.quarantine.add(self.request)
         gone = isinstance(error, GeneratorExit | asyncio.CancelledError)
         self.result.cancelled = self.ticket.cancelled or gone
         if observer := self._generator.observer:

@@ -80,6 +80,8 @@ class GenerationResult:
     `arrivals` are `time.perf_counter` values, each with the number of tokens that arrived then.
     `queue_time` is from arrival to admission, None until it is admitted. `prompt_length`
     is None unless the engine tells it, since only that knows the tokens of images.
+    `interruptions` counts how often the engine was lost; each of `resumptions` is the number of
+    tokens before it, and the time until the next one. `obstacle` is why it could not go on.
     """
 
     output_token_count: int = 0
@@ -91,6 +93,9 @@ class GenerationResult:
     cancelled: bool = False
     prompt_length: int | None = None
     embedding: Sequence[float] = ()
+    interruptions: int = 0
+    resumptions: list[tuple[int, float]] = field(default_factory=list)
+    obstacle: str | None = None
 
     def prompt_tokens(self, request: GenerationRequest) -> int:
         """Tokens of the prompt of this result's `request`, those of its images included."""
@@ -137,8 +142,14 @@ class TextDecoder:
         )
         self.started = time.perf_counter()
         """When the request arrived, by time.perf_counter()."""
-        self._received = self._prompt_received = 0
+        self.made: list[int] = []
+        """Tokens of the engine so far, all submissions together."""
+        self.base = 0
+        """Those of them that came before the present submission."""
+        self._prompt_received = 0
         self._prompt: list[TokenLogProb] = []
+        self.prompt_told = False
+        """Whether the prompt's log probabilities were given."""
         self.ended = False
         """Whether all text was given; with a stop string, before the engine has ended."""
 
@@ -156,18 +167,19 @@ class TextDecoder:
                 self._result.embedding = item.log_probs
                 continue
             if item.sequence == PROMPT and not item.ids and item.offset:
-                self._result.prompt_length = item.offset
+                self._result.prompt_length = item.offset - self.base
                 continue
             if item.sequence == PROMPT:
                 prompt = self._prompt_pairs(item) or prompt
                 continue
             if item.ids or not item.error:
-                if item.offset != self._received or (item.ids and self._lacks_prompt):
+                received = len(self.made) + len(ids) - self.base
+                if item.offset != received or (item.ids and self._lacks_prompt):
                     raise _lost()
-                self._received += len(item.ids)
                 ids += item.ids
                 if pairs is not None:
                     pairs += self._pairs(item)
+        self.made += ids
         text = self._decode(ids) if ids else ""
         if self._text.stopped and pairs is not None:
             del pairs[self._text.token_count - self._result.output_token_count :]
@@ -178,7 +190,27 @@ class TextDecoder:
         count = self._result.output_token_count = self._text.token_count
         if not (text or pairs or prompt):
             return None, error
+        self.prompt_told = self.prompt_told or bool(prompt)
         return TextPiece(text, () if pairs is None else pairs, count, prompt), error
+
+    def resume(self) -> None:
+        """Expect items of a new submission, which goes on after `made`."""
+        self.base = len(self.made)
+        if not self.prompt_told:  # it comes anew
+            self._prompt_received = 0
+            self._prompt.clear()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the present submission has brought a token."""
+        return len(self.made) > self.base
+
+    @property
+    def last_item(self) -> StepItem | None:
+        """The end that the engine did not come to tell: all of max_tokens are made."""
+        count = len(self.made)
+        full = count >= self._request.sampling.max_tokens
+        return StepItem(0, 0, count - self.base, [], [], LENGTH) if full else None
 
     @property
     def _lacks_prompt(self) -> bool:

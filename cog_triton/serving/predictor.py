@@ -297,6 +297,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
 
 
 def _summary_lines(result: GenerationResult, log_metrics: bool) -> Iterator[str]:
+    for tokens, waited in result.resumptions:
+        yield f"Note: the engine died; resumed after {tokens} tokens, waited {waited:.1f} s"
     yield f"Finish reason: {result.finish_reason}"
     if log_metrics:
         yield f"Tokens processed: {result.output_token_count}"

@@ -86,6 +86,7 @@ class Runtime:
             admission,
             on_failure=lambda: self.supervisor.check_engine(),
             observer=observer,
+            resume_rules=family.resume_rules,
         )
         self.supervisor = Supervisor(
             settings, server, client, transport, self.generator.probe, admission, on_failed

@@ -1,4 +1,4 @@
-"""Triton supervisor: detects failures, fails requests in flight, restarts with backoff."""
+"""Triton supervisor: detects failures, has requests in flight wait, restarts with backoff."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class Supervisor:
 
     A failure is a process that died or was stopped, a readiness probe without an answer while no
     stream receives a byte either, or, after a failed request, two of one token that fail, too.
-    Then admission is closed, which fails all requests with E2105, all of Triton's processes are
-    killed, and it is restarted on the same ports, with a backoff that doubles from 0.5 s to 30 s.
-    It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness.
+    Then admission is paused, so that requests in flight wait, at most RESUME_TIMEOUT; without
+    RESUME it is closed, which fails them with E2105. All of Triton's processes are killed, and it
+    is restarted on the same ports, with a backoff that doubles from 0.5 s to 30 s.
+    It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness;
+    a death for which a single request is to blame does not count.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._main, name="triton-supervisor", daemon=True)
         self._ready_at = 0.0
         self._start_s = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
         self.state = SupervisorState.STARTING
         self.restarts = 0
         """How often Triton was restarted."""
@@ -127,6 +130,9 @@ class Supervisor:
                 _log.error("supervision failed", exc_info=failure)
                 self._give_up(f"supervision failed: {failure!r}")
         finally:
+            self._stop_waiting()
+            if self._admission.resumes and self.state is not SupervisorState.FAILED:
+                self._admission.close(TritonUnavailable("the server is stopping; try again"))
             self._transport.close()
             self._run_task(self._server.stop())
             self._run_task(self._client.aclose())
@@ -148,7 +154,8 @@ class Supervisor:
         while self.state is SupervisorState.READY:
             reason = await self._wait_for_failure() + self._server.oom_hint()
             stable = time.monotonic() - self._ready_at >= _STABLE_S
-            failures = await self._restart(reason, 1 if stable else failures + 1)
+            blamed = self._admission.resumes and self._admission.suspects == 1
+            failures = await self._restart(reason, 1 if stable else max(1, failures + (not blamed)))
 
     async def _start_server(self) -> None:
         began = time.monotonic()
@@ -158,8 +165,12 @@ class Supervisor:
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
         self._check_requested.clear()
-        if not self._restarts_disabled:
-            self._admission.open()  # before readiness is told: a newcomer is served from then on
+        self._stop_waiting()
+        # Before readiness is told: a newcomer is served from then on.
+        if self._restarts_disabled:
+            self._admission.open(accept=False)
+        else:
+            self._admission.open()
         self.error = None
         self.state = SupervisorState.READY
 
@@ -192,7 +203,7 @@ class Supervisor:
         return failures
 
     def _stop_requests(self, reason: str, failures: int, pause: float) -> None:
-        """Choose the next state, and fail all requests in flight."""
+        """Choose the next state, and have all requests in flight wait or fail."""
         if self._restarts_disabled:
             self.state = SupervisorState.STOPPED
             self.error = TritonUnavailable(f"{_first_line(reason)}; the server is stopping")
@@ -207,7 +218,22 @@ class Supervisor:
                 f"{_first_line(reason)}; Triton is being restarted, try again in"
                 f" {math.ceil(pause + self._start_s)} s"
             )
+            if self._admission.resumes:
+                if self._deadline is None:
+                    timeout = self._settings.resume_timeout
+                    self._deadline = self._loop.call_later(timeout, self._end_wait)
+                self._admission.pause(self.error)
+                return
         self._admission.close(self.error)
+
+    def _end_wait(self) -> None:
+        waited = f"waited no longer than {self._settings.resume_timeout:g} s (RESUME_TIMEOUT)"
+        self._admission.close(TritonUnavailable(f"the engine is not back; {waited}; try again"))
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _give_up(self, why: str) -> None:
         _log.error("The server stops: %s", _first_line(why))
@@ -268,6 +294,7 @@ class Supervisor:
                     break
                 if last:
                     return f"the engine fails every request: {error}"
+            self._admission.release()
             await asyncio.sleep(_CHECK_PAUSE_S)
 
 

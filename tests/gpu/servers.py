@@ -181,6 +181,7 @@ def ours(
             "COG_MAX_CONCURRENCY": "500",  # as many as it takes
             "MAX_QUEUE": str(MAX_AT_ONCE),  # vLLM's own server queues them all
             "SERVED_MODEL_NAME": "verify",
+            "RESUME": "0",  # a death is to be heard, and the return to be timed
             **environment,
         },
         work / "serve.log",

@@ -324,7 +324,7 @@ def test_a_second_start_reuses_the_unpacked_engine(
 def test_child_death_fails_requests_with_a_code_and_restarts_triton(
     make_stack: Callable[..., Stack], engine_dir: Path, word: str, mock: bool
 ) -> None:
-    stack = make_stack(**MOCK) if mock else make_stack(engine_dir)
+    stack = make_stack(**MOCK, RESUME="0") if mock else make_stack(engine_dir, RESUME="0")
     stack.start()
     stack.until_ready()
     with stack.stream("Tell me a long story.", max_tokens=4000) as events:

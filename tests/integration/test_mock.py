@@ -76,6 +76,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         COG_MAX_CONCURRENCY="32",
         MOCK_MAX_BATCH_SIZE="16",
         TRITON_TIMEOUT="2",
+        RESUME="0",
     )
     stack.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
     stack.cwd = REPOSITORY / "mock_cog_triton"

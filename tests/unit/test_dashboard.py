@@ -64,6 +64,9 @@ def exported() -> dict[str, set[str]]:
             duration=0.4,
             finish_reason="stop",
             arrivals=[(0.2, 1), (0.4, 1)],
+            interruptions=2,
+            resumptions=[(1, 0.5)],
+            obstacle="guide",
         )
         telemetry.ended(request, result, None)
         telemetry.refused("chat", Overloaded("full"))

@@ -35,10 +35,10 @@ LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end
 class Supervised:
     """A small Triton, its supervisor, and a generator through both."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, resumes: bool = False, **settings: Any) -> None:
         self.triton = FakeTritonServer(directory, **settings)
         self.failed = threading.Event()
-        self.admission = Admission(2, 10)
+        self.admission = Admission(2, 10, resumes=resumes)
         url = self.triton.settings.triton_url
         self.transport = RequestStreams(url, 60, to_error, tensor_contract.encode_request)
         self.generator = TextGenerator(
@@ -82,11 +82,13 @@ class Stream(threading.Thread):
         self._generation = generator.plan([1], SamplingParams(max_tokens=tokens))
         self.flowing = threading.Event()
         self.error: errors.CogTritonError | None = None
+        self.text = ""
         self.start()
 
     def run(self) -> None:
         try:
-            for _ in self._generator.stream(self._generation):
+            for text in self._generator.stream(self._generation):
+                self.text += text
                 self.flowing.set()
         except errors.CogTritonError as error:
             self.error = error
@@ -173,6 +175,71 @@ def test_crash_fails_all_requests_and_restart_serves_new_ones(
     assert supervised.stream(3).end() is None
     assert len(supervised.triton.starts) == 2
     assert supervised.supervisor.error is None
+
+
+@pytest.fixture
+def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(supervisor, "_STABLE_S", 0)
+    item = Supervised(tmp_path, resumes=True, resume_timeout=0.5)
+    yield item
+    item.triton.recover()
+    item.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_with_resume_a_crash_costs_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    item = Supervised(tmp_path, resumes=True)
+    item.start()
+    streams = [item.stream(90) for _ in range(4)]
+    assert all(stream.flowing.wait(PATIENCE_S) for stream in streams[:2])
+    os.kill(item.triton.starts[0], number)
+    assert [stream.end() for stream in streams] == [None] * 4
+    assert len({stream.text for stream in streams}) == 1
+    assert len(streams[0].text) >= 90
+    assert item.supervisor.restarts == 1
+    item.stop()
+
+
+def test_those_that_wait_end_after_resume_timeout(resuming: Supervised) -> None:
+    resuming.start()
+    stream = resuming.stream()
+    assert stream.flowing.wait(PATIENCE_S)
+    resuming.triton.fail("unready")
+    error = stream.end()
+    assert isinstance(error, TritonUnavailable)
+    assert "waited no longer than 0.5 s (RESUME_TIMEOUT)" in str(error)
+    resuming.triton.recover()
+    resuming.until(SupervisorState.READY)
+    assert resuming.stream(3).end() is None
+
+
+def test_stopping_ends_those_that_wait(resuming: Supervised) -> None:
+    resuming.start()
+    stream = resuming.stream()
+    assert stream.flowing.wait(PATIENCE_S)
+    resuming.stop()
+    assert "the server is stopping" in str(stream.end())
+
+
+def test_a_single_suspect_is_no_restart_in_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    item = Supervised(tmp_path, resumes=True, triton_max_restarts=1)
+    item.start()
+    for count in range(1, 4):
+        until(lambda count=count: len(item.triton.starts) == count)
+        item.until(SupervisorState.READY)
+        monkeypatch.setattr(Admission, "suspects", 1)
+        os.kill(item.triton.starts[-1], signal.SIGKILL)
+        until(lambda: item.supervisor.state is not SupervisorState.READY)
+    item.until(SupervisorState.READY)
+    assert not item.failed.is_set()
+    item.stop()
 
 
 def test_requests_are_admitted_before_readiness_is_told(

@@ -89,6 +89,11 @@ class Sequences:
         return not self._running
 
     @property
+    def interrupted(self) -> bool:
+        """Whether any waits for the engine's return."""
+        return any(generation.interrupted for generation in self._running.values())
+
+    @property
     def output_tokens(self) -> int:
         """Tokens of all sequences so far."""
         return sum(generation.result.output_token_count for generation in self.generations)

@@ -17,6 +17,9 @@ from cog_triton.serving.openai.sequences import Sequences
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
 # errors are an event of the stream.
 _HEADERS_AFTER_S = 1.0
+_COMMENT_AFTER_S = 5.0
+_COMMENT = b": the engine is being restarted\n\n"
+"""Keeps proxies from closing a stream that waits for the engine's return."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -111,7 +114,7 @@ class GenerationResponse(Response):
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                         data = b""
-                    pieces = await sequences.advance() or ()
+                    pieces, data = await self._next_pieces()
             if self._include_usage:
                 chunk = self._envelope.chunk([])
                 data += sse_event({**chunk, "usage": self._usage(sequences.output_tokens)})
@@ -123,6 +126,12 @@ class GenerationResponse(Response):
                 return
             data = self._envelope.failure(coded)
         await send({"type": "http.response.body", "body": data})
+
+    async def _next_pieces(self) -> tuple[Pieces, bytes]:
+        """The next pieces; or none and a comment, from time to time while the engine is gone."""
+        timeout = _COMMENT_AFTER_S if self._sequences.interrupted else None
+        pieces = await self._sequences.advance(timeout)
+        return ((), _COMMENT) if pieces is None else (pieces, b"")
 
     async def _first_pieces(self) -> Pieces:
         """The first pieces; none when they are not there in time for the headers."""

@@ -74,6 +74,15 @@ class Metrics:
         self._cancelled = self._counter(
             "requests_cancelled", "Requests whose client left or cancelled"
         )
+        self._interruptions = self._counter(
+            "interruptions", "Times that the engine was lost to a generation"
+        )
+        self._resumed = self._counter(
+            "resumed", "Times that a generation got a token of an engine that had returned"
+        )
+        self._not_resumed = self._counter(
+            "not_resumed", "Generations that ended since they could not go on", "reason"
+        )
         self.lora_requests = LoRARequests()
         self.registry.register(self.lora_requests)
         ProcessCollector(registry=self.registry)
@@ -114,6 +123,11 @@ class Metrics:
         if result.time_to_first_token is not None:
             self._time_to_first_token.observe(result.time_to_first_token)
         self._inter_token_latency.observe_many(inter_token_latencies(result.arrivals))
+        if result.interruptions:
+            self._interruptions.inc(result.interruptions)
+            self._resumed.inc(len(result.resumptions))
+        if result.obstacle is not None:
+            self._not_resumed.labels(result.obstacle).inc()
         if outcome == "cancelled":
             self._cancelled.inc()
         elif error is not None:

@@ -33,6 +33,10 @@ class RequestLog:
             "ttft_s": _rounded(result.time_to_first_token),
             "duration_s": _rounded(result.duration),
         }
+        if result.interruptions:
+            values["interruptions"] = result.interruptions
+            values["resumed_after_tokens"] = [tokens for tokens, _ in result.resumptions] or None
+            values["resume_wait_s"] = _rounded(sum(waited for _, waited in result.resumptions))
         if outcome == "error" and error is not None:
             values["code"] = code_of(error)
         level = logging.ERROR if values.get("code", "").startswith("E2") else logging.INFO

@@ -1,0 +1,94 @@
+"""Resumption order: whose turn it is after an engine's death, so that prefills are spread.
+
+Suspects of a death are requests that got no token since they were sent to the engine. They go on
+after all others and one at a time, each alone in prefill, so that the next death has one to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_DEATHS = 3
+"""Deaths that may be blamed on a request, without a token in between."""
+_PREFILLS = 4
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """Stay of a request in the engine, over all of its submissions; `number` is of its arrival."""
+
+    number: int = 0
+    epoch: int = 0
+    """Deaths before it was sent last."""
+    exposed: bool = False
+    """Whether it was sent, and has no token since."""
+    suspect: bool = False
+    """Whether it was a suspect of a death since its last token."""
+    blamed: int = 0
+    """Deaths of which it was the only suspect since then."""
+
+
+class ResumeOrder:
+    """Requests that wait to be sent again; not thread-safe."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        """Deaths so far."""
+        self._waiting: set[Stay] = set()
+        self._released: set[Stay] = set()
+        self._prefilling: set[Stay] = set()
+
+    @property
+    def holds(self) -> bool:
+        """Whether newcomers have to wait: some go on first, or a suspect is to be alone."""
+        return bool(self._released) or any(stay.suspect for stay in self._prefilling)
+
+    def died(self, running: Iterable[Stay]) -> None:
+        """The engine died, maybe of one of the suspects."""
+        self.epoch += 1
+        self._prefilling.clear()
+        suspects = [stay for stay in running if stay.exposed]
+        for stay in suspects:
+            stay.suspect, stay.exposed = True, False
+            stay.blamed += len(suspects) == 1
+
+    def add(self, stay: Stay) -> None:
+        """A request was interrupted; it may go on at once if the engine has returned since."""
+        self._prefilling.discard(stay)
+        self._waiting.add(stay)
+        if stay.epoch < self.epoch:
+            stay.exposed = False
+            self._released.add(stay)
+
+    def release(self) -> None:
+        """The engine is well: all may go on that wait now."""
+        for stay in self._waiting:
+            stay.exposed = False
+        self._released |= self._waiting
+
+    def proven(self, stay: Stay) -> None:
+        """A request got a token."""
+        stay.exposed = stay.suspect = False
+        stay.blamed = 0
+        self._prefilling.discard(stay)
+
+    def remove(self, stay: Stay) -> None:
+        """A request ended."""
+        for places in (self._waiting, self._released, self._prefilling):
+            places.discard(stay)
+
+    def next_turns(self) -> list[Stay]:
+        """Those whose turn it is now, in order of arrival; suspects last, by how often blamed."""
+        turns = []
+        for stay in sorted(
+            self._released, key=lambda stay: (stay.suspect, stay.blamed, stay.number)
+        ):
+            alone = stay.suspect or any(other.suspect for other in self._prefilling)
+            if len(self._prefilling) >= (1 if alone else _PREFILLS):
+                break
+            self._released.discard(stay)
+            self._waiting.discard(stay)
+            self._prefilling.add(stay)
+            turns.append(stay)
+        return turns

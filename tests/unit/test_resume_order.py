@@ -1,0 +1,79 @@
+"""Resumption order: places, spread prefills, suspects last and alone."""
+
+from __future__ import annotations
+
+from cog_triton.serving.resume_order import ResumeOrder, Stay
+
+
+def stays(order: ResumeOrder, count: int, exposed: int = 0) -> list[Stay]:
+    """Requests in the engine that died: all wait, the first `exposed` of them as suspects."""
+    made = [Stay(number, order.epoch, number < exposed) for number in range(count)]
+    order.died(made)
+    for stay in reversed(made):
+        order.add(stay)
+    return made
+
+
+def test_prefills_are_spread_in_order_of_arrival() -> None:
+    order = ResumeOrder()
+    made = stays(order, 6)
+    assert order.next_turns() == made[:4]
+    assert order.next_turns() == []
+    assert order.holds
+    order.proven(made[2])
+    assert order.next_turns() == [made[4]]
+    order.remove(made[0])
+    assert order.next_turns() == [made[5]]
+    assert not order.holds
+
+
+def test_suspects_go_last_and_alone() -> None:
+    order = ResumeOrder()
+    made = stays(order, 5, exposed=2)
+    assert order.next_turns() == made[2:]
+    for stay in made[2:4]:
+        order.proven(stay)
+        assert order.next_turns() == []
+    order.proven(made[4])
+    assert order.next_turns() == [made[0]]
+    assert order.holds
+    order.proven(made[0])
+    assert order.next_turns() == [made[1]]
+    assert order.holds
+    order.remove(made[1])
+    assert not order.holds
+
+
+def test_a_death_counts_for_those_that_were_in_the_engine_alone() -> None:
+    order = ResumeOrder()
+    made = stays(order, 2, exposed=2)
+    (first,) = order.next_turns()
+    first.exposed, first.epoch = True, order.epoch
+    assert [stay.blamed for stay in made] == [0, 0], "there were two"
+    order.died(made)
+    assert [stay.blamed for stay in made] == [1, 0]
+    order.add(first)
+    assert order.next_turns() == [made[1]], "who was blamed goes last"
+    order.proven(made[1])
+    assert order.next_turns() == [made[0]]
+    order.proven(made[0])
+    assert (made[0].blamed, made[0].suspect) == (0, False)
+
+
+def test_without_a_death_they_wait_until_the_engine_was_found_well() -> None:
+    order = ResumeOrder()
+    stay = Stay(exposed=True)
+    order.add(stay)
+    assert order.next_turns() == []
+    assert not order.holds
+    order.release()
+    assert not stay.exposed
+    assert order.next_turns() == [stay]
+
+
+def test_who_hears_of_a_death_after_the_restart_goes_on_at_once() -> None:
+    order = ResumeOrder()
+    late = Stay(epoch=order.epoch, exposed=True)
+    order.died([late])
+    order.add(late)
+    assert order.next_turns() == [late]

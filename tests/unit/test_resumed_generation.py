@@ -1,0 +1,461 @@
+"""Generations that outlive their engine, over a transport that dies when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from scripted_server import PATIENCE_S, wait_until
+from small_tokenizers import byte_level
+
+from cog_triton import errors
+from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.resume_rules import ResumeRules
+from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
+from cog_triton.errors import CogTritonError, FatalRequest, TritonUnavailable, TritonUnknownError
+from cog_triton.serving import generate
+from cog_triton.serving.admission import Admission, Ticket
+from cog_triton.serving.generate import Generation, Stream, TextGenerator
+from cog_triton.serving.generation import GenerationResult
+from cog_triton.serving.inbox import LoopInboxes
+from cog_triton.serving.openai import streaming
+from cog_triton.settings import load_settings
+from cog_triton.text.guide import Guide
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.token_transport import Put, failure
+
+TOKENIZER = EngineTokenizer(byte_level())
+GONE = TritonUnavailable("the engine's process has ended; try again later")
+
+
+class Submission:
+    def __init__(self, request: EngineRequest, put: Put) -> None:
+        self.request = request
+        self.put = put
+        self.sent = 0
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def make(self, text: str, end: int = 0, *, lost: int = 0) -> None:
+        """Make the tokens of a text, at an offset that shows `lost` ones."""
+        ids = TOKENIZER.encode(text) if text else []
+        width = int(self.request.return_log_probs)
+        self.put(StepItem(1, 0, self.sent + lost, ids, [-1.0] * len(ids) * width, end, None, width))
+        self.sent += len(ids)
+
+    def die(self) -> None:
+        self.put(failure(1, GONE))
+
+
+class Engine:
+    """Transport to an engine that does what a test says; `down` refuses requests."""
+
+    last_token_at = 0.0
+
+    def __init__(self) -> None:
+        self.submissions: list[Submission] = []
+        self.down = False
+
+    def open(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def close(self) -> None: ...
+
+    def submit(self, request: EngineRequest, inputs: Mapping[str, Any], put: Put) -> Submission:
+        if self.down:
+            raise GONE
+        self.submissions.append(Submission(request, put))
+        return self.submissions[-1]
+
+    def get(self, number: int) -> Submission:
+        wait_until(lambda: len(self.submissions) > number)
+        return self.submissions[number]
+
+
+class World:
+    """A generator with one engine; `checks` counts the engine checks that were asked for."""
+
+    def __init__(self, slots: int = 8, *, resumes: bool = True, **rules: Any) -> None:
+        self.engine = Engine()
+        self.admission = Admission(slots, 8, resumes=resumes)
+        self.checks = 0
+        self.generator = TextGenerator(
+            load_settings(),
+            EngineLimits(
+                max_input_len=90, max_seq_len=200, max_batch_size=8, end_id=None, pad_id=None
+            ),
+            TOKENIZER,
+            self.engine,
+            lambda text: errors.from_text(text) or TritonUnknownError(text),
+            self.admission,
+            on_failure=self._check,
+            resume_rules=ResumeRules(**rules),
+        )
+
+    def _check(self) -> None:
+        self.checks += 1
+
+    def start(
+        self,
+        prompt: Sequence[int] = (1, 2),
+        stops: Sequence[str] = (),
+        sampling: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Running:
+        given = SamplingParams(**{"max_tokens": 50, "seed": 3, **(sampling or {})})
+        request = self.generator.plan(list(prompt), given, stops, **fields)
+        return Running(self.generator.stream(request, Ticket()))
+
+    def die(self) -> None:
+        """The engine dies, and the supervisor notices."""
+        for submission in self.engine.submissions:
+            submission.die()
+        self.admission.pause(TritonUnavailable("Triton is being restarted, try again in 2 s"))
+
+
+class Running:
+    """A generation on a thread of its own."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.generation = stream.generation
+        self.texts: list[str] = []
+        self._future: Future[None] = Future()
+        threading.Thread(target=self._read, args=[stream], daemon=True).start()
+
+    def _read(self, stream: Stream) -> None:
+        try:
+            for text in stream:
+                self.texts.append(text)
+        except CogTritonError as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(None)
+
+    @property
+    def result(self) -> GenerationResult:
+        return self.generation.result
+
+    def until_told(self, text: str) -> None:
+        wait_until(lambda: "".join(self.texts) == text)
+
+    def until_waiting(self) -> None:
+        wait_until(lambda: self.generation.interrupted and self.generation._submission is None)
+
+    def text(self) -> str:
+        self._future.result(PATIENCE_S)
+        return "".join(self.texts)
+
+    def error(self) -> BaseException | None:
+        return self._future.exception(PATIENCE_S)
+
+
+def test_a_generation_goes_on_from_prompt_and_tokens_made() -> None:
+    world = World()
+    running = world.start(sampling={"min_tokens": 7})
+    first = world.engine.get(0)
+    first.make("abc")
+    running.until_told("abc")
+    world.die()
+    running.until_waiting()
+    assert len(world.engine.submissions) == 1
+    assert first.cancelled
+    world.admission.open()
+    second = world.engine.get(1)
+    assert list(second.request.input_ids) == [1, 2, *TOKENIZER.encode("abc")]
+    assert second.request.resumed_tokens == 3
+    assert (second.request.sampling.max_tokens, second.request.sampling.min_tokens) == (47, 4)
+    second.make("def", STOP)
+    assert running.text() == "abcdef"
+    assert running.result.output_token_count == 6
+    assert running.result.finish_reason == "stop"
+    assert running.result.interruptions == 1
+    ((tokens, waited),) = running.result.resumptions
+    assert tokens == 3
+    assert waited > 0
+    assert (world.admission.running, world.admission.waiting) == (0, 0)
+
+
+def test_items_from_before_the_death_count() -> None:
+    world = World()
+    running = world.start()
+    first = world.engine.get(0)
+    first.make("abc")
+    first.make("de")
+    world.die()
+    world.admission.open()
+    second = world.engine.get(1)
+    assert second.request.resumed_tokens == 5
+    second.make("f", STOP)
+    assert running.text() == "abcdef"
+
+
+def test_late_items_of_an_interrupted_submission_are_dropped() -> None:
+    world = World()
+    running = world.start()
+    first = world.engine.get(0)
+    first.make("abc")
+    world.die()
+    running.until_waiting()
+    first.make("xyz")
+    first.die()
+    world.admission.open()
+    world.engine.get(1).make("def", STOP)
+    assert running.text() == "abcdef"
+    assert running.result.interruptions == 1
+
+
+def test_stop_strings_characters_and_counts_cross_the_seam() -> None:
+    world = World()
+    running = world.start(stops=["lazy dog"])
+    smile = TOKENIZER.encode("\U0001f600")
+    first = world.engine.get(0)
+    first.make("the ")
+    first.put(StepItem(1, 0, first.sent, smile[:2], []))
+    world.die()
+    world.admission.open()
+    second = world.engine.get(1)
+    second.put(StepItem(1, 0, 0, smile[2:], []))
+    second.sent = len(smile) - 2
+    second.make(" la")
+    second.die()
+    world.admission.release()
+    wait_until(lambda: world.checks == 2)
+    world.admission.release()
+    world.engine.get(2).make("zy dog and more")
+    assert running.text() == "the \U0001f600 "
+    assert running.result.finish_reason == "stop"
+
+
+def test_all_tokens_made_need_no_engine() -> None:
+    world = World()
+    running = world.start(sampling={"max_tokens": 3})
+    first = world.engine.get(0)
+    first.make("abc")
+    first.die()
+    assert running.text() == "abc"
+    assert running.result.finish_reason == "length"
+    assert len(world.engine.submissions) == 1
+
+
+def test_a_healthy_engine_gets_it_again_after_the_check() -> None:
+    world = World()
+    running = world.start()
+    world.engine.get(0).make("abc")
+    running.until_told("abc")
+    world.engine.get(0).make("f", lost=2)
+    wait_until(lambda: world.checks == 1)
+    assert len(world.engine.submissions) == 1
+    world.admission.release()
+    world.engine.get(1).make("def", STOP)
+    assert running.text() == "abcdef"
+
+
+def test_tries_without_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_MAX_TRIES", 2)
+    world = World()
+    running = world.start()
+    for number in range(3):
+        world.engine.get(number).die()
+        wait_until(lambda number=number: world.checks == number + 1)
+        world.admission.release()
+    assert "2 tries in a row" in str(running.error())
+    assert running.result.obstacle == "tries"
+    assert len(world.engine.submissions) == 3
+
+
+def test_a_refused_connection_is_an_interruption() -> None:
+    world = World()
+    world.engine.down = True
+    running = world.start()
+    wait_until(lambda: world.checks == 1)
+    world.engine.down = False
+    world.admission.release()
+    world.engine.get(0).make("a", STOP)
+    assert running.text() == "a"
+
+
+@pytest.mark.parametrize("error", ["E1005 InvalidArgument: no", "a CUDA error"])
+def test_errors_of_the_request_itself_end_it(error: str) -> None:
+    world = World()
+    running = world.start()
+    world.engine.get(0).put(failure(1, error))
+    assert error in str(running.error())
+    assert running.result.interruptions == 0
+
+
+def test_what_cannot_go_on_ends_with_e2105_and_why() -> None:
+    world = World()
+    running = world.start(guide=Guide("regex", "a+"))
+    world.engine.get(0).make("aa")
+    world.engine.get(0).die()
+    error = running.error()
+    assert isinstance(error, TritonUnavailable)
+    for words in ("the engine's process has ended", "after 2 tokens", "guide"):
+        assert words in str(error)
+    assert running.texts == ["aa"]
+    assert running.result.obstacle == "guide"
+    assert world.checks == 1
+
+
+def test_a_guide_without_tokens_begins_anew() -> None:
+    world = World()
+    running = world.start(guide=Guide("regex", "a+"))
+    world.engine.get(0)
+    world.die()
+    world.admission.open()
+    second = world.engine.get(1)
+    assert second.request.guide is not None
+    second.make("aa", STOP)
+    assert running.text() == "aa"
+
+
+def test_without_resume_it_ends_as_the_transport_says() -> None:
+    world = World(resumes=False)
+    running = world.start()
+    world.engine.get(0).make("abc")
+    world.engine.get(0).die()
+    assert "the engine's process has ended" in str(running.error())
+    assert running.texts == ["abc"]
+
+
+def test_log_probs_of_a_prompt_that_was_told_come_once() -> None:
+    world = World()
+    running = world.start(return_log_probs=True, prompt_log_probs=True)
+    first = world.engine.get(0)
+    first.put(StepItem(1, PROMPT, 0, [1], [-1.0], width=1))
+    first.die()
+    wait_until(lambda: world.checks == 1)
+    world.admission.release()
+    second = world.engine.get(1)
+    assert second.request.prompt_log_probs
+    second.put(StepItem(1, PROMPT, 0, [1, 2], [-1.0, -2.0], width=1))
+    second.make("ab")
+    running.until_told("ab")
+    second.die()
+    wait_until(lambda: world.checks == 2)
+    world.admission.release()
+    third = world.engine.get(2)
+    assert not third.request.prompt_log_probs
+    assert third.request.return_log_probs
+    third.make("c", LENGTH)
+    assert running.text() == "abc"
+
+
+def test_cancelled_while_it_waits_leaves_at_once() -> None:
+    world = World(slots=1)
+    running = world.start()
+    world.engine.get(0).make("abc")
+    world.die()
+    running.until_waiting()
+    running.generation.ticket.cancel()
+    assert "cancelled" in str(running.error())
+    assert running.result.cancelled
+    assert world.admission.running == 0
+    world.admission.open()
+    assert len(world.engine.submissions) == 1
+
+
+def test_close_ends_those_that_wait_with_its_error() -> None:
+    world = World(slots=1)
+    running, queued = world.start(), world.start()
+    world.engine.get(0).make("abc")
+    wait_until(lambda: world.admission.waiting == 1)
+    world.die()
+    running.until_waiting()
+    world.admission.close(TritonUnavailable("not back within 60 s"))
+    for each in (running, queued):
+        assert "not back within 60 s" in str(each.error())
+    late = world.start()
+    assert "not back within 60 s" in str(late.error())
+
+
+def test_new_requests_are_rejected_and_queued_ones_keep_their_places() -> None:
+    world = World(slots=1)
+    running = world.start()
+    world.engine.get(0).make("abc")
+    queued = world.start(prompt=[5])
+    wait_until(lambda: world.admission.waiting == 1)
+    world.die()
+    running.until_waiting()
+    assert "being restarted" in str(world.start().error())
+    world.admission.open()
+    second = world.engine.get(1)
+    assert second.request.resumed_tokens == 3
+    second.make("d", STOP)
+    assert running.text() == "abcd"
+    world.engine.get(2).make("q", STOP)
+    assert queued.text() == "q"
+
+
+def test_a_request_that_kills_the_engine_ends_and_its_prompt_is_refused() -> None:
+    world = World()
+    innocent = world.start(prompt=[1])
+    world.engine.get(0).make("a")
+    innocent.until_told("a")
+    poison = world.start(prompt=[6, 6])
+    world.engine.get(1)
+    for death in range(1, 4):
+        assert world.admission.suspects == 1
+        world.die()
+        innocent.until_waiting()
+        if death == 3:
+            break
+        poison.until_waiting()
+        world.admission.open()
+        again = world.engine.get(2 * death)
+        assert again.request.input_ids[0] == 1, "the innocent goes first"
+        assert len(world.engine.submissions) == 2 * death + 1, "the suspect waits for its token"
+        again.make("b")
+        assert list(world.engine.get(2 * death + 1).request.input_ids) == [6, 6]
+    assert isinstance(poison.error(), FatalRequest)
+    world.admission.open()
+    assert isinstance(world.start(prompt=[6, 6]).error(), FatalRequest)
+    wait_until(lambda: len(world.engine.submissions) == 7)
+    world.engine.get(6).make("c", STOP)
+    assert innocent.text() == "abbc"
+
+
+def test_the_event_loop_drives_it_as_well() -> None:
+    world = World()
+
+    async def main() -> str:
+        inbox = LoopInboxes().new()
+        request = world.generator.plan([1, 2], SamplingParams(max_tokens=50))
+        text = ""
+        with Generation(world.generator, request, inbox) as generation:
+            world.engine.submissions[0].make("abc")
+            threading.Timer(0.01, world.die).start()
+            opened = False
+            while not generation.ended:
+                piece = generation.advance(await inbox.take() or [])
+                text += piece.text if piece else ""
+                if generation.interrupted and not opened:
+                    opened = True
+                    threading.Timer(0.05, world.admission.open).start()
+                if len(world.engine.submissions) == 2 and not world.engine.submissions[1].sent:
+                    world.engine.submissions[1].make("def", STOP)
+        return text
+
+    assert asyncio.run(main()) == "abcdef"
+
+
+def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_COMMENT_AFTER_S", 0.01)
+
+    class Waiting:
+        interrupted = True
+
+        async def advance(self, timeout: float | None) -> None:
+            assert timeout == 0.01
+
+    response: Any = streaming.GenerationResponse.__new__(streaming.GenerationResponse)
+    response._sequences = Waiting()
+    pieces, data = asyncio.run(response._next_pieces())
+    assert (pieces, data[:1], data[-2:]) == ((), b":", b"\n\n")

@@ -75,6 +75,7 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_serve_refuses_a_wrong_gpu_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
     done = subprocess.run(
         [sys.executable, "-m", "cog_triton", "serve", str(tmp_path)],
         # sm_1 is no GPU's, so the image is the wrong one on every machine.

@@ -243,10 +243,7 @@ class Settings(BaseSettings):
         description="Port of the OpenAI API and of /metrics; 0 or unset is off. `cog-triton"
         " serve` sets 8080.",
     )
-    openai_page: bool = Field(
-        True,
-        description="Serve a page to try the model with, at `/` of `OPENAI_PORT` (openai.md).",
-    )
+    openai_page: bool = Field(True, description="A page to try the model, at `/` (openai.md).")
     cog_triton_api_key: OptionalSecret = Field(
         None,
         description="Key that requests must bring, on every port but gRPC's; health checks need"
@@ -317,12 +314,8 @@ class Settings(BaseSettings):
         " private address only if the list names it or its network. Unset: none.",
     )
     max_images: int = Field(16, ge=0, description="Images of a request; E1005 beyond.")
-    max_image_bytes: int = Field(
-        16 << 20, ge=1, description="Bytes of a request's images together; E1005 beyond."
-    )
-    max_image_pixels: int = Field(
-        32_000_000, ge=1, description="Pixels of a request's images together; E1005 beyond."
-    )
+    max_image_bytes: int = Field(16 << 20, ge=1, description="Bytes of all of them; E1005 beyond.")
+    max_image_pixels: int = Field(32_000_000, ge=1, description="Their pixels; E1005 beyond.")
     max_stop_sequences: int = Field(
         64, ge=1, description="Stop strings of a request, also bad words; E1005 beyond."
     )
@@ -404,9 +397,7 @@ class Settings(BaseSettings):
         description="Whether generations whose engine dies wait for its restart, and go on"
         " (supervision.md); 0 ends them with E2105.",
     )
-    resume_timeout: float = Field(
-        60, gt=0, description="Seconds that they wait for it, from each death."
-    )
+    resume_timeout: float = Field(60, gt=0, description="Seconds that they wait, from each death.")
     tritonserver: OptionalPath = Field(
         None, description="Path of the tritonserver binary. Unset: the one that is found."
     )

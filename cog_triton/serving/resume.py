@@ -70,7 +70,7 @@ def continuation(
 
 
 def resumed_seed(seed: int, made: int) -> int:
-    """The seed after `made` tokens: the same one would repeat its first draws."""
+    """Random seed after `made` tokens: the same one would repeat its first draws."""
     return (seed + made * _SEED_STEP) % 2**63
 
 

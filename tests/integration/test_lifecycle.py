@@ -251,8 +251,7 @@ def test_bad_serve_config_is_a_coded_error(
 def test_port_in_use_is_named(
     make_stack: Callable[..., Stack], stack: Stack, engine_tar: Path
 ) -> None:
-    other = make_stack(str(engine_tar))
-    other.environment["TRITON_GRPC_PORT"] = str(stack.grpc)
+    other = make_stack(engine_tar, TRITON_GRPC_PORT=str(stack.grpc))
     other.start()
     code, output = other.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1

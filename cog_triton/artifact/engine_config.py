@@ -8,6 +8,7 @@ version are in none of them.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -137,6 +138,23 @@ class EngineConfig(_Section):
     def on_cpu(self) -> bool:
         """Whether the engine runs on the CPU."""
         return self.engine in CPU_FAMILIES
+
+    def longest_prompt(self, *, chunked: bool) -> int:
+        """Longest prompt in tokens; `chunked` if prompts are prefilled in several steps.
+
+        TensorRT-LLM ignores max_input_len since 0.12, unless input is padded (TrtGptModel).
+        """
+        limits, plugins = self.build_config, self.build_config.plugin_config
+        release = re.match(r"(\d+)\.(\d+)", self.version)
+        if self.engine != TENSORRT_LLM or release is None:
+            return limits.max_input_len
+        if (int(release[1]), int(release[2])) < (0, 12):
+            return limits.max_input_len
+        if chunked:
+            return limits.seq_len - 1
+        if plugins.context_fmha and plugins.remove_input_padding and limits.max_num_tokens:
+            return min(limits.seq_len - 1, limits.max_num_tokens)
+        return limits.max_input_len
 
 
 def parse(text: bytes, origin: str) -> EngineConfig:

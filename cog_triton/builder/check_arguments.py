@@ -32,11 +32,20 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def check_arguments(
-    steps: Sequence[Step], echo: Callable[[str], None], limit_s: float = LIMIT_S
+    steps: Sequence[Step],
+    echo: Callable[[str], None],
+    limit_s: float = LIMIT_S,
+    *,
+    against_installed: bool = True,
 ) -> bool:
     """Check the arguments of `steps` against the options that their scripts have.
 
-    `echo` gets a line for each step, which says so if its arguments could not be checked.
+    Args:
+        echo: gets a line for each step, which says what its options were read from, or that its
+            arguments could not be checked.
+        limit_s: time limit of a script that is asked for its options, in seconds.
+        against_installed: ask the scripts of this machine themselves, which are run as far as
+            their command line; else only those of which nothing is recorded.
 
     Returns:
         Whether all could be checked.
@@ -48,7 +57,9 @@ def check_arguments(
     complete = True
     with contextlib.ExitStack() as stack:
         # All at once: most of the time goes into the scripts' imports.
-        waits = [stack.enter_context(_probed(step.script, limit_s)) for step in steps]
+        waits = [
+            stack.enter_context(_probed(step.script, limit_s, against_installed)) for step in steps
+        ]
         for step, wait in zip(steps, waits, strict=True):
             found = wait()
             label = PurePosixPath(step.script.name).name
@@ -65,10 +76,9 @@ def check_arguments(
                     f"[check] {step.name}: ARGUMENTS NOT CHECKED: {', '.join(unlisted)}: {label}"
                     " also takes options that it does not list"
                 )
-            elif not mistakes:
-                echo(
-                    f"[check] {step.name}: OK: the arguments are what {label} accepts{found.source}"
-                )
+            verdict = "OK: the arguments are" if not mistakes else "WRONG: the arguments are not"
+            if mistakes or not unlisted:
+                echo(f"[check] {step.name}: {verdict} what {label} accepts{found.source}")
     if lines:
         raise UnknownArgument("\n".join(lines))
     return complete
@@ -83,9 +93,14 @@ class _Found:
 
 
 @contextlib.contextmanager
-def _probed(script: Script, limit_s: float) -> Iterator[Callable[[], _Found | Unreadable]]:
+def _probed(
+    script: Script, limit_s: float, against_installed: bool
+) -> Iterator[Callable[[], _Found | Unreadable]]:
     """Start a probe of `script`; what this yields waits for its options, probed or recorded."""
-    if not script.here:
+    recorded = None if against_installed or not script.recorded else known_options(script.name)
+    if recorded is not None:
+        yield lambda: _Found(recorded.options, f" (as recorded from {recorded.source})")
+    elif not script.here:
         yield lambda: _recorded_or(Unreadable(script.problem or ""), script)
     else:
         with probing(script.python, script.path, limit_s) as wait:
@@ -101,9 +116,10 @@ def _probed(script: Script, limit_s: float) -> Iterator[Callable[[], _Found | Un
 
 def _recorded_or(unreadable: Unreadable, script: Script) -> _Found | Unreadable:
     known = known_options(script.name)
-    if known is None:
+    if known is None or not script.recorded:
         return unreadable
-    return _Found(known.options, f" (as recorded from {known.source})")
+    why = f"; it could not be asked: {unreadable.reason}" if script.here else ""
+    return _Found(known.options, f" (as recorded from {known.source}{why})")
 
 
 def _unlisted(args: Mapping[str, ArgumentValue], options: Options) -> list[str]:
@@ -116,7 +132,7 @@ def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str
     for key, value in args.items():
         matches = _named(key, options)
         if len(matches) == 1:
-            rule = _broken_rule(value, matches[0])
+            rule = _abbreviation(key, matches[0], script) or _broken_rule(value, matches[0])
             given += [] if value is False else matches
         elif matches:
             names = ", ".join(match.names[0] for match in matches)
@@ -145,6 +161,14 @@ def _named(key: str, options: Options) -> list[Option]:
     if exact or not options.abbreviations:
         return exact
     return [o for o in options.options if any(name.startswith(key) for name in o.names)]
+
+
+def _abbreviation(key: str, option: Option, script: str) -> str | None:
+    """Rule that names are whole: what is short for one option now may be for two in a release."""
+    if key in option.names:
+        return None
+    meant = next(name for name in option.names if name.startswith(key))
+    return f"{script} would take it for --{meant}: write {meant}"
 
 
 def _broken_rule(value: ArgumentValue, option: Option) -> str | None:

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.config import load_config
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy.translate import translated
 from cog_triton.builder.output_stream import Echo
 from cog_triton.builder.plan import Plan, make_plan
-from cog_triton.builder.plan_report import as_lines
-from cog_triton.builder.run import run_build, stages
-from cog_triton.builder.steps import cancellable
+from cog_triton.builder.precision_words import spelled_out
 from cog_triton.builder.workspace import Workspace
-from cog_triton.system.terminal_progress import ProgressLine
 
 
-def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> None:
-    """Build the config in the file `config`, see `run_build`."""
+def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> str:
+    """Build the config in the file `config`, see `run_build`; returns how long it took."""
+    # A check, which is to be done within a second, has no need of these.
+    from cog_triton.builder.build_progress import BuildProgress
+    from cog_triton.builder.run import run_build, stages
+
     workspace = Workspace(work_dir)
     plan = _planned(config, workspace, echo)
-    with ProgressLine(len(stages(plan))) as line:
-        run_build(plan, workspace, output, echo=echo, cache=cache, begin=line.begin)
+    with BuildProgress(echo, len(stages(plan))) as progress:
+        run_build(plan, workspace, output, echo=progress.echo, cache=cache, begin=progress.begin)
+    return progress.elapsed
 
 
 def look(
-    config: Path, work_dir: Path, output: Path, echo: Echo, *, check: bool, plan: bool
+    config: Path,
+    work_dir: Path,
+    output: Path,
+    echo: Echo,
+    *,
+    check: bool,
+    plan: bool,
+    against_installed: bool = False,
 ) -> bool:
     """Check the config in the file `config`, or print its plan, or both; nothing is run.
+
+    Args:
+        against_installed: check against the scripts themselves, see `check_arguments`.
 
     Returns:
         Whether all that was to be checked could be.
@@ -36,8 +49,12 @@ def look(
     workspace = Workspace(work_dir)
     planned = _planned(config, workspace, echo)
     with cancellable():
-        checked = check_arguments(planned.steps, echo) if check else True
+        checked = not check or check_arguments(
+            planned.steps, echo, against_installed=against_installed
+        )
     if plan:
+        from cog_triton.builder.plan_report import as_lines
+
         for line in as_lines(planned, workspace, output):
             echo(line)
     return checked
@@ -54,4 +71,5 @@ def _planned(path: Path, workspace: Workspace, echo: Echo) -> Plan:
     config, families = load_config(path), Families()
     # Named by the config as it is written, which `clean` has, too.
     work_dir = workspace.of(config)
-    return make_plan(translated(config, families, echo), work_dir, families)
+    config = translated(spelled_out(config, families, echo), families, echo)
+    return make_plan(config, work_dir, families)

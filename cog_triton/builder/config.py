@@ -22,12 +22,12 @@ from pydantic import (
 from cog_triton.builder import config_yaml
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
-from cog_triton.builder.legacy.image_paths import MODEL, relative
+from cog_triton.builder.legacy.image_paths import MODEL, MODELS, relative
 from cog_triton.download import redaction
 from cog_triton.errors import BuildConfigInvalid
 
 # Names that the builder itself uses in the work directory.
-RESERVED = (MODEL, "logs", "stamps", "python")
+RESERVED = (MODEL, MODELS, "logs", "stamps", "python")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -114,6 +114,7 @@ Args = Annotated[dict[str, ArgumentValue], AfterValidator(_option_names)]
 Env = Annotated[dict[str, str | int | float], AfterValidator(_variables)]
 Seconds = Annotated[float, Field(gt=0)]
 Executable = Literal["python", "trtllm-build", "trtllm-refit", "trtllm-prune"]
+Quantization = Literal["none", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"]
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
@@ -176,6 +177,16 @@ class BuildConfig(BaseModel):
     world_size: int | None = Field(default=None, ge=1)
     """Ranks (GPUs) of the engine: tensor x pipeline x context parallelism. It is compared with
     the arguments of the steps, and with the engine that comes out."""
+    quantization: Quantization | None = None
+    """Numbers of the weights, and with fp8, int8_sq, w4a8_awq and nvfp4 of the products: it fills
+    in quantize.py's arguments, and the step itself; none converts the model as it is stored."""
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] | None = None
+    """Numbers of the KV cache; auto is the model's own. It fills in the scripts' arguments."""
+    tensor_parallel: int | None = Field(default=None, ge=1)
+    """GPUs that share every layer. It fills in the argument that the scripts have for it."""
+    sm: int | None = Field(default=None, ge=50)
+    """SM of the GPU that the engine is for, as 90: compared with this machine's, and with what
+    quantization and kv_cache_dtype need."""
     env: Env = {}
     """Environment variables of all steps."""
     timeout: Seconds | None = None
@@ -188,6 +199,8 @@ class BuildConfig(BaseModel):
     """Quantizes the model or the converted checkpoint."""
     build: StepConfig
     """Builds the engine."""
+    merge: bool | None = None
+    """Left out: the original builder wrote it into the config that it packed, without effect."""
 
     @field_validator("env", mode="before")
     @classmethod

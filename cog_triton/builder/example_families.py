@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -39,7 +39,7 @@ class Script:
     """A script or command that a step runs: `name` is its path below the examples, or its name.
 
     `argv` begins the command line, `python` is what its code runs in, and `problem` says why it
-    cannot be run on this machine.
+    cannot be run on this machine. `recorded` is whether the recorded options are of its time.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Script:
     path: Path
     python: str
     problem: str | None = None
+    recorded: bool = True
 
     @property
     def here(self) -> bool:
@@ -120,9 +121,10 @@ class Families:
                 f"{where}.script {step.script!r}: {family} has {', '.join(offered)}"
                 f"{nearest(step.script, offered)}"
             )
-        for root in self._roots():
+        for root, python in self._roots():
             if (root / name).is_file():
-                return Script(name, (self.python, str(root / name)), root / name, self.python)
+                argv = (python, str(root / name))
+                return Script(name, argv, root / name, python, recorded=self._is_of_today)
         absent = f"$TRTLLM_DIR/examples/{name}"
         return Script(name, ("python", absent), Path(absent), self.python, _absent(name))
 
@@ -130,15 +132,24 @@ class Families:
         beside = Path(self.python).parent / name
         found = str(beside) if beside.is_file() else shutil.which(name)
         if found is not None:
-            return Script(name, (found,), Path(found), self.python)
+            argv = (found,)
+            return Script(name, argv, Path(found), self.python, recorded=self._is_of_today)
         return Script(name, (name,), Path(name), self.python, _absent(name))
+
+    @property
+    def _is_of_today(self) -> bool:
+        """Whether TensorRT-LLM has the layout of 0.18 and later, whose options are recorded."""
+        return self._root is None or (self._root / "examples" / "models").is_dir()
 
     def _hint(self) -> str:
         where = "recorded, as TRTLLM_DIR is not set" if self._root is None else str(self._root)
         return f" (TensorRT-LLM's families: {where})"
 
-    def _roots(self) -> Iterable[Path]:
-        return (self._own, *([self._root / "examples"] if self._root is not None else []))
+    def _roots(self) -> Iterator[tuple[Path, str]]:
+        """Directories of families, and the Python of each: ours has the packages of our own."""
+        yield self._own, sys.executable
+        if self._root is not None:
+            yield self._root / "examples", self.python
 
     def _paths(self) -> Iterator[str]:
         """Every script there is, by its path below the examples."""

@@ -15,12 +15,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from cog_triton.builder import config_source, upload
+from cog_triton.builder.build_progress import BuildProgress
+from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.config import parse_config, token
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy.translate import translated
 from cog_triton.builder.plan import make_plan
-from cog_triton.builder.run import run_build
-from cog_triton.builder.steps import cancellable
+from cog_triton.builder.precision_words import spelled_out
+from cog_triton.builder.run import run_build, stages
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
 
@@ -59,8 +61,17 @@ class Job(BaseModel):
             echo(f"[config]   {line}")
         workspace, families = Workspace(self.workspace), Families()
         work_dir = workspace.of(config)
-        plan = make_plan(translated(config, families, echo), work_dir, families)
-        run_build(plan, workspace, self.output, echo=echo, alone=True)
+        config = translated(spelled_out(config, families, echo), families, echo)
+        plan = make_plan(config, work_dir, families)
+        with BuildProgress(echo, len(stages(plan))) as progress:
+            run_build(
+                plan,
+                workspace,
+                self.output,
+                echo=progress.echo,
+                alone=True,
+                begin=progress.begin,
+            )
         echo(f"[done] {self.output}: {self.output.stat().st_size / 1e6:.0f} MB")
         if self.upload_url is not None:
             upload.put(self.output, self.upload_url, echo)

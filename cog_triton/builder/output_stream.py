@@ -29,7 +29,8 @@ class OutputStream:
         """Time of the last line, of `time.monotonic`."""
         self.failure: BaseException | None = None
         """Why `run` ended before its source did."""
-        self._name, self._log, self._echo = name, log, echo
+        self.log = log
+        self._name, self._echo = name, echo
         self._secrets = [secret for secret in secrets if secret]
 
     @property
@@ -40,7 +41,7 @@ class OutputStream:
     def run(self, source: io.TextIOWrapper) -> None:
         """Read until `source` ends or a `failure`, after which the step's next write ends it."""
         try:
-            with source, self._log.open("w", encoding="utf-8") as file:
+            with source, self.log.open("w", encoding="utf-8") as file:
                 self._run(source, file)
         except BaseException as error:  # noqa: BLE001  # it is raised in `run_step`
             self.failure = error

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_compression
+from cog_triton.artifact.canary import CANARY_NAME
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.builder import provenance
+from cog_triton.builder import build_canary, provenance
 from cog_triton.builder.config import BuildConfig
 from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.inspection import required_files
@@ -35,8 +36,10 @@ _LARGE = 1 << 30
 _TENTHS = 10
 
 
-def check(output: Path) -> None:
+def check(output: Path, echo: Echo) -> None:
     """Check, before a build, that an engine.tar can be written to `output`.
+
+    `echo` gets a line if its directory is yet to be made.
 
     Raises:
         InvalidArgument: its suffix is no tar's, it is a directory, or it lies where none can be
@@ -50,6 +53,8 @@ def check(output: Path) -> None:
         raise InvalidArgument(f"output {str(output)!r}: {place} is not a directory")
     if not os.access(place, os.W_OK | os.X_OK):
         raise InvalidArgument(f"output {str(output)!r}: {place} cannot be written to")
+    if place != output.absolute().parent:
+        echo(f"[package] {output.parent} is not there, and will be made")
 
 
 def write(
@@ -94,6 +99,9 @@ def write(
     limits = described.build_config
     text = config.to_yaml().encode()
     members[CONFIG_NAME] = text
+    made = build_canary.make(described.engine, engine_dir, echo)
+    if made is not None:
+        members[CANARY_NAME] = made.to_json().encode()
 
     def describe(entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(

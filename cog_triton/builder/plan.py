@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cog_triton.builder.check_inputs import check_inputs
 from cog_triton.builder.command_line import ArgumentValue, command_line
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import Families, Script
-from cog_triton.builder.legacy.image_paths import MODEL, relative, resolved
+from cog_triton.builder.legacy.image_paths import MODEL, named, relative, resolved
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 
 
@@ -83,7 +83,7 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
 
     Args:
         config: for the scripts that `families` has, see `legacy.translate`.
-        work_dir: where steps run, so that a config names the model ``model``.
+        work_dir: where steps run; a config names the model ``model``, and they get its own name.
 
     Raises:
         UnknownExample, UnknownScript: list what there is.
@@ -92,6 +92,7 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
     family = families.find(config.example_name)
     check_inputs(config)
     work_dir = Path(os.path.realpath(work_dir))
+    model = work_dir / named(config.model_id)
     steps: list[Step] = []
     for name, step in config.steps():
         env = {key: str(value) for key, value in {**config.env, **step.env}.items()}
@@ -101,13 +102,13 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
                 script=families.script(family, step, name),
                 args=_paths_resolved(step, config.model_id),
                 cwd=work_dir,
-                input=steps[-1].output_dir if steps else work_dir / MODEL,
+                input=steps[-1].output_dir if steps else model,
                 output_dir=work_dir / relative(step.output_dir),
                 env=env,
                 timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(config, work_dir, _request(config), work_dir / MODEL, tuple(steps))
+    return Plan(config, work_dir, _request(config), model, tuple(steps))
 
 
 def _request(config: BuildConfig) -> ModelRequest:
@@ -124,7 +125,10 @@ def _request(config: BuildConfig) -> ModelRequest:
 
 
 def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:
+    def path(text: str) -> str:
+        found = resolved(text, model_id, MODEL)
+        return named(model_id) if found and PurePosixPath(found) == PurePosixPath(MODEL) else found
+
     return {
-        key: resolved(value, model_id, MODEL) if isinstance(value, str) else value
-        for key, value in step.args.items()
+        key: path(value) if isinstance(value, str) else value for key, value in step.args.items()
     }

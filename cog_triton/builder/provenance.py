@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from cog_triton import __version__
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
-from cog_triton.builder import script_environment
+from cog_triton.builder import step_python
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.errors import BuildStepFailed
-from cog_triton.settings import load_settings
 from cog_triton.system.gpus import gpu_names, visible_gpus
 
 Echo = Callable[[str], None]
@@ -93,22 +88,9 @@ def gpus(config: EngineConfig, echo: Echo) -> tuple[list[int], str | None]:
 
 def _installed(names: list[str]) -> dict[str, str]:
     """Versions of those of `names` that are installed in the Python of the steps."""
-    python = str(load_settings().cog_triton_step_python or sys.executable)
-    with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
-        try:
-            done = subprocess.run(
-                [python, "-c", _PRINT_VERSIONS, *names],
-                env=script_environment.environment_of(python, Path(scratch)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=True,
-            )
-            found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
-        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", None) or ""
-            raise BuildStepFailed(
-                f"{python} does not tell its packages' versions: {error} {told}".rstrip()
-            ) from error
+    line = step_python.ask(["-c", _PRINT_VERSIONS, *names], "its packages' versions", _TIMEOUT_S)
+    try:
+        found: dict[str, str | None] = json.loads(line)
+    except ValueError as error:
+        raise BuildStepFailed(f"the Python of the steps tells no versions: {line!r}") from error
     return {name: version for name, version in found.items() if version}

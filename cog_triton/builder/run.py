@@ -7,21 +7,23 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cog_triton.builder import package, step_cache
+from cog_triton.builder import model_notes, package, step_cache
+from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.output_stream import Echo
 from cog_triton.builder.plan import Plan, Step
-from cog_triton.builder.steps import cancellable, run_step
-from cog_triton.builder.workspace import Workspace, locked, point_at
+from cog_triton.builder.steps import run_step
+from cog_triton.builder.workspace import Workspace, point_at
 from cog_triton.download import model_source
 from cog_triton.errors import ModelUnavailable, UnknownScript
 
-MODEL_STAGE, PACKAGE_STAGE = "model", "package"
+CHECK_STAGE, MODEL_STAGE, PACKAGE_STAGE = "check", "model", "package"
 
 
 def stages(plan: Plan) -> list[str]:
-    """What `run_build` does one after another: the model, the steps, the tar."""
-    return [MODEL_STAGE, *(step.name for step in plan.steps), PACKAGE_STAGE]
+    """What `run_build` does one after another: arguments, the model, the steps, the tar."""
+    return [CHECK_STAGE, MODEL_STAGE, *(step.name for step in plan.steps), PACKAGE_STAGE]
 
 
 def run_build(
@@ -56,22 +58,26 @@ def run_build(
         BuildStepFailed, BuildStepTimeout: a step ended with an error of its own, or did not end.
         BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
     """
-    package.check(output)
+    package.check(output, echo)
     with cancellable(), workspace.coded():
+        begin(CHECK_STAGE)
         others = workspace.others(plan.work_dir) if cache else []
         with contextlib.suppress(ModelUnavailable):
             plan = step_cache.located(plan, workspace.models)
         check_arguments(_to_run(plan, others, cache), echo)
         plan.work_dir.mkdir(parents=True, exist_ok=True)
-        with locked(plan.work_dir):
+        with workspace.turn(plan.work_dir, echo):
             if alone:
                 workspace.remove_others(plan.work_dir)
             begin(MODEL_STAGE)
             fetched = model_source.fetch_model(plan.request, workspace.models, echo)
             echo(f"[model] {plan.config.model_id}: {fetched.path}")
             plan = step_cache.fingerprinted(plan, fetched)
-            point_at(plan.model, fetched.path)
-            engine_dir = _run_steps(plan, others, cache, echo, begin)
+            for link in (plan.model, plan.work_dir / MODEL):
+                point_at(link, fetched.path)
+            for note in model_notes.notes(plan, fetched.path):
+                echo(note)
+            engine_dir = _run_steps(plan, workspace, cache, echo, begin)
             begin(PACKAGE_STAGE)
             with step_cache.packing(plan, output) as is_packed:
                 if cache and is_packed:
@@ -107,7 +113,7 @@ def _to_run(plan: Plan, others: list[Path], cache: bool) -> list[Step]:
 
 
 def _run_steps(
-    plan: Plan, others: list[Path], cache: bool, echo: Echo, begin: Callable[[str], None]
+    plan: Plan, workspace: Workspace, cache: bool, echo: Echo, begin: Callable[[str], None]
 ) -> Path:
     """Run the steps that are not finished; the engine directory."""
     moved: dict[Path, Path] = {}
@@ -120,9 +126,13 @@ def _run_steps(
         done = step_cache.finished(step) if cache else None
         if done is not None:
             echo(f"[{step.name}] already done")
-        elif cache and (done := step_cache.adopt(step, others)) is not None:
-            echo(f"[{step.name}] already done by another build")
-        written = done or _run(step, moved, plan.work_dir / "logs", echo, secrets)
+        with contextlib.ExitStack() as turn:
+            if cache and done is None:
+                turn.enter_context(workspace.step_turn(step.name, step.fingerprint or "", echo))
+                done = step_cache.adopt(step, workspace.others(plan.work_dir))
+                if done is not None:
+                    echo(f"[{step.name}] already done by another build")
+            written = done or _run(step, moved, plan.work_dir / "logs", echo, secrets)
         if written != step.output_dir:
             echo(f"[{step.name}] wrote {written.relative_to(plan.work_dir)}")
             moved[step.output_dir] = written

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton import __version__
+from cog_triton.builder.canary_run import PROMPT, TOKENS
 from cog_triton.builder.plan import Plan, Step
-from cog_triton.builder.workspace import locked
 from cog_triton.download import model_source
 from cog_triton.download.model_request import FetchedModel
-from cog_triton.errors import InvalidArgument
 
 _PACKAGE = "package"
 _RECORDS = "stamps"  # a name that configs may not give to an output
@@ -103,20 +102,23 @@ def elsewhere(step: Step, others: Iterable[Path]) -> Step | None:
 
 
 def adopt(step: Step, others: Iterable[Path]) -> Path | None:
-    """Take over, by hard links, what the same step wrote in one of `others`; None if none did."""
+    """Take over, by hard links, what the same step wrote in one of `others`; None if none did.
+
+    The other build may be running; what it changed meanwhile is not taken.
+    """
     twin = elsewhere(step, others)
-    if twin is None:
+    found = None if twin is None else finished(twin)
+    if twin is None or found is None:
         return None
-    with contextlib.suppress(InvalidArgument, OSError), locked(twin.cwd):
-        found = finished(twin)
-        if found is None:
-            return None
-        written = step.cwd / found.relative_to(twin.cwd)
-        forget(step)
-        shutil.rmtree(written, ignore_errors=True)
+    written = step.cwd / found.relative_to(twin.cwd)
+    forget(step)
+    shutil.rmtree(written, ignore_errors=True)
+    with contextlib.suppress(OSError):
         shutil.copytree(found, written, copy_function=_link_or_copy, symlinks=True)
-        remember(step, written)
-        return written
+        if finished(twin) == found:
+            remember(step, written)
+            return written
+    shutil.rmtree(written, ignore_errors=True)
     return None
 
 
@@ -136,7 +138,12 @@ def _packed(plan: Plan, output: Path) -> dict[str, Any]:
     stat = output.stat()
     identity = [str(output.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
     fingerprint = plan.steps[-1].fingerprint
-    return {"fingerprint": fingerprint, "output": identity, "versions": versions()}
+    return {
+        "fingerprint": fingerprint,
+        "output": identity,
+        "versions": versions(),
+        "canary": [PROMPT, TOKENS],
+    }
 
 
 def _path(work_dir: Path, name: str) -> Path:

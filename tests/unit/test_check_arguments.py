@@ -47,7 +47,6 @@ def mistakes(args: str, options: Options = OPTIONS) -> list[str]:
         "{flag: true, max_size: '3', alpha: 1e-3, some: [a, b], any: [1, 2], maybe: }",
         "{flag: false, size: false, pair: false, maybe: x, rest: ['-x', '--y'], own: 'yes'}",
         "{size: -3, alpha: -.5, dtype: float32, some: ['-', '', '-not an option']}",
-        "{dty: float16, max: 3}",
     ],
 )
 def test_accepted_arguments(args: str) -> None:
@@ -59,7 +58,9 @@ def test_accepted_arguments(args: str) -> None:
     [
         ("{dtpye: float16}", ".dtpye: 'float16': s.py has no --dtpye; did you mean 'dtype'?"),
         ("{flga: false}", ".flga: false: s.py has no --flga; did you mean 'flag'?"),
-        ("{so: 1, s: 2}", ".s: 2: s.py cannot tell which one is meant: size, some"),
+        ("{dty: float16}", ".dty: 'float16': s.py would take it for --dtype: write dtype"),
+        ("{max: 3}", ".max: 3: s.py would take it for --max_size: write max_size"),
+        ("{s: 2}", ".s: 2: s.py cannot tell which one is meant: size, some"),
         (
             "{dtype: float61}",
             ".dtype: 'float61': must be one of float16, float32; did you mean 'float16'?",
@@ -182,3 +183,49 @@ def test_parser_with_unlisted_options_still_refuses_known_mistakes(tmp_path: Pat
     )
     with pytest.raises(UnknownArgument, match=r"build\.args\.size is missing"):
         check_arguments(make_plan(config, tmp_path, Families(examples)).steps, lambda _: None)
+
+
+def tree(tmp_path: Path, family: str, script: str) -> Path:
+    """TRTLLM_DIR with one convert_checkpoint.py."""
+    path = tmp_path / "trtllm" / "examples" / family / "convert_checkpoint.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(script)
+    return tmp_path / "trtllm"
+
+
+def qwen_lines(tmp_path: Path, root: Path, *, against_installed: bool) -> list[str]:
+    step = {"script": "convert_checkpoint.py", "output_dir": "c", "args": {"model_dir": "model"}}
+    value = {"model_id": "m", "example_name": "qwen", "convert": step, "build": step}
+    value["build"] = {**step, "output_dir": "e"}
+    config, lines = BuildConfig.model_validate(value), list[str]()
+    plan = make_plan(config, tmp_path, Families(tensorrt_llm=root))
+    check_arguments(plan.steps[:1], lines.append, against_installed=against_installed)
+    return lines
+
+
+RECORDED = "[check] convert: OK: the arguments are what convert_checkpoint.py accepts (as recorded"
+
+
+def test_recorded_options_are_read_without_the_script(tmp_path: Path) -> None:
+    script = "import pathlib\npathlib.Path('/dev/null').touch()\nraise SystemExit('was run')"
+    root = tree(tmp_path, "models/core/qwen", script)
+    (line,) = qwen_lines(tmp_path, root, against_installed=False)
+    assert line.startswith(f"{RECORDED} from NVIDIA/TensorRT-LLM@")
+    assert "could not be asked" not in line
+
+
+def test_script_that_cannot_be_imported_is_checked_against_what_is_recorded(
+    tmp_path: Path,
+) -> None:
+    """As TensorRT-LLM's own without NVIDIA's driver."""
+    root = tree(tmp_path, "models/core/qwen", "raise RuntimeError('NVML: no driver')")
+    (line,) = qwen_lines(tmp_path, root, against_installed=True)
+    assert line.startswith(RECORDED)
+    assert line.endswith("before it read them: RuntimeError: NVML: no driver)")
+
+
+def test_older_scripts_are_always_asked(tmp_path: Path) -> None:
+    parser = PARSER.format("parse_args").replace("size", "model_dir")
+    root = tree(tmp_path, "qwen", parser.replace("type=int, ", ""))
+    (line,) = qwen_lines(tmp_path, root, against_installed=False)
+    assert line == "[check] convert: OK: the arguments are what convert_checkpoint.py accepts"

@@ -46,7 +46,11 @@ def test_every_legacy_option_has_a_rule(script: str, rules: option_table.Rules) 
 
 
 def test_rules_name_options_that_exist_today() -> None:
-    there = {"build": {"trtllm-build"}, "convert": {"models/core/gpt", "models/core/llama"}}
+    there = {
+        "build": {"trtllm-build"},
+        "quantize": {"quantization/quantize.py"},
+        "convert": {"models/core/gpt", "models/core/llama", "models/core/enc_dec"},
+    }
     names = {
         role: {
             name
@@ -108,6 +112,7 @@ def test_options_of_hf_gpt_convert(given: str) -> None:
     assert after.args == {
         "model_dir": "/src/models/m",
         "output_dir": "c/1-gpu",
+        "gpt_variant": "gpt2",
         "dtype": "float16",
         **CONVERT_RULES[given],
     }

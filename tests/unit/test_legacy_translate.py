@@ -49,6 +49,7 @@ def test_translation_of_the_quick_start() -> None:
         "    output_dir: ./c-model/gpt2/1-gpu\n"
         "    tp_size: 1\n"
         "    dtype: float16\n"
+        "    gpt_variant: gpt2\n"
         "build:\n"
         "  executable: trtllm-build\n"
         "  output_dir: ./engine_outputs/\n"
@@ -78,7 +79,34 @@ def test_notes_on_the_quick_start() -> None:
         " max_input_len + 200 in build.py",
         "build.args: not given: on now, off in build.py: context_fmha, kv_cache_type,"
         " use_paged_context_fmha",
+        "convert_to_ft.args.gpt_variant: 'gpt2': added: the model's id names it",
     )
+
+
+def test_variant_of_a_gpt_is_what_its_id_names() -> None:
+    def given(model_id: str, **args: str) -> object:
+        convert = {"script": "convert_checkpoint.py", "output_dir": "c", "args": args}
+        build = {"executable": "trtllm-build", "output_dir": "e"}
+        value = {"model_id": model_id, "example_name": "gpt", "convert": convert, "build": build}
+        after = translated(BuildConfig.model_validate(value)).config.convert
+        return None if after is None else after.args.get("gpt_variant")
+
+    assert given("bigcode/starcoder") == "starcoder"
+    assert given("bigcode/starcoder2-7b") == "starcoder2"
+    assert given("bigcode/gpt_bigcode-santacoder") == "santacoder"
+    assert given("openai-community/GPT2-medium") == "gpt2"
+    assert given("bigcode/starcoder", gpt_variant="gpt2") == "gpt2"
+    assert given("org/mine") is None
+    # Of the scripts before 0.8 it is their default.
+    assert steps(translated(gpt()).config)["convert_to_ft"]["args"]["gpt_variant"] == "gpt2"  # type: ignore[index]
+
+
+def test_mark_of_the_original_builder_is_left_out() -> None:
+    packed = translated(read(f"{TINY_GPT2}merge: true\n"))
+    note = "merge: left out: the original builder's own mark, which changed nothing"
+    assert note in packed.notes
+    assert packed.config == translated(read(TINY_GPT2)).config
+    assert "merge" not in packed.config.to_yaml()
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
@@ -269,7 +297,7 @@ made = {{"version": "1", "pretrained_config": model, "from": there, "build_confi
 def test_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = tmp_path / "trtllm" / "examples" / "models" / "core" / "gpt"
     scripts.mkdir(parents=True)
-    names = ["model_dir", "output_dir", "tp_size", "dtype"]
+    names = ["model_dir", "output_dir", "tp_size", "dtype", "gpt_variant"]
     (scripts / "convert_checkpoint.py").write_text(SCRIPT.format(names=names, reads="model_dir"))
     program = tmp_path / "bin" / "trtllm-build"
     program.parent.mkdir()

@@ -41,6 +41,36 @@ def reason(found: Options | Unreadable) -> str:
     return found.reason
 
 
+ENUM = """
+import argparse
+from enum import Enum
+
+class Kind(str, Enum):
+    jax = "jax"
+    hugging_face = "hf"
+
+class Level(Enum):
+    low = 1
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--kind", type=Kind, choices=list(Kind), default=Kind.jax)
+parser.add_argument("--any_kind", type=Kind)
+parser.add_argument("--level", type=Level)
+parser.add_argument("--variant", choices=[None, "gpt2"], default=None)
+parser.parse_args()
+"""
+
+
+def test_choices_are_what_the_command_line_takes(read_text) -> None:
+    """A member of an enumeration is given by its value, and a choice of None by no text."""
+    options = by_name(read_text(ENUM))
+    kind = options["kind"]
+    assert (kind.type, kind.choices, kind.default) == ("str", ("jax", "hf"), "jax")
+    assert options["any_kind"].choices == ("jax", "hf")
+    assert (options["level"].type, options["level"].choices) == ("Level()", ("1",))
+    assert options["variant"].choices == ("gpt2",)
+
+
 def test_options_of_the_package_examples() -> None:
     build = by_name(read(OWN / "openvino" / "build.py"))
     assert list(build) == [
@@ -92,7 +122,7 @@ parser.parse_args()
     assert (options["pair"].nargs, options["pair"].type) == (2, "int")
     assert options["pair"].choices == ("0", "1", "2")
     assert options["vast"].choices is None
-    assert (options["level"].type, options["level"].default) == ("Level()", "Level.LOW")
+    assert (options["level"].type, options["level"].default) == ("Level()", "1")
     assert (options["yes"].type, options["partial"].type) == ("yes()", "partial()")
     assert "version" not in options
     assert "help" not in options

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.legacy.image_paths import MODEL, relative, resolved
-from cog_triton.builder.legacy.translation_draft import Draft, Given, Role
+from cog_triton.builder.legacy.translation_draft import CONVERTED_RANKS, Draft, Given, Role
 
 DEFAULTS = {
     "gpt": (256, 200, 200),
@@ -77,7 +77,8 @@ class Dropped:
         """As for `Moved`."""
         if self.values is None:
             return f"left out: {self.why}"
-        state = "off" if self.values == OFF else "on"
+        words: dict[tuple[ArgumentValue, ...], str] = {OFF: "off", ON: "on"}
+        state = words.get(self.values) or ", ".join(map(str, self.values))
         return f"left out if it is {state}, else refused: {self.why}"
 
 
@@ -207,6 +208,17 @@ def world_size(draft: Draft, given: Given) -> None:
         draft.drop(given, "tp_size and pp_size say it")
     else:
         draft.refuse(given, "it is not tp_size times pp_size")
+
+
+def moe_tp_mode(draft: Draft, given: Given) -> None:
+    """Rule: 1 put whole experts on each rank, and 2, the default, a part of every one."""
+    if given.value == 2:
+        draft.drop(given, "every rank has a part of each expert, as by default")
+    elif given.value == 1:
+        ranks = draft.number("convert", *CONVERTED_RANKS)
+        draft.move(given, "convert", "moe_ep_size", ranks, "each rank has whole experts")
+    else:
+        draft.refuse(given, "it is 1, whole experts on each rank, or 2, a part of every one")
 
 
 def parallel_build(draft: Draft, given: Given) -> None:

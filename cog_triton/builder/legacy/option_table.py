@@ -38,6 +38,8 @@ _FP8 = Refused("FP8 checkpoints come from quantize.py with qformat fp8")
 _SHARED = Dropped("embeddings are shared by themselves since 0.16")
 _SERVER = "the server's setting enable_context_fmha_fp32_acc since 0.12"
 _ROPE = Refused("position embeddings are as the model's config.json has them")
+_STREAMING = Refused("trtllm-build has streamingllm instead")
+_SIZES = "n_positions vocab_size n_layer n_head n_kv_head n_embd inter_size hidden_act rms_norm_eps"
 _CHECKPOINT = Derived(
     "`checkpoint_dir`, the output of the convert step; if there is none, `model_dir` of a new one",
     rules.model_dir,
@@ -66,13 +68,46 @@ HF_CONVERT = _table(
 """hf_gpt_convert.py, hf_llama_convert.py and their like; every other option is refused."""
 
 CONVERT_CHECKPOINT = _table(
-    ("storage_type", Moved("convert", "dtype", DTYPE)),
+    ("storage_type t", Moved("convert", "dtype", DTYPE)),
+    ("i", Moved("convert", "model_dir")),
+    ("o", Derived("`output_dir`, as the step has it", rules.output_dir)),
+    ("sq", Moved("convert", "smoothquant")),
+    ("kv calibrate_kv_cache", Moved("convert", "int8_kv_cache")),
     ("ammo_quant_ckpt_path modelopt_quant_ckpt_path", Moved("convert", "quant_ckpt_path")),
     ("use_embedding_sharing", _SHARED),
     ("hf_lora_dir", Moved("build", "lora_dir")),
     ("use_prompt_tuning", Refused("max_prompt_embedding_table_size of the build step since 0.9")),
+    (
+        "max_prompt_embedding_table_size max_multimodal_len",
+        Moved("build", "max_prompt_embedding_table_size"),
+    ),
+    ("lora_target_modules", Moved("build", "lora_target_modules")),
+    ("max_lora_rank", Moved("build", "max_lora_rank")),
+    (_SIZES, _OWN),
+    ("model_type qwen_type ckpt_type", Dropped("today's scripts read it from the model's files")),
+    ("rotary_base rotary_scaling", _ROPE),
+    ("moe_num_experts moe_top_k moe_renorm_mode", Refused("the model's own")),
+    (
+        "moe_tp_mode",
+        Derived("`moe_ep_size` for 1, experts whole; left out for 2", rules.moe_tp_mode),
+    ),
+    ("enable_fp8", _FP8),
+    ("enable_pos_shift dense_context_fmha", _STREAMING),
+    ("use_parallel_embedding embedding_sharding_dim", Refused("this script splits no embeddings")),
+    ("weight_data_type", Moved("convert", "dtype", DTYPE)),
+    ("skip_cross_qkv", Moved("convert", "skip_cross_kv")),
+    ("world_size", Dropped("tp_size and pp_size say it")),
+    ("load_nemo_on_gpu", Dropped("it changed where weights are loaded, and nothing in them")),
+    ("dataset_cache_dir", Refused("this script has none: set HF_DATASETS_CACHE in env")),
+    ("save_config_only", Refused("an engine needs the weights")),
 )
-"""Options that convert_checkpoint.py had before 0.17; every other stays."""
+"""Options of convert_checkpoint.py before 0.17, where today's lacks them; every other stays."""
+
+QUANTIZE = _table(
+    ("max_seq_length", Moved("quantize", "tokenizer_max_seq_length")),
+    ("weight_compression", Refused("auto_quantize_bits, in bits of a weight, has its place")),
+)
+"""Options that quantize.py had before 0.17; every other stays."""
 
 TRTLLM_BUILD = _table(
     (
@@ -105,6 +140,9 @@ TRTLLM_BUILD = _table(
     ("builder_opt", Refused("there is none since 0.14")),
     ("builder_force_num_profiles", Refused("the variable BUILDER_FORCE_NUM_PROFILES of env")),
     ("timing_cache", Moved("build", "input_timing_cache")),
+    ("auto_parallel", Dropped("tp_size and pp_size of the convert step say it", (1,))),
+    ("cluster_key", Dropped("it was for auto_parallel")),
+    ("gpus_per_node", Dropped("it was for auto_parallel")),
 )
 """Options that trtllm-build had before 0.17; every other stays."""
 
@@ -167,13 +205,13 @@ BUILD_PY = TRTLLM_BUILD | _table(
     ),
     ("use_embedding_sharing", _SHARED),
     ("random_seed", Dropped("weights are never random")),
-    ("n_positions vocab_size n_layer n_head n_kv_head n_embd inter_size hidden_act", _OWN),
-    ("rms_norm_eps multiple_of ffn_dim_multiplier multi_query_mode no_bias", _OWN),
+    (_SIZES, _OWN),
+    ("multiple_of ffn_dim_multiplier multi_query_mode no_bias", _OWN),
     ("rotary_base rotary_pct rotary_scaling", _ROPE),
     ("moe_num_experts moe_top_k moe_tp_mode moe_renorm_mode", Refused("the model's own")),
     ("enable_fp8 fp8_kv_cache quantized_fp8_model_path", _FP8),
     ("max_draft_len", Refused("it needs trtllm-build's speculative_decoding_mode")),
-    ("enable_pos_shift dense_context_fmha", Refused("trtllm-build has streamingllm instead")),
+    ("enable_pos_shift dense_context_fmha", _STREAMING),
     ("gpus_per_node", Refused("ranks are placed where the engine is served")),
     ("visualize", Refused("trtllm-build's visualize_network names a directory")),
 )
@@ -188,6 +226,7 @@ def markdown() -> str:
         ("build.py", own, "build"),
         ("build.py, and trtllm-build before 0.17", TRTLLM_BUILD, "build"),
         ("convert_checkpoint.py before 0.17", CONVERT_CHECKPOINT, "convert"),
+        ("quantize.py before 0.17", QUANTIZE, "quantize"),
     )
     return "\n".join(f"### {title}\n\n{_rows(part, role)}" for title, part, role in parts)
 

@@ -24,6 +24,7 @@ from cog_triton.builder.legacy.option_table import (
     BUILD_PY,
     CONVERT_CHECKPOINT,
     HF_CONVERT,
+    QUANTIZE,
     TRTLLM_BUILD,
     Rules,
 )
@@ -106,6 +107,9 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
             f"weight_format: {config.weight_format!r}: left out: model_tar_url has what it has"
         )
         config = config.model_copy(update={"weight_format": None})
+    if config.merge is not None:
+        notes.append("merge: left out: the original builder's own mark, which changed nothing")
+        config = config.model_copy(update={"merge": None})
     if not family.startswith(_TODAY):
         return Translation(config, tuple(notes))
     draft = Draft(config.model_id, family, _step_drafts(config, offers), notes)
@@ -114,6 +118,7 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
     _complete(draft, config)
     if draft.refusals:
         raise UnknownArgument("\n".join(draft.refusals))
+    _name_variant(draft, config)
     if not draft.notes:
         return Translation(config)
     return Translation(_translated(config, draft), tuple(draft.notes))
@@ -122,7 +127,8 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
 def _step_drafts(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, StepDraft]:
     def is_legacy(role: Role, step: StepConfig) -> bool:
         script = PurePosixPath(step.script or "").name
-        return _LEGACY[role].fullmatch(script) is not None and not offers(step.script or "")
+        pattern = _LEGACY.get(role)
+        return bool(pattern and pattern.fullmatch(script)) and not offers(step.script or "")
 
     def draft_of(role: Role, name: str, step: StepConfig) -> StepDraft:
         given = {
@@ -135,6 +141,8 @@ def _step_drafts(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Rol
     for name, step in config.steps():
         if name in ("convert", "convert_to_ft"):
             drafts["convert"] = draft_of("convert", name, step)
+        elif name == "quantize":
+            drafts["quantize"] = draft_of("quantize", name, step)
     build = draft_of("build", "build", config.build)
     if build.legacy and "convert" not in drafts:
         top = PurePosixPath(relative(build.output_dir)).parts[0]
@@ -150,6 +158,8 @@ def _rules(step: StepDraft) -> Rules:
         return TRTLLM_BUILD
     if step.source is not None and PurePosixPath(step.source.script or "").name == CONVERT:
         return CONVERT_CHECKPOINT
+    if step.role == "quantize" and step.source is not None and step.source.script is not None:
+        return QUANTIZE if PurePosixPath(step.source.script).name == "quantize.py" else {}
     return {}
 
 
@@ -165,6 +175,8 @@ def _apply(draft: Draft, step: StepDraft) -> None:
     rules = _rules(step)
     for name, given in step.given.items():
         rule = rules.get(name)
+        if rules is CONVERT_CHECKPOINT and draft.has("convert", name):
+            rule = None  # some families have what others have lost
         key = given.label.rsplit(".", 1)[-1]
         if rule is None and step.legacy:
             draft.refuse(given, f"there is no rule for it{nearest(name, list(rules))}")
@@ -204,6 +216,22 @@ def _complete(draft: Draft, config: BuildConfig) -> None:
         draft.add("build", "checkpoint_dir", convert.output_dir, f"what {convert.name} writes")
         draft.add("build", "output_dir", build.output_dir, "output_dir of the step")
         draft.notes += _defaults(draft, build)
+
+
+def _name_variant(draft: Draft, config: BuildConfig) -> None:
+    """Give convert_checkpoint.py the variant of its model that the model's id names.
+
+    It looks for the name in the path of the model's directory, and fails without any other word.
+    """
+    convert = draft.steps.get("convert")
+    if convert is None or not (convert.legacy or _rules(convert) is CONVERT_CHECKPOINT):
+        return
+    for option, variants in draft.variants().items():
+        named = next((word for word in variants if word in config.model_id.lower()), None)
+        if named is not None:
+            draft.add("convert", option, named, "the model's id names it")
+        elif convert.legacy:
+            draft.add("convert", option, "gpt2", "the default of hf_gpt_convert.py")
 
 
 def _defaults(draft: Draft, build: StepDraft) -> Iterator[str]:

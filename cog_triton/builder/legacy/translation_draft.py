@@ -13,9 +13,11 @@ from cog_triton.builder.legacy.image_paths import relative
 from cog_triton.builder.options.recorded import known_options
 from cog_triton.errors import nearest
 
-Role = Literal["convert", "build"]
+Role = Literal["convert", "quantize", "build"]
 CONVERT = "convert_checkpoint.py"
+QUANTIZE = "quantization/quantize.py"
 BUILD = "trtllm-build"
+VARIANTS = ("gpt_variant",)
 CONVERTED_RANKS = ("tensor_parallelism", "tp", "tp_size")
 
 
@@ -33,7 +35,7 @@ class Given:
 
 @dataclass
 class StepDraft:
-    """The convert or the build step: as the config has it, and its new arguments."""
+    """A step: as the config has it, and its new arguments."""
 
     role: Role
     name: str
@@ -97,8 +99,7 @@ class Draft:
             return
         options = self._options(role)
         if options is not None and name not in options:
-            script = f"{self.family}/{CONVERT}" if role == "convert" else BUILD
-            self.refuse(given, f"{script} has no --{name}{nearest(name, options)}")
+            self.refuse(given, f"{self._script(role)} has no --{name}{nearest(name, options)}")
             return
         if not self._set(given, step, name, value):
             return
@@ -145,9 +146,27 @@ class Draft:
             self.refuse(given, f"{origin} says otherwise")
         return origin is given
 
+    def variants(self) -> dict[str, list[str]]:
+        """The convert script's options for the variant of a model: their values, longest first."""
+        known = known_options(f"{self.family}/{CONVERT}")
+        options = known.options.options if known is not None else ()
+        return {
+            name: sorted(option.choices or (), key=len, reverse=True)
+            for option in options
+            for name in option.names
+            if name in VARIANTS
+        }
+
+    def has(self, role: Role, name: str) -> bool:
+        """Whether today's script is known to have `name`, which has underscores for its dashes."""
+        return name in {option.replace("-", "_") for option in self._options(role) or ()}
+
+    def _script(self, role: Role) -> str:
+        return {"convert": f"{self.family}/{CONVERT}", "quantize": QUANTIZE, "build": BUILD}[role]
+
     def _options(self, role: Role) -> list[str] | None:
         """All options of today's script; None if they are not recorded."""
-        known = known_options(f"{self.family}/{CONVERT}" if role == "convert" else BUILD)
+        known = known_options(self._script(role))
         if known is None or not known.options.complete:
             return None
         return [text for option in known.options.options for text in option.names]

@@ -10,6 +10,7 @@ write in the directory of temporary files only, and may neither start processes 
 from __future__ import annotations
 
 import argparse
+import enum
 import json
 import os
 import runpy
@@ -64,6 +65,11 @@ def _action(parser: argparse.ArgumentParser, action: argparse.Action) -> dict[st
     kind: Any = action.type
     if kind is not None:
         kind = parser._registry_get("type", kind, kind)
+    choices = action.choices
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        # It takes the value of a member, whatever the member is called.
+        choices = choices or list(kind)
+        kind = str if all(isinstance(member.value, str) for member in kind) else kind
     try:
         plain = _PLAIN_TYPES[kind]
     except (KeyError, TypeError):
@@ -73,18 +79,28 @@ def _action(parser: argparse.ArgumentParser, action: argparse.Action) -> dict[st
         "label": str(action.metavar or action.dest),
         "nargs": action.nargs,
         "type": plain,
-        "choices": _choices(action.choices),
+        "choices": _choices(choices),
         "required": bool(action.required),
-        "default": None if action.default is None else str(action.default),
+        "default": None if action.default is None else _text(action.default),
     }
 
 
 def _choices(choices: Any) -> list[str] | None:
-    """Choices as text; None if there are none, or none that can be listed."""
+    """Choices as text; None if there are none, or none that can be listed.
+
+    A choice that is None is the default, which no text on a command line means.
+    """
     try:
-        return None if len(choices) > _MOST_CHOICES else [str(choice) for choice in choices]
+        if len(choices) > _MOST_CHOICES:
+            return None
+        return [_text(choice) for choice in choices if choice is not None]
     except TypeError:
         return None
+
+
+def _text(value: Any) -> str:
+    """How the command line writes `value`."""
+    return str(value.value if isinstance(value, enum.Enum) else value)
 
 
 def _catch_parsers(result: TextIO) -> None:

@@ -16,8 +16,8 @@ from cog_triton.builder.options.help_text import options_of
 from cog_triton.builder.options.option_types import Option, Options, Unreadable
 from cog_triton.system import reaper
 
-LIMIT_S = 30.0
-"""Time limit of a script's imports; TensorRT-LLM's own take up to half of it."""
+LIMIT_S = 120.0
+"""Time limit of a script's imports; TensorRT-LLM's own take 15 s on an idle machine."""
 _MAX_OUTPUT_BYTES = 1 << 20
 
 
@@ -54,13 +54,14 @@ def probing(
                 return Unreadable(f"it did not read its command line within {limit_s:g} s")
             result = scratch / "result"
             if result.is_file() and result.stat().st_size:
-                return _from_argparse(json.loads(result.read_text("utf-8")))
+                return from_argparse(json.loads(result.read_text("utf-8")))
             return _from_output(status, scratch)
 
         yield wait
 
 
-def _from_argparse(parser: dict[str, Any]) -> Options:
+def from_argparse(parser: dict[str, Any]) -> Options:
+    """Options of `parser`, the JSON that `argparse_shim` writes."""
     options: list[Option] = []
     positionals: list[Option] = []
     for action in parser["actions"]:

@@ -1,0 +1,155 @@
+"""Precision in one word: filled into the scripts' arguments, and checked against the SM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cog_triton.builder import command, precision_words
+from cog_triton.builder.config import BuildConfig, parse_config
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.precision_words import spelled_out
+from cog_triton.errors import BuildConfigInvalid, CogTritonError, EngineIncompatible
+
+BUILD = {"executable": "trtllm-build", "output_dir": "engine", "args": {"max_batch_size": 8}}
+CONVERT = {
+    "script": "convert_checkpoint.py",
+    "output_dir": "c",
+    "args": {"model_dir": "model", "output_dir": "c"},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The SM of this machine's GPUs; none, unless a test adds one."""
+    sms: list[int] = []
+    monkeypatch.setattr(precision_words, "visible_gpus", lambda: sms)
+    return sms
+
+
+def config(example_name: str = "llama", **changes: Any) -> BuildConfig:
+    value = {"model_id": "org/m", "example_name": example_name, "build": BUILD, **changes}
+    return parse_config(yaml.safe_dump(value), "c.yaml")
+
+
+def steps(**changes: Any) -> dict[str, dict[str, Any]]:
+    """The arguments of each step once the words are spelled out; the words are gone."""
+    said: list[str] = []
+    after = spelled_out(config(**changes), Families(), said.append)
+    assert all(getattr(after, word) is None for word in precision_words.WORDS)
+    assert said
+    return {name: dict(step.args) for name, step in after.steps()}
+
+
+def test_quantized_engine_in_three_words() -> None:
+    found = steps(quantization="fp8", kv_cache_dtype="fp8", tensor_parallel=2)
+    assert found == {
+        "quantize": {
+            "model_dir": "model",
+            "output_dir": "quantized",
+            "dtype": "auto",
+            "qformat": "fp8",
+            "kv_cache_dtype": "fp8",
+            "tp_size": 2,
+        },
+        "build": {"checkpoint_dir": "quantized", "output_dir": "engine", "max_batch_size": 8},
+    }
+
+
+def test_words_fill_in_the_steps_that_are_there() -> None:
+    found = steps(convert=CONVERT, kv_cache_dtype="int8", tensor_parallel=4)
+    assert found["convert"] == {**CONVERT["args"], "int8_kv_cache": True, "tp_size": 4}  # type: ignore[dict-item]
+    assert found["build"]["checkpoint_dir"] == "c"
+    quantize = {"script": "quantize.py", "output_dir": "q", "args": {"qformat": "int4_awq"}}
+    found = steps(quantize=quantize, quantization="int4_awq", kv_cache_dtype="auto")
+    assert found["quantize"] == {"qformat": "int4_awq"}
+
+
+def test_none_converts_the_model_as_it_is() -> None:
+    found = steps(quantization="none", tensor_parallel=1)
+    assert found["convert"]["tp_size"] == 1
+    found = steps(example_name="gemma", quantization="none", tensor_parallel=2)
+    assert (found["convert"]["ckpt-type"], found["convert"]["world-size"]) == ("hf", 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *({"quantization": word} for word in ("none", "fp8", "int8_sq", "int4_awq")),
+        *({"quantization": word, "kv_cache_dtype": "fp8"} for word in ("w4a8_awq", "nvfp4")),
+        {"kv_cache_dtype": "int8", "tensor_parallel": 2},
+    ],
+)
+def test_what_is_filled_in_passes_the_check(words: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(config(**words).to_yaml())
+    lines: list[str] = []
+    assert command.look(
+        tmp_path / "c.yaml",
+        tmp_path / "w",
+        tmp_path / "e.tar",
+        lines.append,
+        check=True,
+        plan=False,
+    )
+    assert sum(": OK: " in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quantization": "fp8", "convert": CONVERT}, "reads the model itself: leave convert out"),
+        ({"kv_cache_dtype": "fp8", "convert": CONVERT}, "makes no such cache: quantize.py does"),
+        ({"quantization": "int9"}, "quantization: 'int9': must be one of none, fp8, int8_sq"),
+        ({"tensor_parallel": 0}, "tensor_parallel: 0"),
+        ({"tensor_parallel": 2, "world_size": 4}, "world_size 4: convert.args has tp_size 2"),
+        (
+            {
+                "convert": {**CONVERT, "args": {"tp_size": 4}},
+                "tensor_parallel": 2,
+            },
+            "convert.args.tp_size: 4: the config's own word says 2",
+        ),
+        (
+            {"example_name": "openvino", "quantization": "fp8"},
+            "quantization: is for scripts of TensorRT-LLM since 0.18, and openvino is none",
+        ),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BuildConfigInvalid) as caught:
+        steps(**changes)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sm", "first"),
+    [
+        ({"quantization": "fp8"}, 86, 89),
+        ({"quantization": "nvfp4"}, 90, 100),
+        ({"quantization": "int4_awq", "kv_cache_dtype": "fp8"}, 80, 89),
+    ],
+)
+def test_numbers_that_the_gpu_lacks_are_refused(
+    words: dict[str, Any], sm: int, first: int, here: list[int]
+) -> None:
+    def refusal(**changes: Any) -> str:
+        with pytest.raises(EngineIncompatible) as caught:
+            steps(**words, **changes)
+        return str(caught.value)
+
+    assert f"needs sm_{first} or later, and this is for sm_{sm}" in refusal(sm=sm)
+    assert steps(**words, sm=first)
+    here.append(sm)
+    assert f"needs sm_{first} or later, and this is for sm_{sm}" in refusal()
+    assert f"sm {first}: an engine is built on the GPU" in refusal(sm=first)
+
+
+def test_config_without_words_is_left_alone(here: list[int]) -> None:
+    plain = config(convert=CONVERT)
+    assert spelled_out(plain, Families(), print) is plain
+    here.append(86)
+    with pytest.raises(CogTritonError, match="E1305"):
+        spelled_out(config(convert=CONVERT, sm=90), Families(), print)

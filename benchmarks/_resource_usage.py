@@ -12,7 +12,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 TICK_S = 1 / _TICKS
 """What CPU time is counted in."""
 _DYNAMOS = {"dynamo.frontend", "dynamo.mocker"}
-_COGS = {"cog.server.http", "cog_triton.serving.coglet.http_server"}
+_MODULES = {
+    "cog_triton.door": "door",
+    "cog_triton.door.large_bodies_child": "large-bodies child",
+    "cog_triton.backend.engine_process": "engine",
+    "cog_triton.keeper.keeper_process": "keeper",
+    "cog_triton.text.template_child": "template child",
+    "cog_triton.serving.coglet.http_server": "cog",
+    "cog.server.http": "cog",
+}
 
 
 def cpu_seconds(*roots: int) -> dict[str, float]:
@@ -57,7 +65,7 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Part of a server: door, cog, worker, tritonserver, engine, others, or a stub's name.
+    """Part of a server: door, cog, worker, tritonserver, engine, others, a stub's or child's name.
 
     Of NVIDIA Dynamo's: "dynamo.frontend" and "dynamo.mocker".
     """
@@ -68,12 +76,8 @@ def part_of(words: list[str]) -> str:
         return program
     if any(word.endswith("/reaper.py") for word in words):
         return "others"
-    if "cog_triton.door" in words:
-        return "door"
-    if "cog_triton.backend.engine_process" in words:
-        return "engine"
-    if _COGS.intersection(words):
-        return "cog"
+    if module := next((word for word in words if word in _MODULES), None):
+        return _MODULES[module]
     if found := _DYNAMOS.intersection(words):
         return found.pop()
     return "worker" if any("coglet" in word for word in words) else "others"

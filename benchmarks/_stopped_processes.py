@@ -28,11 +28,6 @@ from cog_triton.system import reaper
 DEADLINE_S = 90.0
 ENDING = ("door", "cog", "worker")
 """Parts whose loss is that of the server, for whoever started it to restart."""
-_CHILDREN = {
-    "cog_triton.text.template_child": "template child",
-    "cog_triton.door.large_bodies_child": "large-bodies child",
-    "cog_triton.backend.engine_process": "engine process",
-}
 _STREAMS = 3
 _CODE = re.compile(r"E[12]\d{3} ")
 _INPUT = {"prompt": "rivers run to the seas", "max_tokens": 200, "temperature": 0}
@@ -70,8 +65,7 @@ def roles(root: int) -> dict[str, int]:
             words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
             if any(word.endswith("/reaper.py") for word in words):
                 continue
-            child = next((_CHILDREN[word] for word in words if word in _CHILDREN), "")
-            role = child or part_of(words)
+            role = part_of(words)
             if role != "others":
                 found[role] = pid
     return found

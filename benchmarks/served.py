@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -36,18 +38,22 @@ class Counts:
 
 
 class Server:
-    """One ``cog-triton serve`` on ports of its own."""
+    """One ``cog-triton serve`` on ports of its own; `triton` is the URL of Triton's own API."""
 
-    def __init__(self, engine: str, work_dir: str) -> None:
+    def __init__(
+        self, work_dir: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`arguments` are an engine, or options of the command."""
         self.port, self.openai_port, *triton = free_ports(5)
         names = ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
         ports = dict(zip(names, map(str, triton), strict=True))
         ports["OPENAI_PORT"] = str(self.openai_port)
+        self.triton = f"http://127.0.0.1:{triton[0]}"
         self.log = Path(work_dir) / "serve.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cog_triton", "serve", engine, f"--port={self.port}"],
-                env={**os.environ, **ports, "COG_TRITON_WORK_DIR": work_dir},
+                [sys.executable, "-m", "cog_triton", "serve", *arguments, f"--port={self.port}"],
+                env={**os.environ, **ports, "COG_TRITON_WORK_DIR": work_dir, **(environment or {})},
                 stdout=log,
                 stderr=log,
             )
@@ -80,9 +86,24 @@ class Server:
         ours = [path for path in memory if int(path.name.split("_")[2]) in pids]
         return Counts(len(pids), len(ours), len(sockets & set(descriptors)), len(descriptors))
 
+    async def until_ready(self, http: httpx.AsyncClient) -> None:
+        """Wait until predictions are served; raises SystemExit with the log if the server ends."""
+        for _ in range(600):
+            if self.process.poll() is not None:
+                raise SystemExit(f"the server ended:\n{self.log.read_text()}")
+            if await self.ready(http):
+                return
+            await asyncio.sleep(0.2)
+        raise SystemExit(f"the server was not ready in time:\n{self.log.read_text()}")
+
+    async def model(self, http: httpx.AsyncClient) -> str:
+        """Name of the model in the OpenAI API."""
+        listed = await http.get(f"http://127.0.0.1:{self.openai_port}/v1/models")
+        return str(listed.json()["data"][0]["id"])
+
     async def ready(self, http: httpx.AsyncClient) -> bool:
         try:
-            answer = await http.get("/health-check", timeout=10)
+            answer = await http.get(f"http://127.0.0.1:{self.port}/health-check", timeout=10)
         except httpx.TransportError:
             return False
         return bool(answer.json()["status"] == "READY")

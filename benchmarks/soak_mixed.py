@@ -1,12 +1,13 @@
-"""Load soak: mixed requests on both APIs for minutes, with every request accounted for.
+"""Load soak: mixed requests on every API, with every request accounted for, and memory sampled.
 
-    .venv/bin/python benchmarks/soak_mixed.py engine.tar --minutes 10
+    .venv/bin/python benchmarks/soak_mixed.py [engine.tar] --minutes 10
+    .venv/bin/python benchmarks/soak_mixed.py --minutes 60 --rate 12 --burst 48 --samples FILE
 
 Each client sends one request after the other: prompts and outputs of random lengths, streamed
-and whole, through /predictions, /v1/chat/completions and /v1/completions. More than 20 of a
-hundred leave in the middle, and 5 are bad input. It fails when a request ends in neither text
-nor a code, when the server's own counts differ from the clients', or when processes, ports,
-descriptors or memory grow.
+and whole, through /predictions, /v1/chat/completions, /v1/completions and Triton's own API. A
+quarter leave in the middle, and 5 of a hundred are bad input; of Triton's none are. It fails when
+a request ends in neither text nor a code, when the server's own counts differ from the clients',
+when processes, ports or descriptors grow, or memory does once the run's first third is over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import re
 import signal
 import sys
@@ -23,130 +23,18 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+import _memory_samples
 import httpx
-from served import Counts, Server, read
+from _mixed_requests import DIRECT, KINDS, PATIENCE_S, Client
+from _report import RESULTS
+from served import Counts, Server
 
-from cog_triton import errors
-
-ENGINE = "engine_process"
-WORDS = [
-    "the",
-    "sky",
-    "is",
-    "blue",
-    "and",
-    "rivers",
-    "run",
-    "to",
-    "seas",
-    "while",
-    "people",
-    "talk",
-]
-PYTHONS = {
-    "reaper": "reaper",
-    "cog_triton.door": "door",
-    "template_child": "chat templates",
-    "coglet.http_server": "cog",
-    "coglet": "predictor",
-    ENGINE: ENGINE,
-    "cog_triton serve": "cog-triton serve",
-}
-KINDS = ("predictions", "predictions, whole", "chat", "chat, whole", "completions")
-BAD: list[dict[str, Any]] = [
-    {"temperature": -1},
-    {"max_tokens": 0},
-    {"top_p": "all"},
-    {"messages": [{"role": "nobody", "content": "Hi"}]},
-    {"seed": -5},
-]
-PATIENCE_S = 300
 SETTLE_S = 15.0
-
-
-class Client:
-    """Client that sends random requests one after another, and classifies how each ended."""
-
-    def __init__(self, server: Server, http: httpx.AsyncClient, model: str, seed: int) -> None:
-        self._server = server
-        self._http = http
-        self._model = model
-        self._random = random.Random(seed)
-
-    async def one(self) -> tuple[str, str]:
-        """Send one request; returns its kind and how it ended."""
-        chance = self._random
-        kind = chance.choice(KINDS)
-        bad = chance.random() < 0.05
-        leaves = not bad and chance.random() < 0.25
-        url, body, headers = self._request(kind, bad, at_least=200 if leaves else 1)
-        try:
-            sending = self._send(url, body, headers, leaves)
-            outcome = await asyncio.wait_for(sending, PATIENCE_S)
-        except asyncio.TimeoutError:
-            outcome = f"LOST: nothing for {PATIENCE_S} s"
-        except httpx.HTTPError as error:
-            outcome = f"LOST: {error!r}"
-        if bad and not outcome.startswith(("E1", "422")):
-            outcome = f"LOST: bad input was answered {outcome}"
-        return kind, outcome
-
-    def _request(
-        self, kind: str, bad: bool, at_least: int
-    ) -> tuple[str, dict[str, Any], dict[str, str]]:
-        chance = self._random
-        prompt = " ".join(chance.choices(WORDS, k=int(chance.expovariate(1 / 60)) + 1))
-        values: dict[str, Any] = {
-            "max_tokens": min(int(chance.expovariate(1 / 40)) + at_least, 400),
-            "temperature": chance.choice([0, 0.7, 1]),
-        }
-        if at_least > 1:
-            values["min_tokens"] = at_least
-        elif chance.random() < 0.2:
-            values["stop" if kind[0] == "c" else "stop_sequences"] = "and"
-        wrong = chance.choice(BAD) if bad else {}
-        if kind.startswith("predictions"):
-            headers = {} if kind.endswith("whole") else {"Accept": "text/event-stream"}
-            body = {"input": {"prompt": prompt, **values, **wrong}}
-            return f"http://127.0.0.1:{self._server.port}/predictions", body, headers
-        url = f"http://127.0.0.1:{self._server.openai_port}/v1"
-        body = {"model": self._model, "stream": not kind.endswith("whole"), **values}
-        if kind == "completions":
-            return f"{url}/completions", {**body, "prompt": prompt, **wrong}, {}
-        chat = {"messages": [{"role": "user", "content": prompt}]}
-        return f"{url}/chat/completions", {**body, **chat, **wrong}, {}
-
-    async def _send(
-        self, url: str, body: dict[str, Any], headers: dict[str, str], leaves: bool
-    ) -> str:
-        reading = self._read(url, body, headers)
-        if not leaves:
-            return await reading
-        try:
-            return await asyncio.wait_for(reading, self._random.random() * 3)
-        except asyncio.TimeoutError:
-            return "left"
-
-    async def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> str:
-        async with self._http.stream("POST", url, json=body, headers=headers) as answer:
-            text = "".join([chunk async for chunk in answer.aiter_text()])
-        return _ended(answer.status_code, text)
-
-
-def _ended(status: int, text: str) -> str:
-    """How a request ended: ``stop``, ``length``, a code, or a description."""
-    error = errors.from_text(text)
-    if error is not None:
-        return error.code
-    if status == 422:
-        return "422"
-    reasons = re.findall(r'"finish_reason":"(stop|length)"', text)
-    complete = "data: [DONE]" in text or '"usage":{' in text or '"status":"succeeded"' in text
-    if status == 200 and reasons and complete:
-        return str(reasons[-1])
-    return f"LOST: HTTP {status} {text[-200:]!r}"
+SAMPLE_PERIOD_S, BURST_PERIOD_S = 10.0, 60.0
+PLATEAU_MINUTES = 30
+"""Shortest run whose memory is judged: in a shorter one caches still fill."""
+MOCK = ("--engine", "mock", "--tps", "100")
 
 
 async def metrics(server: Server, http: httpx.AsyncClient) -> dict[str, float]:
@@ -156,35 +44,55 @@ async def metrics(server: Server, http: httpx.AsyncClient) -> dict[str, float]:
     return {name.removeprefix("cog_triton_"): float(value) for name, value in pairs}
 
 
-def memory(server: Server) -> dict[str, int]:
-    """Resident megabytes, by program."""
-    found: Counter[str] = Counter()
-    for pid in server.pids:
-        words = read(pid, "cmdline").decode().split("\0")
-        name = Path(words[0]).name
-        if name.endswith("_stub") and len(words) > 1:
-            name = f"stub of {Path(words[1]).parent.parent.name}"
-        elif name.startswith("python"):
-            name = next((n for mark, n in PYTHONS.items() if mark in " ".join(words)), "python")
-        rss = re.search(rb"VmRSS:\s+(\d+)", read(pid, "status"))
-        found[name] += int(rss[1]) // 1024 if rss else 0
-    return dict(found)
+class Load:
+    """Clients on one server, and their account of how requests ended."""
+
+    def __init__(
+        self, server: Server, http: httpx.AsyncClient, model: str, options: argparse.Namespace
+    ) -> None:
+        self._options = options
+        self._client = lambda seed: Client(server, http, model, seed, options.max_words)
+        self.account: Counter[tuple[str, str]] = Counter()
+
+    async def run(self, seed: int, seconds: float) -> None:
+        """Run all clients, and a burst of requests at once now and then."""
+        until = time.monotonic() + seconds
+        clients = self._options.clients
+        pause_s = clients / self._options.rate if self._options.rate else 0
+
+        async def loop(number: int) -> None:
+            client = self._client(seed * 1000 + number)
+            while time.monotonic() < until:
+                self.account[await client.one()] += 1
+                await client.pause(pause_s)
+
+        async def bursts() -> None:
+            burst = [self._client(seed * 1000 + clients + n) for n in range(self._options.burst)]
+            while burst and time.monotonic() < until:
+                self.account.update(await asyncio.gather(*(client.one() for client in burst)))
+                await asyncio.sleep(min(BURST_PERIOD_S, max(0, until - time.monotonic())))
+
+        await asyncio.gather(bursts(), *(loop(number) for number in range(clients)))
 
 
-async def load(
-    server: Server, http: httpx.AsyncClient, model: str, clients: int, seed: int, seconds: float
-) -> Counter[tuple[str, str]]:
-    """Run `clients` clients for `seconds`; returns how their requests ended."""
-    account: Counter[tuple[str, str]] = Counter()
-    until = time.monotonic() + seconds
-
-    async def loop(number: int) -> None:
-        client = Client(server, http, model, seed * 1000 + number)
-        while time.monotonic() < until:
-            account[await client.one()] += 1
-
-    await asyncio.gather(*(loop(number) for number in range(clients)))
-    return account
+async def sampled(
+    server: Server, load: Load, seed: int, seconds: float, path: Path
+) -> list[_memory_samples.Sample]:
+    """Run the load; returns samples of memory, which are appended to `path` as they are taken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    samples: list[_memory_samples.Sample] = []
+    began = time.monotonic()
+    running = asyncio.create_task(load.run(seed, seconds))
+    done = False
+    while not done:
+        done = bool((await asyncio.wait({running}, timeout=SAMPLE_PERIOD_S))[0])
+        elapsed, requests = time.monotonic() - began, sum(load.account.values())
+        descriptors = server.counts().descriptors
+        samples.append(_memory_samples.take(server.process.pid, elapsed, requests, descriptors))
+        _memory_samples.append(path, samples[-1])
+    running.result()
+    return samples
 
 
 async def settled(server: Server, http: httpx.AsyncClient, before: Counts) -> Counts:
@@ -211,25 +119,20 @@ async def soak(server: Server, options: argparse.Namespace) -> list[str]:
     """Run warm-up and load; returns what went wrong."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S, trust_env=False) as http:
-        for _ in range(600):
-            if server.process.poll() is not None:
-                raise SystemExit(f"the server ended:\n{server.log.read_text()}")
-            if await server.ready(http):
-                break
-            await asyncio.sleep(0.2)
-        listed = await http.get(f"http://127.0.0.1:{server.openai_port}/v1/models")
-        model = listed.json()["data"][0]["id"]
-        await load(server, http, model, options.clients, options.seed + 1, options.warm_up)
+        await server.until_ready(http)
+        model = await server.model(http)
+        await Load(server, http, model, options).run(options.seed + 1, options.warm_up)
         idle = server.counts()
         await asyncio.sleep(3)
-        before, held, first = server.counts(), memory(server), await metrics(server, http)
-        print(f"before: {before}, MB {held} (was {idle.descriptors} descriptors)", flush=True)
+        before, first = server.counts(), await metrics(server, http)
+        print(f"before: {before} (was {idle.descriptors} descriptors)", flush=True)
         began = time.monotonic()
-        seconds = options.minutes * 60
-        account = await load(server, http, model, options.clients, options.seed, seconds)
+        load = Load(server, http, model, options)
+        samples = await sampled(server, load, options.seed, options.minutes * 60, options.samples)
         took = time.monotonic() - began
         after = await settled(server, http, before)
-        last, holds = await metrics(server, http), memory(server)
+        last = await metrics(server, http)
+    account = load.account
     told(account)
     moved = {name: last[name] - first.get(name, 0) for name in last}
     sums = Counter[str]()
@@ -239,18 +142,24 @@ async def soak(server: Server, options: argparse.Namespace) -> list[str]:
         f"{sum(sums.values())} requests in {took:.0f} s: {json.dumps(dict(sorted(sums.items())))};"
         f" {moved['generation_tokens_total'] / took:.1f} tokens/s; load {os.getloadavg()[0]:.1f}"
     )
-    print(f"after:  {after}, MB {holds}")
-    return wrong(account, moved, (before, after), (held, holds))
+    cores = (samples[-1].cpu - samples[0].cpu) / (samples[-1].seconds - samples[0].seconds or 1)
+    print(f"after:  {after}; {cores:.2f} cores")
+    for part, (plateau, end) in _memory_samples.growth(samples).items():
+        print(f"{part:24}{samples[0].megabytes.get(part, 0):8.1f}{plateau:8.1f}{end:8.1f} MB")
+    found = wrong(account, moved, (before, after))
+    if options.minutes >= PLATEAU_MINUTES:
+        found += _memory_samples.leaks(samples)
+    return found
 
 
 def wrong(
     account: Counter[tuple[str, str]],
     moved: dict[str, float],
     counts: tuple[Counts, Counts],
-    held: tuple[dict[str, int], dict[str, int]],
 ) -> list[str]:
     """Faults of a run: lost requests, counts that differ, resources that grew."""
     found = [f"{kind}: {outcome}" for kind, outcome in account if outcome.startswith("LOST")]
+    account = Counter({key: count for key, count in account.items() if key[0] not in DIRECT})
     total = sum(account.values())
     server: Counter[str] = Counter()
     for name, value in moved.items():
@@ -284,24 +193,29 @@ def wrong(
         found.append(f"{total - known - never} requests are not accounted for")
     if not counts[1].within(counts[0]):
         found.append(f"it holds more: {counts[1]}; before: {counts[0]}")
-    for name, megabytes in held[1].items():
-        # The engine's KV cache grows up to its limit, and the prefixes that it keeps fill it.
-        if name != ENGINE and megabytes > held[0].get(name, 0) * 1.2 + 50:
-            found.append(f"memory of {name}: {megabytes} MB; before: {held[0].get(name, 0)}")
     return found
 
 
 def main() -> int:
     """Run the soak; returns 0 if nothing went wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("engine", help="engine.tar or engine directory")
+    parser.add_argument("engine", nargs="?", help="engine.tar or directory; the mock if left out")
     parser.add_argument("--minutes", type=float, default=10, help="of load; 10")
     parser.add_argument("--clients", type=int, default=12, help="at once; 12")
     parser.add_argument("--warm-up", type=float, default=45, help="seconds before it counts; 45")
     parser.add_argument("--seed", type=int, default=1, help="of the random requests; 1")
+    parser.add_argument("--rate", type=float, default=0, help="requests a second; 0, flat out")
+    parser.add_argument("--burst", type=int, default=0, help="requests at once each minute; 0")
+    parser.add_argument("--max-words", type=int, default=4000, help="of the longest prompts; 4000")
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        default=RESULTS / "soak_mixed.jsonl",
+        help="memory each 10 s, for plot_memory.py; .work/bench/soak_mixed.jsonl",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work_dir:
-        server = Server(options.engine, work_dir)
+        server = Server(work_dir, *([options.engine] if options.engine else MOCK))
         try:
             found = asyncio.run(soak(server, options))
         finally:

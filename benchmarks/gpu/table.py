@@ -111,6 +111,35 @@ def killed(phase: Mapping[str, Any]) -> str:
     return table(columns, [(phase["killed"], *(judged[name] for name in names), by, *shown)])
 
 
+def parked(phases: Mapping[str, Mapping[str, Any]]) -> str:
+    """Engines that were parked and taken back, by number of GPUs and set-up of their ranks."""
+    rows = [
+        (f"{gpus}, {name.removesuffix(': parked')}", row["number"],
+         f"{row['parked']['seconds']:.1f}", f"{row['parked']['host_bytes'] / 1e9:.1f}",
+         row["while_parked"]["memory"]["gpus"], f"{row['unpark_s']:.2f}",
+         f"{row['first_token_s']:.2f}", "yes" if row["same"] else "no")
+        for gpus, phase in phases.items()
+        for name, found in phase.items() if name.endswith(": parked")
+        for row in found
+    ]  # fmt: skip
+    columns = ("GPUs, set-up", "time", "off the GPU after s", "host GB", "left on GPUs",
+               "back after s", "first token", "same tokens")  # fmt: skip
+    return table(columns, rows)
+
+
+def returns(phases: Mapping[str, Mapping[str, Any]]) -> str:
+    """Seconds from the kill of an engine's process to health, readiness and the first token."""
+    names = ("not_ready_s", "ready_s", "first_token_s")
+    rows = [
+        (f"{gpus}, {name.removesuffix(': returns')}", row["killed"], *(row[key] for key in names))
+        for gpus, phase in phases.items()
+        for name, found in phase.items() if name.endswith(": returns")
+        for row in found
+    ]  # fmt: skip
+    columns = ("GPUs, server", "killed", "not ready after s", "ready again", "first token")
+    return table(columns, rows)
+
+
 def starts(results: Mapping[str, Any]) -> str:
     """Seconds until each server of these phases was ready, as it and vLLM's log say."""
     rows = [
@@ -163,6 +192,10 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
         made["killed worker"] = killed(results["kill"])
     if any(phase in results for phase in ("many", "pair")):
         made["many GPUs' starts"] = starts(results)
+    parking = {"one": results.get("park", {}), "two": results.get("park-tp", {})}
+    if any(parking.values()):
+        made["parked engines"] = parked(parking)
+        made["returns"] = returns(parking)
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

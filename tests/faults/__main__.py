@@ -1,0 +1,148 @@
+"""Fault injection under load (make faults): prints each fault, and writes the table of the page.
+
+    make faults ARGS="--faults 1000 --engine mock,openvino --seed 1"
+
+Exits with 1 when an aim of a scenario was missed. Ctrl-C prints the table so far; --resume goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+import _report  # noqa: E402
+import clean_environment  # noqa: E402
+
+from faults import report, scenario  # noqa: E402
+from faults.engines import PROFILES  # noqa: E402
+from faults.record import Header, Records, RecordsError  # noqa: E402
+from faults.runner import Runner, possible  # noqa: E402
+from faults.scenario import ScenarioError  # noqa: E402
+from faults.target import ServerFailure  # noqa: E402
+
+RESULTS = ROOT / ".work" / "faults"
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=1000, help="of all engines together; 1000")
+    parser.add_argument("--engine", type=_names, default=tuple(PROFILES), help="by comma; all")
+    parser.add_argument("--only", type=_names, default=(), help="scenarios, by comma; all")
+    parser.add_argument("--seed", type=int, default=1, help="of the plan and the load; 1")
+    parser.add_argument("--minutes", type=float, help="end after so many, whatever is left")
+    parser.add_argument("--resume", action="store_true", help="go on with what --results has")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of a run")
+    parser.add_argument("--write", action="store_true", help="put the table into the page")
+    args = parser.parse_args()
+    if unknown := set(args.engine) - set(PROFILES):
+        parser.error(f"--engine={','.join(unknown)}: must be of {','.join(PROFILES)}")
+    if args.faults < 1:
+        parser.error(f"--faults={args.faults}: must be 1 or more")
+    return args
+
+
+def main() -> int:
+    """Run the plan; returns 0 if every aim was met."""
+    args = arguments()
+    clean_environment.clean()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
+    try:
+        scenarios, left_out = possible(scenario.read_all(args.only))
+        records = Records(args.results / "records.jsonl", _header(args), args.resume)
+    except (ScenarioError, RecordsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    notes = [f"{name}: left out here: {why}" for name, why in left_out.items()]
+    broken = ""
+    try:
+        notes += _run(args, scenarios, records)
+    except KeyboardInterrupt:
+        broken = "interrupted"
+    except ServerFailure as error:
+        broken = f"the server failed: {error}"
+    return _tell(args, scenarios, records, notes, broken)
+
+
+def _run(
+    args: argparse.Namespace, scenarios: dict[str, scenario.Scenario], records: Records
+) -> list[str]:
+    """Run each engine's part of the plan; returns notes."""
+    began, notes = time.monotonic(), []
+    first, share = 0, args.faults // len(args.engine)
+    for place, engine in enumerate(args.engine):
+        count = share if place else args.faults - share * (len(args.engine) - 1)
+        end = began + (args.minutes * 60 if args.minutes else 1e9) * (place + 1) / len(args.engine)
+        runner = Runner(scenarios, records, args.results / f"{engine}.log", end, _report.say)
+        asyncio.run(runner.run(scenario.plan(scenarios, engine, count, args.seed, first)))
+        first += count
+        if runner.left_out:
+            notes.append(f"{engine}: {runner.left_out} texts not compared, as not sure enough")
+    return notes
+
+
+def _tell(
+    args: argparse.Namespace,
+    scenarios: dict[str, scenario.Scenario],
+    records: Records,
+    notes: list[str],
+    broken: str,
+) -> int:
+    missed = []
+    for record in records.all:
+        for aim in report.missed(scenarios[record.event.scenario], record):
+            one = record.event
+            missed.append(f"{one.number + 1} {one.engine} {one.scenario} {one.victim}: {aim}")
+            missed += [f"    {problem}" for problem in record.problems]
+    grown = report.growth_mb(records.all)
+    if grown > report.GROWTH_MB:
+        missed.append(f"the front end grew by {grown:.0f} MB")
+    notes.append(f"the front end's memory grew by {grown:.0f} MB at most in one server's life")
+    notes.append(
+        f"{len(records.all)} of {records.header.faults} planned faults were injected;"
+        f" the machine's load was {os.getloadavg()[2]:.0f}"
+    )
+    table = report.grid(scenarios, records.all)
+    _report.show(table)
+    for line in (*notes, *missed, broken):
+        print(line)
+    if args.write and not broken:
+        report.write(PAGE, report.markdown(records.header, table, notes))
+    print(f"{len(records.all)} faults: {'aims MISSED' if missed else 'all aims met'}")
+    return 1 if missed or broken else 0
+
+
+def _header(args: argparse.Namespace) -> Header:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    return Header(
+        seed=args.seed,
+        faults=args.faults,
+        engines=args.engine,
+        only=args.only,
+        commit=commit.stdout.strip() or "unknown",
+        machine=f"{_report.machine_name()}, {os.uname().sysname} {os.uname().release}",
+        date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

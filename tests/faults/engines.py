@@ -1,0 +1,41 @@
+"""Engines that faults are tried on: how each is served, and the lengths of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from faults import questions
+from faults.answers import Question
+from faults.questions import Lengths
+from faults.target import Target
+
+ENGINE_TAR = Path(__file__).parents[2] / "engine.tar"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Arguments and environment of ``cog-triton serve``; answers take some 1 to 6 s undisturbed."""
+
+    arguments: tuple[str, ...]
+    lengths: Lengths
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_model: bool = False
+
+    async def questions(self, target: Target, seed: int) -> tuple[list[Question], int]:
+        """Questions with known answers, and how many were left out."""
+        if not self.is_model:
+            return questions.of_mock(self.lengths, seed), 0
+        return questions.of_model(target.urls, await target.model(), self.lengths, seed)
+
+
+PROFILES = {
+    "mock": Profile(("--engine=mock", "--step-ms=20"), Lengths(50, 250)),
+    "openvino": Profile(
+        (str(ENGINE_TAR),),
+        Lengths(8, 24),
+        {"PROMPT_TEMPLATE": "{prompt}"},  # as /v1/completions has it
+        is_model=True,
+    ),
+}

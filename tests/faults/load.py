@@ -1,0 +1,132 @@
+"""Load: users that ask again and again, streamed or not, over /predictions and /v1."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+from _load import QuickAckClient
+
+from cog_triton.bench.http_client import TransportError, encode_request, now
+from faults.answers import COMPLETE, HUNG, LEFT, STREAMED, WHOLE, Answer, Question
+from faults.scenario import Load as LoadShape
+
+_PATIENCE_S = 600.0
+_AGAIN_S, _LEAVES_S = 0.3, 3.0
+_ESTABLISHED_S = 1.0
+"""After which a request without text is taken to run or to wait in the server's queue."""
+
+
+class Load:
+    """Users of one server, as many and of such kinds as `shape` says."""
+
+    def __init__(
+        self,
+        urls: dict[str, str],
+        model: str,
+        questions: Sequence[Question],
+        shape: LoadShape,
+        seed: str,
+    ) -> None:
+        """`urls` has the base URL of each path."""
+        self._urls, self._model, self._questions = urls, model, questions
+        self._rng = random.Random(seed)
+        self._client = QuickAckClient(_PATIENCE_S)
+        self._open = asyncio.Event()
+        self._users: list[asyncio.Task[None]] = []
+        self._tasks: dict[Answer, asyncio.Task[None]] = {}
+        self._leaving = shape.leaving
+        streamed = round(shape.streams * shape.streamed)
+        kinds = itertools.chain(
+            itertools.islice(itertools.cycle(STREAMED), streamed),
+            itertools.islice(itertools.cycle(WHOLE), shape.streams - streamed),
+        )
+        self._kinds = list(kinds)
+        self.ended: list[Answer] = []
+        """Answers that have ended, until `take_ended`."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Users ask within the block, while the load is not held."""
+        self._users = [asyncio.create_task(self._user(kind)) for kind in self._kinds]
+        self._open.set()
+        try:
+            yield
+        finally:
+            for task in (*self._users, *self._tasks.values()):
+                task.cancel()
+            await asyncio.gather(*self._users, *self._tasks.values(), return_exceptions=True)
+            self._client.close()
+
+    def hold(self) -> None:
+        """Ask nothing new."""
+        self._open.clear()
+
+    def resume(self) -> None:
+        """Ask again."""
+        self._open.set()
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    @property
+    def in_flight(self) -> list[Answer]:
+        """Answers that have been asked for and have not ended."""
+        return list(self._tasks)
+
+    @property
+    def established(self) -> list[Answer]:
+        """Answers in flight that bring text, or were asked for some time ago."""
+        at = now()
+        return [one for one in self._tasks if one.reads or at - one.sent > _ESTABLISHED_S]
+
+    def take_ended(self) -> list[Answer]:
+        """All answers that have ended since the last call."""
+        taken, self.ended = self.ended, []
+        return taken
+
+    async def until_ended(self, answers: Iterable[Answer], seconds: float) -> None:
+        """Wait for answers; what has not ended within `seconds` is left, as HUNG."""
+        tasks = {self._tasks[one]: one for one in answers if one in self._tasks}
+        if not tasks:
+            return
+        _, pending = await asyncio.wait(tasks, timeout=seconds)
+        for task in pending:
+            tasks[task].end(now(), HUNG)
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _user(self, kind: type[Answer]) -> None:
+        while True:
+            await self._open.wait()
+            answer = kind(self._rng.choice(self._questions), now())
+            task = asyncio.create_task(self._ask(answer))
+            self._tasks[answer] = task
+            leaves = self._rng.random() < self._leaving
+            patience = self._rng.uniform(0, _LEAVES_S) if leaves else None
+            _, waiting = await asyncio.wait({task}, timeout=patience)
+            if waiting:
+                answer.end(now(), LEFT)
+                task.cancel()
+                await asyncio.wait({task})
+            self._tasks.pop(answer, None)
+            self.ended.append(answer)
+            if answer.outcome not in (COMPLETE, LEFT):
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _ask(self, answer: Answer) -> None:
+        headers = {"Accept": "text/event-stream"} if answer.streamed else {}
+        body = json.dumps(answer.request(self._model)).encode()
+        request = encode_request("POST", f"{self._urls[answer.path]}{answer.path}", headers, body)
+        broken = None
+        try:
+            await self._client.send(*request, answer)
+        except TransportError as error:
+            broken = error.kind
+        except OSError as error:
+            broken = f"cannot connect: {error}"
+        answer.end(now(), broken)

@@ -1,0 +1,116 @@
+"""Processes of a server by role, whoever started them, and what they hold."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from _resource_usage import own_bytes, part_of
+
+from cog_triton.system import reaper
+
+FRONT_END = ("door", "cog", "worker")
+"""Roles whose end is that of the server, for its platform to restart."""
+STUBS = "stub"
+"""A victim's name that stands for any stub of Triton's Python backend."""
+_MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Resources that a server holds: numbers of processes, files of shared memory, and so on."""
+
+    processes: int
+    shared_memory: int
+    ports: int
+    descriptors: int
+
+    def beyond(self, other: Held, spare: Held) -> Held:
+        """What exceeds `other` by more than `spare`; 0 where nothing does."""
+        rows = zip(astuple(self), astuple(other), astuple(spare), strict=True)
+        return Held(*(max(0, mine - its - free) for mine, its, free in rows))
+
+
+def by_role(root: int) -> dict[str, list[int]]:
+    """Process ids below `root` by role: see `_resource_usage.part_of`."""
+    found: dict[str, list[int]] = {}
+    for pid in sorted(reaper.descendants(root)):
+        if words := [word for word in _read(pid, "cmdline").decode().split("\0") if word]:
+            found.setdefault(part_of(words), []).append(pid)
+    return found
+
+
+def victim(root: int, role: str, rng: random.Random) -> int | None:
+    """Process id of the role, None while there is none."""
+    roles = by_role(root)
+    if role == STUBS:
+        stubs = [pid for name, pids in roles.items() if name.startswith("stub ") for pid in pids]
+        return rng.choice(stubs) if stubs else None
+    return rng.choice(roles[role]) if role in roles else None
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have gone."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def lowest_free_descriptor(pid: int) -> int:
+    """The number that the process's next descriptor would have."""
+    used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return next(number for number in itertools.count() if number not in used)
+
+
+def marked(work_dir: Path) -> set[int]:
+    """Processes of a server with this COG_TRITON_WORK_DIR, orphans among them."""
+    mark = f"COG_TRITON_WORK_DIR={work_dir}".encode()
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return {
+        pid for pid in pids if mark in _read(pid, "environ").split(b"\0") and _read(pid, "cmdline")
+    }
+
+
+def held(root: int, shared_memory: int) -> Held:
+    """What the process tree of `root` holds; `shared_memory` is a descriptor of its /dev/shm."""
+    pids = {root, *reaper.descendants(root)}
+    links = [link for pid in pids for link in _descriptors(pid)]
+    listening = {
+        f"socket:[{line.split()[9]}]"
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()
+        if line.split()[3] == "0A"
+    }
+    files = shared_files(shared_memory)
+    return Held(len(pids), files, len(listening & set(links)), len(links))
+
+
+def shared_files(directory: int) -> int:
+    """Number of files that servers have in the /dev/shm that is open as descriptor `directory`."""
+    return sum(name.startswith("cog_triton") for name in os.listdir(directory))
+
+
+def memory_mb(root: int) -> float:
+    """Anonymous and shared memory of the front end, which outlives faults behind it."""
+    roles = by_role(root)
+    pids = [pid for role in FRONT_END for pid in roles.get(role, ())]
+    return sum(own_bytes(_read(pid, "smaps_rollup").decode()) for pid in pids) / _MB
+
+
+def _descriptors(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield str(entry.readlink())
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,77 @@
+"""Questions whose answers are known: computed for the mock, recorded undisturbed for OpenVINO."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+
+from faults.answers import Question
+from faults.known_text import KnownText
+
+_TOPICS = (
+    *("the sea", "rivers", "bread", "the moon", "trains", "winter", "bees", "glass", "maps"),
+    *("a lighthouse", "chess", "salt", "clocks", "mountains", "a violin", "paper", "ships"),
+    *("the desert", "tea", "bridges", "owls", "iron", "the harvest", "letters", "gardens"),
+    *("a market", "horses", "rain", "the library", "lamps", "wool", "islands", "a well"),
+    *("stars", "coins", "the forest", "a painter", "doors", "kites", "the post"),
+)
+_LINES = 8
+_PATIENCE_S = 300
+_AT_ONCE, _LEAST = 16, 24
+LEAST_PROBABILITY = 0.55
+"""Of every token of a text that is compared: the next best is 0.2 nats below it, at least. A
+token's logits differ in their last digits by batch, and between prompt and step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of answers in tokens."""
+
+    least: int
+    most: int
+
+
+def of_mock(lengths: Lengths, seed: int, count: int = 200) -> list[Question]:
+    """Questions to the mock, which says one text at any prompt."""
+    known, rng = KnownText(), random.Random(seed)
+    sizes = (rng.randint(lengths.least, lengths.most) for _ in range(count))
+    return [Question("Tell me about the sea.", size, known(size)) for size in sizes]
+
+
+def of_model(
+    urls: Mapping[str, str], model: str, lengths: Lengths, seed: int
+) -> tuple[list[Question], int]:
+    """Questions with the greedy text of an undisturbed server; and how many were left out.
+
+    A prompt is a numbered list, which the model goes on with: at other prompts a small model is
+    hardly ever as sure of all its tokens as LEAST_PROBABILITY.
+    """
+    rng = random.Random(seed)
+    prompts = ["".join(f"{line}. {topic}\n" for line in range(1, _LINES)) for topic in _TOPICS]
+    sizes = [rng.randint(lengths.least, lengths.most) for _ in prompts]
+    url = f"{urls['/v1/completions']}/v1/completions"
+    with httpx.Client(timeout=_PATIENCE_S) as http, ThreadPoolExecutor(_AT_ONCE) as pool:
+        pairs = zip(prompts, sizes, strict=True)
+        asked = [pool.submit(_ask, http, url, model, *pair) for pair in pairs]
+        found = [one.result() for one in asked]
+    sure = [question for question, probability in found if probability >= LEAST_PROBABILITY]
+    if len(sure) < _LEAST:
+        raise RuntimeError(f"{model} is sure of {len(sure)} texts, {_LEAST} are needed")
+    return sure, len(found) - len(sure)
+
+
+def _ask(
+    http: httpx.Client, url: str, model: str, prompt: str, tokens: int
+) -> tuple[Question, float]:
+    """A question, and the least probability of a token of its answer."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    answer = http.post(url, json={**body, "ignore_eos": True, "logprobs": 0})
+    answer.raise_for_status()
+    (choice,) = answer.json()["choices"]
+    least = min(choice["logprobs"]["token_logprobs"])
+    return Question(prompt, tokens, choice["text"]), math.exp(least)

@@ -1,0 +1,103 @@
+"""Report of a run: a row for each kind of fault and engine, for the terminal and for the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from _report import Grid
+
+from faults.record import Header, Record
+from faults.scenario import Scenario
+
+MARKS = "<!-- made by make faults -->\n", "<!-- end -->"
+COLUMNS = (
+    *("fault", "engine", "faults", "streams", "lost", "wrong", "hung"),
+    *("processes", "shm", "descriptors", "requests", "ended s"),
+    *("return s p50", "p99"),
+)
+GROWTH_MB = 60.0
+"""What the front end may grow by in one server's life: caches fill, and malloc keeps pages."""
+
+
+def missed(scenario: Scenario, record: Record) -> list[str]:
+    """Aims of a scenario that one fault has missed."""
+    checks = scenario.checks
+    found = []
+    lost = 0 if checks.ended_within else record.lost
+    for name, value, most in (
+        ("lost", lost, checks.lost),
+        ("wrong text", record.wrong, checks.wrong),
+        ("hung", record.hung, checks.hung),
+        ("left", record.leaks, checks.leaks),
+    ):
+        if value > most:
+            found.append(f"{value} {name}")
+    if checks.ended_within:
+        if record.ended_s is None or record.ended_s > checks.ended_within:
+            found.append(f"streams ended after {record.ended_s} s, not {checks.ended_within:g} s")
+    elif record.back_s is None or record.back_s > checks.back_within:
+        found.append(f"back after {record.back_s} s, not {checks.back_within:g} s")
+    return found
+
+
+def grid(scenarios: dict[str, Scenario], records: Sequence[Record]) -> Grid:
+    """The table, of all faults together at its end."""
+    table = Grid("", COLUMNS)
+    for engine in dict.fromkeys(record.event.engine for record in records):
+        of_engine = [record for record in records if record.event.engine == engine]
+        for name, scenario in scenarios.items():
+            if of_kind := [one for one in of_engine if one.event.scenario == name]:
+                table.add(*_row(scenario.report, engine, of_kind))
+    if records:
+        table.add(*_row("all", "", records))
+    return table
+
+
+def _row(name: str, engine: str, records: Sequence[Record]) -> Iterable[object]:
+    behind = [one for one in records if one.ended_s is None]
+    ended = [one.ended_s for one in records if one.ended_s is not None]
+    back = [one.back_s for one in records if one.back_s is not None]
+    yield from (name, engine, len(records), sum(one.in_flight for one in records))
+    yield sum(one.lost for one in behind) if behind else "-"
+    yield sum(one.wrong for one in records)
+    yield sum(one.hung for one in records)
+    yield sum(one.processes for one in records)
+    yield sum(one.shared_memory for one in records)
+    yield sum(one.descriptors for one in records)
+    yield sum(one.engine_requests for one in records)
+    yield f"{max(ended):.2f}" if ended else ""
+    for percentile in (50, 99):
+        yield f"{np.percentile(back, percentile):.1f}" if back else "never" if behind else ""
+
+
+def growth_mb(records: Sequence[Record]) -> float:
+    """Most that the front end's memory has grown by since the first fault of a server."""
+    most, first = 0.0, None
+    for one in records:
+        if not one.memory_mb:  # this server has ended
+            first = None
+            continue
+        first = one.memory_mb if first is None else first
+        most = max(most, one.memory_mb - first)
+    return most
+
+
+def markdown(header: Header, table: Grid, notes: Sequence[str]) -> str:
+    """The table as it stands in the page, with what it is of."""
+    told = f"{header.date}, commit {header.commit}, seed {header.seed}; {header.machine}."
+    rule = " | ".join(["---", "---", *["--:"] * (len(table.columns) - 2)])
+    lines = [" | ".join(table.columns), rule, *(" | ".join(row) for row in table.rows)]
+    body = "\n".join(f"| {line} |" for line in lines)
+    return "\n".join([told, "", body, "", *(f"- {note}" for note in notes), ""])
+
+
+def write(page: Path, text: str) -> None:
+    """Write between the marks of a page; raises ValueError without marks."""
+    whole = page.read_text("utf-8")
+    pattern = re.compile(f"({re.escape(MARKS[0])}).*({re.escape(MARKS[1])})", re.DOTALL)
+    if not pattern.search(whole):
+        raise ValueError(f"{page}: has no marks {MARKS[0].strip()} and {MARKS[1]}")
+    page.write_text(pattern.sub(lambda found: f"{found[1]}{text}{found[2]}", whole), "utf-8")

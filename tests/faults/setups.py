@@ -1,0 +1,68 @@
+"""Setups of a server: what a scenario asks for beside the engine."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from range_server import Content, Fault, Span, serving_file
+
+from cog_triton.engines.openvino import family
+from cog_triton.system.paths import triton_model_repo
+from faults import clock_faults, sandbox
+from faults.engines import Profile
+from faults.scenario import Setup
+from faults.target import Start
+
+_RANKS_MODEL = Path(__file__).parents[1] / "integration" / "ranks" / "model.py"
+_FAMILY = Path(family.__file__)
+_CUT_SHARE, _CUT_AFTER = 0.4, 4 << 20
+
+
+def why_not(setup: Setup) -> str | None:
+    """Why no such server can be started here; None if one can."""
+    if setup.ranks > 1:
+        return sandbox.lacking() or (None if shutil.which("mpirun") else "no mpirun")
+    return clock_faults.lacking() if setup.own_clock else None
+
+
+@contextmanager
+def prepared(profile: Profile, setup: Setup, directory: Path, seed: int) -> Iterator[Start]:
+    """How to start a server of this setup; what it needs lasts as long as the block."""
+    start = Start(list(profile.arguments), dict(profile.environment))
+    if setup.ranks > 1:
+        _several_ranks(start, setup.ranks, directory)
+    if setup.own_clock:
+        start.environment.update(clock_faults.environment(directory))
+    if not setup.cut_download:
+        yield start
+        return
+    engine = Path(profile.arguments[0])
+    rng = random.Random(seed)
+
+    def plan(number: int, span: Span | None) -> Fault | None:
+        is_cut = number == 1 or rng.random() < _CUT_SHARE
+        return Fault(reset_after=rng.randrange(_CUT_AFTER)) if is_cut else None
+
+    with serving_file(Content.of(engine.read_bytes()), plan) as files:
+        start.arguments[0] = f"{files.url}/{engine.name}"
+        yield start
+
+
+def _several_ranks(start: Start, ranks: int, directory: Path) -> None:
+    """Serve OpenVINO's engine as one of so many ranks, by the model of the tests of ranks.
+
+    No family that runs without a GPU has ranks, so this one's code says so within the sandbox.
+    """
+    repository = directory / "triton_model_repo"
+    shutil.copytree(triton_model_repo(), repository)
+    version = repository / "tensorrt_llm" / "1"
+    version.mkdir(exist_ok=True)
+    shutil.copy(_RANKS_MODEL, version)
+    code = directory / "family.py"
+    code.write_text(f"{_FAMILY.read_text()}\nOpenVINOFamily.world_size = {ranks}\n")
+    start.binds.update({repository: triton_model_repo(), code: _FAMILY})
+    start.environment.update(WORLD_SIZE=str(ranks), COG_TRITON_SKIP_PREFLIGHT="1")

@@ -1,0 +1,132 @@
+"""Scenarios of fault injection: strictly parsed, planned by seed, and held against their aims."""
+
+from pathlib import Path
+
+import pytest
+from faults import report, scenario
+from faults.answers import (
+    COMPLETE,
+    CUT,
+    WRONG,
+    Answer,
+    CompletionStream,
+    PredictionStream,
+    Question,
+)
+from faults.record import Header, Record, Records, RecordsError
+from faults.scenario import Event, Scenario, ScenarioError
+
+FIRST = {"report": "killed", "fault": "kill", "victims": ["engine"]}
+EVENT = Event(number=0, engine="mock", scenario="kill", victim="engine", after=6, lasts=0)
+HEADER = Header(
+    seed=1, faults=2, engines=("mock",), only=(), commit="c", machine="m", date="2026-01-01"
+)
+
+
+def test_all_scenarios_are_read_and_planned() -> None:
+    scenarios = scenario.read_all()
+    for engine in scenario.ENGINES:
+        drawn = scenario.plan(scenarios, engine, 100, seed=3)
+        assert drawn == scenario.plan(scenarios, engine, 100, seed=3)
+        assert drawn != scenario.plan(scenarios, engine, 100, seed=4)
+        fits = {name for name, one in scenarios.items() if engine in one.engines}
+        assert {event.scenario for event in drawn} == fits
+        for event in drawn:
+            least, most = scenarios[event.scenario].events.lasts
+            assert least <= event.lasts <= most
+            assert event.victim in scenarios[event.scenario].victims
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "rule"),
+    [
+        ("fault: kill\nvictims: [engine]", "report", "Field required"),
+        ("report: a\nfault: burn\nvictims: [engine]", "fault", "fault must be one of kill, "),
+        ("report: a\nfault: kill\nvictims: []", "victims", "at least 1 item"),
+        ("report: a\nfault: kill\nvictims: [a]\nlaod: {}", "laod", "Extra inputs"),
+        ("report: a\nfault: kill\nvictims: [a]\nload: {streams: 0}", "load.streams", "or equal"),
+        ("report: a\nfault: kill\nvictims: [a]\nevents: {after: [3, 1]}", "events.after", "least"),
+        ("report: a\nfault: kill\nvictims: [a]\nengines: [vllm]", "engines.0", "mock, openvino"),
+        ("just text", "the file", "valid dictionary"),
+    ],
+)
+def test_a_bad_scenario_is_refused_by_file_key_and_rule(
+    tmp_path: Path, text: str, key: str, rule: str
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ScenarioError) as failure:
+        scenario.read(path)
+    assert str(failure.value).startswith(f"{path}: {key}: ")
+    assert rule in str(failure.value)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"--only=burn: must be of .*kill"):
+        scenario.read_all(("burn",))
+
+
+def fed(kind: type[Answer], question: Question, *events: str) -> Answer:
+    answer = kind(question, 0.0)
+    answer.begin(200, {})
+    for at, event in enumerate(events):
+        answer.body(f"data: {event}\n\n".encode(), float(at))
+    answer.end(9.0)
+    return answer
+
+
+def test_streams_are_compared_with_the_known_text() -> None:
+    question = Question("Count.", 3, "one two three")
+    usage = '{"choices": [], "usage": {"completion_tokens": 3}}'
+    pieces = ['{"choices": [{"text": "one two"}]}', '{"choices": [{"text": " three"}]}']
+    assert fed(CompletionStream, question, *pieces, usage).outcome == COMPLETE
+    assert fed(CompletionStream, question, pieces[0], usage).outcome == WRONG
+    assert fed(CompletionStream, question, *reversed(pieces), usage).outcome == WRONG
+    failed = fed(CompletionStream, question, pieces[0], '{"error": "E2105 TritonUnavailable: x"}')
+    assert (failed.outcome, failed.reads) == ("E2105", [0.0])
+    jumped = fed(PredictionStream, question, '{"chunk": "one", "index": 1}')
+    assert jumped.outcome == WRONG
+    cut = CompletionStream(question, 0.0)
+    cut.end(1.0, "connection closed")
+    assert cut.outcome == CUT
+
+
+def test_missed_aims_are_told() -> None:
+    behind = Scenario.model_validate(FIRST)
+    assert report.missed(behind, Record(event=EVENT, back_s=2.0)) == []
+    bad = Record(event=EVENT, back_s=None, lost=1, wrong=2, hung=3, descriptors=4)
+    assert report.missed(behind, bad) == [
+        *("1 lost", "2 wrong text", "3 hung", "4 left"),
+        "back after None s, not 120 s",
+    ]
+    front = Scenario.model_validate({**FIRST, "checks": {"ended_within": 1}})
+    assert report.missed(front, Record(event=EVENT, lost=32, ended_s=0.4)) == []
+    assert report.missed(front, Record(event=EVENT, ended_s=1.5)) == [
+        "streams ended after 1.5 s, not 1 s"
+    ]
+
+
+def test_a_run_is_resumed_with_its_own_plan_alone(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    Records(path, HEADER, resume=True).add(Record(event=EVENT, back_s=1.5))
+    assert Records(path, HEADER, resume=True).done == {0}
+    other = HEADER.model_copy(update={"seed": 2})
+    with pytest.raises(RecordsError, match="--seed=1"):
+        Records(path, other, resume=True)
+    assert Records(path, other, resume=False).done == set()
+
+
+def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.MARKS[0]}old\n{report.MARKS[1]}\nafter\n")
+    records = [Record(event=EVENT, in_flight=32, back_s=seconds) for seconds in (1.0, 3.0)]
+    table = report.grid({"kill": Scenario.model_validate(FIRST)}, records)
+    report.write(page, report.markdown(HEADER, table, ["a note"]))
+    text = page.read_text()
+    assert "old" not in text
+    assert "| killed | mock | 2 | 64 | 0 | 0 | 0 | " in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="has no marks"):
+        report.write(page, "")

@@ -1,0 +1,109 @@
+"""Memory limit of Triton: a planned restart, with real processes, that costs no request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_supervisor import PATIENCE_S, Supervised, until
+
+from cog_triton.serving import memory_limit
+from cog_triton.serving.supervisor import SupervisorState
+from cog_triton.triton import liveness
+
+LIMIT = 100
+
+
+class Memory:
+    """Memory of processes: what they hold, and twice the limit on top in one that has grown."""
+
+    def __init__(self) -> None:
+        self._held = liveness.anonymous_bytes
+        self._grown = 0
+        self._looks = 0
+
+    def anonymous_bytes(self, pid: int) -> int:
+        held = self._held(pid) + (2 * LIMIT << 20) * (pid == self._grown)
+        self._looks += 1
+        return held
+
+    def grow(self, pid: int) -> None:
+        """Let a process grow, after its memory at the start was looked at."""
+        until(lambda: self._looks > 0)
+        self._grown = pid
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    found = Memory()
+    monkeypatch.setattr(memory_limit, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(liveness, "anonymous_bytes", found.anonymous_bytes)
+    return found
+
+
+def make(directory: Path, *, resumes: bool) -> Supervised:
+    item = Supervised(directory, resumes=resumes, triton_memory_limit=LIMIT)
+    item.start()
+    return item
+
+
+def restarted(item: Supervised) -> Callable[[], bool]:
+    return lambda: (
+        item.supervisor.planned_restarts == 1 and item.supervisor.state is SupervisorState.READY
+    )
+
+
+def test_streams_that_never_pause_go_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Memory
+) -> None:
+    monkeypatch.setattr(memory_limit, "_QUIET_WAIT_S", 0)
+    item = make(tmp_path, resumes=True)
+    streams = [item.stream(200) for _ in range(4)]
+    assert all(stream.flowing.wait(PATIENCE_S) for stream in streams[:2])
+    memory.grow(item.triton.starts[0])
+    until(lambda: len(item.triton.starts) == 2)
+    assert item.supervisor.error is None, "it is no failure"
+    assert [stream.end() for stream in streams] == [None] * 4
+    assert len({stream.text for stream in streams}) == 1
+    until(restarted(item))
+    assert item.supervisor.restarts == 0
+    item.stop()
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_it_waits_until_nothing_runs(tmp_path: Path, memory: Memory, resumes: bool) -> None:
+    item = make(tmp_path, resumes=resumes)
+    stream = item.stream()
+    assert stream.flowing.wait(PATIENCE_S)
+    memory.grow(item.triton.starts[0])
+    time.sleep(0.5)
+    assert len(item.triton.starts) == 1
+    assert stream.is_alive()
+    stream.leave()
+    until(restarted(item))
+    assert item.stream(3).end() is None
+    item.stop()
+
+
+def test_requests_during_it_are_queued(tmp_path: Path, memory: Memory) -> None:
+    item = make(tmp_path, resumes=False)
+    memory.grow(item.triton.starts[0])
+    until(lambda: item.supervisor.state is SupervisorState.RESTARTING)
+    assert item.stream(3).end() is None
+    assert restarted(item)()
+    item.stop()
+
+
+def test_limit_exceeded_from_the_start_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(liveness, "anonymous_bytes", lambda pid: 2 * LIMIT << 20)
+    monkeypatch.setattr(memory_limit, "_PERIOD_S", 0.01)
+    item = make(tmp_path, resumes=True)
+    until(lambda: "holds 200 MiB, more than 100 (TRITON_MEMORY_LIMIT)" in caplog.text)
+    assert "ignored" in caplog.text
+    time.sleep(0.1)
+    assert len(item.triton.starts) == 1
+    item.stop()

@@ -12,22 +12,20 @@ import argparse
 import logging
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import uvloop
 
+from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.front_door import FrontDoor
 from cog_triton.door.listener import BACKLOG
-from cog_triton.door.private_ports import PrivatePorts, cog_environment
 from cog_triton.errors import CogTritonError
 from cog_triton.settings import Settings, load_settings
-from cog_triton.system import log_format, reaper
+from cog_triton.system import log_format
 from cog_triton.system.gc_tuning import tune_for_serving
 from cog_triton.system.open_files import raise_soft_limit
 from cog_triton.system.ports import bind
-from cog_triton.system.proxy_variables import has_proxy, with_proxy
 
-_EXIT_S = 15
 _TRITON = ("TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
 
 
@@ -44,43 +42,23 @@ def main(arguments: Sequence[str]) -> int:
         descriptors = raise_soft_limit()
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
+        behind: ChainLauncher | Mapping[str, int] = ChainLauncher(settings, names, for_cog)
     except CogTritonError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
     if options.beside_triton:
-        private = dict(zip(_TRITON, options.beside_triton, strict=True))
-        door = FrontDoor(settings, private, descriptors)
-        return uvloop.run(_serve(door, sockets, None))
-    reserved = PrivatePorts(names)
-    private = reserved.numbers
-
-    def start_cog(webhook_proxy: int) -> reaper.Reaped:
-        environment = cog_environment(settings, private)
-        if not has_proxy(environment):
-            environment = with_proxy(environment, webhook_proxy)
-        return reaper.spawn(
-            [
-                *(sys.executable, "-m", "cog_triton.serving.coglet.http_server"),
-                *(*for_cog, "--host", "127.0.0.1"),
-            ],
-            grace=settings.drain_timeout + _EXIT_S,
-            env=environment,
-        )
-
-    try:
-        door = FrontDoor(settings, private, descriptors, watches=not options.watched)
-        return uvloop.run(_serve(door, sockets, start_cog))
-    finally:
-        reserved.close()
+        behind = dict(zip(_TRITON, options.beside_triton, strict=True))
+    watches = not options.beside_triton and not options.watched
+    return uvloop.run(_serve(FrontDoor(settings, descriptors, watches=watches), sockets, behind))
 
 
 async def _serve(
     door: FrontDoor,
-    sockets: dict[str, socket.socket],
-    start_cog: Callable[[int], reaper.Reaped] | None,
+    sockets: Mapping[str, socket.socket],
+    behind: ChainLauncher | Mapping[str, int],
 ) -> int:
     tune_for_serving()
-    return await door.serve(sockets, start_cog)
+    return await door.serve(sockets, behind)
 
 
 def _public_names(settings: Settings, cog_only: bool) -> Sequence[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import cast
-
-from cog_triton.door.moderation import ReadModeration
 
 _WARM = 8
 _REFILL_S = 0.05
@@ -22,21 +21,31 @@ class Backends:
 
     def __init__(self, warm: Collection[int] = ()) -> None:
         self._warm = frozenset(warm)
-        self._loop = asyncio.get_running_loop()
         self._idle: dict[int, deque[_Idle]] = {}
         self._refills: dict[int, asyncio.Task[None]] = {}
-        self._closed = False
-        self.moderation = ReadModeration(self._loop)
+        self.closed = False
+        self.in_flight = 0
+        """Requests that were passed on, and whose responses have not ended."""
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Context of a request that is passed on, until its response has ended."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
 
     async def connect(self, protocol: asyncio.Protocol, port: int) -> None:
         """Give `protocol` a connection to 127.0.0.1:`port`; raises OSError without one."""
+        loop = asyncio.get_running_loop()
         if (warm := self._take(port)) is not None:
             warm.set_protocol(protocol)
             protocol.connection_made(warm)
         else:
-            await self._loop.create_connection(lambda: protocol, "127.0.0.1", port)
-        if port in self._warm and port not in self._refills and not self._closed:
-            self._refills[port] = self._loop.create_task(self._refill(port))
+            await loop.create_connection(lambda: protocol, "127.0.0.1", port)
+        if port in self._warm and port not in self._refills and not self.closed:
+            self._refills[port] = loop.create_task(self._refill(port))
 
     @property
     def refilling(self) -> bool:
@@ -45,7 +54,7 @@ class Backends:
 
     def close(self) -> None:
         """Close what no request uses, for good: a server that drains may wait for it."""
-        self._closed = True
+        self.closed = True
         for refill in self._refills.values():
             refill.cancel()
         for idle in self._idle.values():
@@ -63,10 +72,11 @@ class Backends:
 
     async def _refill(self, port: int) -> None:
         idle = self._idle.setdefault(port, deque())
+        loop = asyncio.get_running_loop()
         try:
             await asyncio.sleep(_REFILL_S)  # after those that wait for an answer
             for _ in range(_WARM - len(idle)):  # once each: a server may end them all at once
-                connecting = self._loop.create_connection(lambda: _Idle(idle), "127.0.0.1", port)
+                connecting = loop.create_connection(lambda: _Idle(idle), "127.0.0.1", port)
                 _, connected = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
                 idle.append(connected)
         except (OSError, asyncio.TimeoutError):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import cast
 
 from cog_triton import errors
-from cog_triton.door.backends import Backends
 from cog_triton.door.connections import Connections
 from cog_triton.door.gate import Gate
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Forward, Refused, Request
+from cog_triton.door.moderation import ReadModeration
 from cog_triton.door.relay import Relay
 from cog_triton.door.request_parser import CONTINUE, RequestParser
 
@@ -27,12 +27,12 @@ class ClientConnection(asyncio.Protocol):
     """Takes requests while none is being answered; a client that closes ends what it asked for."""
 
     def __init__(
-        self, gate: Gate, limits: Limits, connections: Connections, backends: Backends
+        self, gate: Gate, limits: Limits, connections: Connections, moderation: ReadModeration
     ) -> None:
         self._gate = gate
         self._limits = limits
         self._connections = connections
-        self._backends = backends
+        self._moderation = moderation
         self._loop = asyncio.get_running_loop()
         self._relay: Relay | None = None
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports derive from no class of asyncio.
         self._transport = cast(asyncio.Transport, transport)
-        self._backends.moderation.hurry()
+        self._moderation.hurry()
         peer = transport.get_extra_info("peername")
         self._parser = RequestParser(self._limits, str(peer[0]) if peer else "", self._take_bytes)
         if not self._connections.add(self):
@@ -59,7 +59,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing() or self._lingering:
             return
-        self._backends.moderation.hurry()
+        self._moderation.hurry()
         try:
             self._parser.feed(data)
         except Refused as refused:
@@ -188,14 +188,13 @@ class ClientConnection(asyncio.Protocol):
             if not ended.done():
                 ended.set_result((whole, keep_alive))
 
-        relay = self._relay = Relay(
-            forward, self._transport, keep_alive, on_end, self._backends.moderation
-        )
-        port = forward.port
+        relay = self._relay = Relay(forward, self._transport, keep_alive, on_end, self._moderation)
+        backends, port = forward.backends, forward.port
         del forward
         try:
-            await self._backends.connect(relay, port)
-            whole, keep_alive = await ended
+            with backends.request():
+                await backends.connect(relay, port)
+                whole, keep_alive = await ended
         except OSError:
             whole = False
         finally:

@@ -11,7 +11,6 @@ from functools import partial
 
 from cog_triton import errors
 from cog_triton.door.access import Access
-from cog_triton.door.cog_state import CogState
 from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.input_names import unknown_inputs
@@ -19,6 +18,7 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.refusals import cog_refusal, status_of
+from cog_triton.door.upstream_table import Route
 from cog_triton.door.webhooks import WebhookRules, check_webhook
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
@@ -40,17 +40,15 @@ class CogGate(PrivateGate):
 
     def __init__(
         self,
-        port: int,
+        route: Route,
         access: Access,
         limits: Limits,
         large_bodies: LargeBodies,
-        state: CogState,
         webhooks: WebhookRules,
         page_port: int | None = None,
     ) -> None:
         """`page_port` is the public port with the page to try the model with, if there is one."""
-        super().__init__(port, access, limits, large_bodies)
-        self._state = state
+        super().__init__(route, access, limits, large_bodies)
         self._webhooks = webhooks
         self._page_port = page_port
 
@@ -61,7 +59,7 @@ class CogGate(PrivateGate):
     async def _decide(self, request: Request) -> Forward | Answer:
         path, reads = request.path, request.method in ("GET", "HEAD")
         if reads and path == _HEALTH:
-            if not self._state.listens:
+            if not self._route.upstream.state.listens:
                 return json_answer(503, {"status": "STARTING"})
             return self._forward(request)
         asked = f"{request.method} {path}"
@@ -76,7 +74,12 @@ class CogGate(PrivateGate):
         if asked == "GET /" and self._page_port:
             page = f"http://{request.host_name or 'localhost'}:{self._page_port}/"
             return replace(self._forward(request), revise=partial(_with_page, page))
-        if (reads and path in _READ) or _CANCEL.fullmatch(asked):
+        if _CANCEL.fullmatch(asked):
+            for draining in self._route.others:
+                if await draining.cancels(path.encode()):
+                    return Answer(200, b"{}")
+            return self._forward(request)
+        if reads and path in _READ:
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
@@ -89,8 +92,9 @@ class CogGate(PrivateGate):
             url = await self._large_bodies.run(len(body), _webhook, body)
             if url is not None:
                 await asyncio.to_thread(check_webhook, url, self._webhooks)
-        await self._state.require_serving()
-        if known := await self._state.input_names():
+        state = self._route.upstream.state
+        await state.require_serving()
+        if known := await state.input_names():
             for name in await self._large_bodies.run(len(body), unknown_inputs, body, known):
                 log_once(_log, f"input {printable(name)!r} of predictions is unknown, and ignored")
         return replace(self._forward(request), revise=_revised, edit=CodedEnd())

@@ -6,19 +6,17 @@ Also the names of the inputs that it takes, from its /openapi.json, which never 
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from typing import Any
 
 from cog_triton import errors
+from cog_triton.door.private_json import read_json
 
-_REQUEST = b"GET %b HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 _HEALTH, _SCHEMA = b"/health-check", b"/openapi.json"
 _STARTING_PERIOD_S = 0.05
 _PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
 _FRESH_TIMEOUT_S = 5.0
-_MAX_BYTES = 1 << 20
 
 
 class CogState:
@@ -28,6 +26,8 @@ class CogState:
         self._port = port
         self._inputs: frozenset[str] | None = None
         self._failure: errors.CogTritonError | None = None
+        self.status: str | None = None
+        """As Cog said last, such as STARTING or READY."""
         self._take({})
         self.listens = False
 
@@ -35,6 +35,11 @@ class CogState:
     def serves(self) -> bool:
         """Whether predictions are served."""
         return self._failure is None
+
+    @property
+    def failure(self) -> errors.CogTritonError | None:
+        """Why predictions are not served; None if they are."""
+        return self._failure
 
     async def require_serving(self) -> None:
         """Raise E2105 while predictions are not served, with the reason."""
@@ -67,24 +72,13 @@ class CogState:
             await asyncio.sleep(_STARTING_PERIOD_S if self._failure else _PERIOD_S)
 
     async def _read(self, path: bytes = _HEALTH) -> dict[str, Any]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
+        def on_connected() -> None:
             self.listens = True
-            writer.write(_REQUEST % path)
-            answer = await reader.read(_MAX_BYTES)
-            while more := await reader.read(_MAX_BYTES):
-                answer += more
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-        value = json.loads(answer.partition(b"\r\n\r\n")[2])
-        if not isinstance(value, dict):
-            raise ValueError(f"{path.decode()}: not a JSON object")
-        return value
+
+        return await read_json(self._port, path, on_connected)
 
     def _take(self, health: dict[str, Any]) -> None:
-        status = health.get("status")
+        status = self.status = health.get("status")
         reason = str(health.get("user_healthcheck_error") or "")
         if status == "SETUP_FAILED":
             logs = str(health.get("setup", {}).get("logs", ""))

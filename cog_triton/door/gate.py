@@ -13,6 +13,7 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.refusals import status_of
+from cog_triton.door.upstream_table import Route
 
 
 class Gate(Protocol):
@@ -32,7 +33,7 @@ class Gate(Protocol):
 
 
 class PrivateGate(ABC):
-    """Base of gates before a private `port`; a coded error is refused with its status."""
+    """Base of gates before the servers of a `route`; a coded error is refused with its status."""
 
     dropped = frozenset({b"authorization"})
     """Headers that are not passed on."""
@@ -42,9 +43,9 @@ class PrivateGate(ABC):
     """First line of an error in an event stream."""
 
     def __init__(
-        self, port: int, access: Access, limits: Limits, large_bodies: LargeBodies
+        self, route: Route, access: Access, limits: Limits, large_bodies: LargeBodies
     ) -> None:
-        self._port = port
+        self._route = route
         self._access = access
         self._limits = limits
         self._large_bodies = large_bodies
@@ -69,8 +70,10 @@ class PrivateGate(ABC):
         await self._large_bodies.run(len(body), require_bounded, body, self._json_limits)
 
     def _forward(self, request: Request) -> Forward:
+        upstream = self._route.upstream
         return Forward(
-            self._port,
+            upstream.backends,
+            upstream.ports[self._route.port],
             request.method,
             request.target,
             [pair for pair in request.headers if pair[0] not in self.dropped],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from cog_triton.door.backends import Backends
 from cog_triton.errors import CogTritonError
 
 Headers = list[tuple[bytes, bytes]]
@@ -100,7 +101,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request to write anew to 127.0.0.1:`port`.
+    """A request to write anew to 127.0.0.1:`port`, over a connection of `backends`.
 
     `revise`, given the status and body of a response that is short, may return another in its
     place. `redact` gets every piece of a response that is an error, and keeps its length.
@@ -109,6 +110,7 @@ class Forward:
     that ends one which broke off.
     """
 
+    backends: Backends
     port: int
     method: str
     target: bytes

@@ -10,6 +10,7 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.door.refusals import openai_refusal
+from cog_triton.door.upstream_table import Route
 from cog_triton.serving.openai.page import static_page
 
 _HEALTH = "/health"
@@ -30,7 +31,7 @@ class OpenAIGate(PrivateGate):
 
     def __init__(
         self,
-        port: int,
+        route: Route,
         access: Access,
         limits: Limits,
         large_bodies: LargeBodies,
@@ -39,7 +40,7 @@ class OpenAIGate(PrivateGate):
         page: bool = False,
     ) -> None:
         """`page` says whether ``/`` is the page, which needs no key: it asks for one."""
-        super().__init__(port, access, limits, large_bodies)
+        super().__init__(route, access, limits, large_bodies)
         self._open = {_HEALTH, *(_METRICS if metrics_public else ())}
         self._page = page
 

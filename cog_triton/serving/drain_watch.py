@@ -1,8 +1,8 @@
 """Graceful drain: detects that the server was told to stop, so that running requests can finish.
 
 Cog does not tell its predictor of a SIGTERM or a POST /shutdown: it stops listening, waits for
-running requests without a limit, and exits. ``cog-triton serve`` announces the stop beforehand by
-creating the file that COG_TRITON_DRAIN_FILE names, and waits until it is removed.
+running requests without a limit, and exits. The front door announces the stop beforehand by
+creating the file that COG_TRITON_DRAIN_FILE names, and waits until it is removed (`drain_file`).
 """
 
 from __future__ import annotations
@@ -13,25 +13,31 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from cog_triton.serving.drain_file import requested_limit
+
 _POLL_S = 0.2
 _LISTENING = b"0A"
 
 
-def start(port: int, file: Path | None, drain: Callable[[], None]) -> None:
+def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -> None:
     """Watch on a thread; call `drain` once `file` exists or `port` is no longer listened on.
 
-    `file` is removed when `drain` returns. A port that is not listened on yet is waited for.
+    `drain` gets the limit in seconds that `file` asks for, if it does. `file` is removed when that
+    returns. A port that is not listened on yet is waited for.
     """
 
     def watch() -> None:
         listened = False
         while not (file and file.exists()):
-            listens = is_listening(port)
+            try:
+                listens = is_listening(port)
+            except OSError:  # no file descriptor is left to look with
+                listens = listened
             if listened and not listens:
                 break
             listened = listens
             time.sleep(_POLL_S)
-        drain()
+        drain(requested_limit(file) if file else None)
         if file is not None:
             file.unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +16,9 @@ from cog_triton.door.connections import Connections
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import BACKLOG, Listener
 from cog_triton.door.message import Answer, Forward, Request, json_answer
+from cog_triton.door.moderation import ReadModeration
+from cog_triton.door.upstream import Upstream
+from cog_triton.door.upstream_table import Route, Upstreams
 from cog_triton.errors import CogTritonError
 from cog_triton.system.ports import bind
 
@@ -33,16 +36,27 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(bounded())
 
 
+def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
+    """Way to an upstream whose every port is `port`; `health` is what its Cog has said."""
+    upstream = Upstream("engine", {name: port})
+    if health:
+        upstream.state.listens = True
+        upstream.state._take(health)
+    return Route(Upstreams(upstream), name)
+
+
 @dataclass
 class PassGate:
-    """Lets everything pass to `port`, and keeps what it saw."""
+    """Lets everything pass to `port` over `backends`, and keeps what it saw."""
 
     port: int
+    backends: Backends = field(default_factory=Backends)
     seen: list[Request] = field(default_factory=list)
 
     async def decide(self, request: Request) -> Forward | Answer:
         self.seen.append(request)
         return Forward(
+            self.backends,
             self.port,
             request.method,
             request.target,
@@ -99,29 +113,28 @@ async def served(
     backend = await asyncio.start_server(handler, "127.0.0.1", 0)
     try:
         port = backend.sockets[0].getsockname()[1]
-        async with opened(PassGate(port), limits, warm={port} if warm else ()) as door:
+        backends = Backends({port} if warm else ())
+        async with opened(PassGate(port, backends), limits) as door:
             yield door
     finally:
+        backends.close()
         backend.close()
 
 
 @asynccontextmanager
-async def opened(
-    gate: Any, limits: Limits | None = None, warm: Collection[int] = ()
-) -> AsyncIterator[Door]:
+async def opened(gate: Any, limits: Limits | None = None) -> AsyncIterator[Door]:
     """A door with this gate."""
     limits = limits or Limits()
     connections = Connections(limits.connections, limits.all_bodies_bytes)
     sock = bind("PORT", "127.0.0.1", 0, BACKLOG)
     port = sock.getsockname()[1]
-    backends = Backends(warm)
-    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections, backends))
+    moderation = ReadModeration(asyncio.get_running_loop())
+    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections, moderation))
     door = Door(port, gate, connections)
     try:
         yield door
     finally:
         listener.close()
-        backends.close()
         for writer in door.writers:
             writer.close()
             with suppress(ConnectionError):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from small_door import PassGate, answering, opened, read_request, run, served
+from small_door import PassGate, answering, opened, read_request, route_to, run, served
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
@@ -116,7 +116,7 @@ def test_tokens_that_have_come_whole_are_never_held_back() -> None:
 
 class Cutting(PassGate):
     async def decide(self, request: Request) -> Forward | Answer:
-        return Forward(self.port, "GET", b"/", [], b"", edit=CodedEnd(), cut=CUT)
+        return Forward(self.backends, self.port, "GET", b"/", [], b"", edit=CodedEnd(), cut=CUT)
 
 
 def through(*pieces: bytes) -> bytes:
@@ -159,10 +159,10 @@ def test_what_breaks_off_within_an_event_stays_broken() -> None:
 
 
 def gates() -> list[tuple[PrivateGate, bytes, Any]]:
-    common = (1, Access(None, loopback=False), Limits(), LargeBodies())
+    common = (route_to(), Access(None, loopback=False), Limits(), LargeBodies())
     rules = WebhookRules()
     return [
-        (CogGate(*common, CogState(1), rules), b"/", {"status": "failed"}),
+        (CogGate(*common, rules), b"/", {"status": "failed"}),
         (OpenAIGate(*common, metrics_public=True), b"/v1/models", None),
         (TritonGate(*common), b"/v2", None),
     ]

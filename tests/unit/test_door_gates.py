@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from small_door import route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.cog_state import CogState
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
@@ -61,22 +61,20 @@ def status(
 
 
 def triton(access: Access = OPEN) -> TritonGate:
-    return TritonGate(8000, access, LIMITS, BODIES)
+    return TritonGate(route_to(8000), access, LIMITS, BODIES)
 
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
-    state = CogState(1)
-    state.listens = True
-    state._take(health or {"status": "READY"})
-    return CogGate(5000, access, LIMITS, BODIES, state, WebhookRules())
+    route = route_to(5000, **(health or {"status": "READY"}))
+    return CogGate(route, access, LIMITS, BODIES, WebhookRules())
 
 
 def openai(access: Access = OPEN, *, metrics_public: bool = False) -> OpenAIGate:
-    return OpenAIGate(8080, access, LIMITS, BODIES, metrics_public=metrics_public)
+    return OpenAIGate(route_to(8080), access, LIMITS, BODIES, metrics_public=metrics_public)
 
 
 def metrics(access: Access = OPEN, *, metrics_public: bool = False) -> MetricsGate:
-    return MetricsGate(8002, access, LIMITS, BODIES, metrics_public=metrics_public)
+    return MetricsGate(route_to(8002), access, LIMITS, BODIES, metrics_public=metrics_public)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +330,7 @@ def test_predictions_are_a_coded_503_while_cog_cannot_take_them(
     health: dict[str, Any], code: str
 ) -> None:
     gate = cog()
-    gate._state._take(health)
+    gate._route.upstream.state._take(health)
     accept = (b"accept", b"text/event-stream")
     for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
         found = decided(gate, method, path, b'{"input":{}}', accept)
@@ -461,12 +459,14 @@ def test_depth_is_bounded_on_every_port(gate: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 def test_adapters_are_changed_with_a_key_alone(path: str) -> None:
-    without = OpenAIGate(1, Access(None, loopback=True), LIMITS, BODIES, metrics_public=False)
+    without = OpenAIGate(
+        route_to(), Access(None, loopback=True), LIMITS, BODIES, metrics_public=False
+    )
     local = (b"content-type", b"application/json")
     answer = decided(without, "POST", path, b"{}", local)
     assert isinstance(answer, Answer)
     assert (answer.status, b"COG_TRITON_API_KEY is set" in answer.body) == (401, True)
-    locked = OpenAIGate(1, LOCKED, LIMITS, BODIES, metrics_public=False)
+    locked = OpenAIGate(route_to(), LOCKED, LIMITS, BODIES, metrics_public=False)
     assert status(locked, "POST", path, b"{}") == 401
     assert status(locked, "POST", path, b"{}", *KEY) == 200
 
@@ -475,7 +475,7 @@ def test_unknown_inputs_of_predictions_are_refused_or_noted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = cog()
-    gate._state._inputs = frozenset({"prompt"})
+    gate._route.upstream.state._inputs = frozenset({"prompt"})
     for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
         for body in (b'{"input":{"promt":"a"}}', b'{"input":{"prompt":"a","tools":[1]}}'):
             assert status(gate, method, path, body) == 400

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from small_door import route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.cog_state import CogState
 from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
@@ -33,11 +33,9 @@ def refusal(port: str, body: bytes) -> str:
 
     async def main() -> str:
         bodies = LargeBodies()
-        common = (1, Access(None, loopback=False), Limits(), bodies)
-        state = CogState(1)
-        state._take({"status": "READY"})
+        common = (route_to(status="READY"), Access(None, loopback=False), Limits(), bodies)
         gate: Any = {
-            "cog": lambda: CogGate(*common, state, WebhookRules()),
+            "cog": lambda: CogGate(*common, WebhookRules()),
             "openai": lambda: OpenAIGate(*common, metrics_public=False),
             "triton": lambda: TritonGate(*common),
         }[port]()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.serving import drain_watch
+from cog_triton.serving.drain_file import request_drain
 from cog_triton.system.ports import free_ports
 
 PATIENCE_S = 10
@@ -44,7 +45,7 @@ def test_connection_without_a_listener_does_not_count() -> None:
 def test_drain_is_called_once_when_the_listener_closes() -> None:
     told = threading.Semaphore(0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        drain_watch.start(listener.getsockname()[1], None, told.release)
+        drain_watch.start(listener.getsockname()[1], None, lambda _: told.release())
         assert not told.acquire(timeout=0.1)
     assert told.acquire(timeout=PATIENCE_S)
     assert not told.acquire(timeout=0.1)
@@ -53,7 +54,7 @@ def test_drain_is_called_once_when_the_listener_closes() -> None:
 def test_drain_waits_for_a_listener_to_appear() -> None:
     told = threading.Event()
     (port,) = free_ports(1)
-    drain_watch.start(port, None, told.set)
+    drain_watch.start(port, None, lambda _: told.set())
     assert not told.wait(0.1)
     with socket.create_server(("127.0.0.1", port)):
         assert not told.wait(0.1)
@@ -64,7 +65,8 @@ def test_drain_file_triggers_drain_and_is_removed_after_it(tmp_path: Path) -> No
     file = tmp_path / "drain"
     told, ended = threading.Event(), threading.Event()
 
-    def end() -> None:
+    def end(seconds: float | None) -> None:
+        assert seconds is None
         told.set()
         assert ended.wait(PATIENCE_S)
 
@@ -78,3 +80,16 @@ def test_drain_file_triggers_drain_and_is_removed_after_it(tmp_path: Path) -> No
     while file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_drain_file_may_limit_the_time(tmp_path: Path) -> None:
+    file = tmp_path / "made" / "drain"
+    limits: list[float | None] = []
+    drain_watch.start(free_ports(1)[0], file, limits.append)
+    request_drain(file, 1.5)
+    deadline = time.monotonic() + PATIENCE_S
+    while file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert limits == [1.5]
+    assert list(file.parent.iterdir()) == []

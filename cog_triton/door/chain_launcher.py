@@ -1,0 +1,80 @@
+"""Launch of backend chains: the command, environment and private ports of a Cog behind the door."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cog_triton.door.private_ports import PrivatePorts, cog_environment
+from cog_triton.door.upstream import Chain, Upstream
+from cog_triton.settings import Settings
+from cog_triton.system import reaper
+from cog_triton.system.proxy_variables import has_proxy, with_proxy
+
+_EXIT_S = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a chain has that differs from the first one.
+
+    Attributes:
+        environment: variables in place of the door's own.
+        python: interpreter with the package, of another version perhaps; None for the door's.
+        directory: of the Cog project; None for the door's working directory.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: Path | None = None
+    directory: Path | None = None
+
+
+class ChainLauncher:
+    """Starts upstreams: a Cog server each, with private ports for the public ones in `names`."""
+
+    def __init__(self, settings: Settings, names: Sequence[str], for_cog: Sequence[str]) -> None:
+        """`for_cog` are arguments of cog.server.http."""
+        self._settings = settings
+        self._work_dir = settings.work_dir.resolve()
+        self._names = names
+        self._for_cog = for_cog
+        self._started = 0
+        self.webhook_proxy = 0
+        """Port of the proxy through which chains may post webhooks."""
+
+    def start(self, variant: Variant = Variant()) -> Upstream:
+        """Start a chain; it is not ready yet. Raises OSError if that cannot be done."""
+        self._started += 1
+        name = f"engine-{self._started}"
+        reserved = PrivatePorts(self._names)
+        drain_file = self._work_dir / f"drain-{secrets.token_hex(8)}"
+        environment = {
+            **cog_environment(self._settings, reserved.numbers),
+            **variant.environment,
+            "COG_TRITON_DRAIN_FILE": str(drain_file),
+        }
+        python = variant.python or sys.executable
+        if variant.python is not None:  # coglet starts its worker as `python` of PATH
+            path = environment.get("PATH", os.defpath)
+            environment["PATH"] = f"{variant.python.parent}:{path}"
+        if not has_proxy(environment):
+            environment = with_proxy(environment, self.webhook_proxy)
+        try:
+            process = reaper.spawn(
+                [
+                    *(str(python), "-m", "cog_triton.serving.coglet.http_server"),
+                    *(*self._for_cog, "--host", "127.0.0.1"),
+                ],
+                grace=self._settings.drain_timeout + _EXIT_S,
+                env=environment,
+                cwd=variant.directory,
+            )
+        except BaseException:
+            reserved.close()
+            raise
+        chain = Chain(process, reserved, drain_file, environment)
+        return Upstream(name, reserved.numbers, chain)

@@ -1,0 +1,143 @@
+"""Rolling replacement: a new backend chain beside the old one, probed, switched to, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from cog_triton import errors
+from cog_triton.door.chain_launcher import ChainLauncher, Variant
+from cog_triton.door.control_messages import Command
+from cog_triton.door.memory_check import require_memory
+from cog_triton.door.upstream import Upstream
+from cog_triton.door.upstream_table import Upstreams
+from cog_triton.settings import Settings
+from cog_triton.triton import grpc_listener
+
+_POLL_S = 0.05
+_STILL_S = 10.0
+_READY = "READY"
+_LOG = logging.getLogger(__name__)
+Echo = Callable[[str], None]
+
+
+class Rolling:
+    """Rolls the door to other engines, one at a time; a failure before the switch changes nothing.
+
+    After the switch nothing is undone: the new chain serves, whatever the old one does.
+    """
+
+    def __init__(
+        self, settings: Settings, upstreams: Upstreams, launcher: ChainLauncher, *, watches: bool
+    ) -> None:
+        """`watches` says whether the door looks after the chain that serves."""
+        self._settings = settings
+        self._upstreams = upstreams
+        self._launcher = launcher
+        self._watches = watches
+        self._label: str | None = None
+        self._starting: asyncio.Task[Upstream] | None = None
+
+    async def roll(self, command: Command, echo: Echo, left: asyncio.Event) -> str:
+        """Replace the chain that serves; returns the last line for the user.
+
+        `left` is set when whoever asked for it has gone; before the switch that undoes it.
+
+        Raises:
+            RollFailed: another roll is under way, memory is short, or `left` was set.
+            CogTritonError: what the new chain's start failed with, its canary included.
+        """
+        if self._label is not None:
+            raise errors.RollFailed(f"a roll to {self._label} is under way; try again after it")
+        self._label = command.label
+        try:
+            old, began = self._upstreams.serving, time.monotonic()
+            await asyncio.to_thread(require_memory, old, command, echo)
+            self._starting = asyncio.ensure_future(self._started(command, echo))
+            new = await self._unless(left, self._starting)
+            self._switch(new)
+            took = time.monotonic() - began
+            echo(f"switched after {took:.1f} s: new requests go to {command.label}; draining")
+            return await self._retire(old)
+        finally:
+            self._label = None
+
+    def abandon(self) -> None:
+        """Undo a roll that has not switched: the door is to drain."""
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _unless(self, left: asyncio.Event, starting: asyncio.Task[Upstream]) -> Upstream:
+        """Result of `starting`, which ends when `left` is set, with all that it started."""
+        leaving = asyncio.ensure_future(left.wait())
+        try:
+            await asyncio.wait([starting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not starting.cancelled():
+                return starting.result()
+            raise errors.RollFailed("stopped before the switch; the old engine serves on")
+        finally:
+            leaving.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            self._starting = None
+
+    async def _started(self, command: Command, echo: Echo) -> Upstream:
+        """A new chain that is ready; one that does not become ready is gone again."""
+        # The canary is part of its start: an engine that answers otherwise does not become ready.
+        environment = {**command.environment, "CANARY": "require"}
+        if not environment.get("SERVED_MODEL_NAME"):  # clients name it in every request
+            environment["SERVED_MODEL_NAME"] = await self._upstreams.serving.model_name()
+        try:
+            new = self._launcher.start(Variant(environment, command.python, command.directory))
+        except OSError as error:
+            raise errors.RollFailed(f"the new engine cannot be started: {error}") from error
+        self._upstreams.add(new)
+        new.follow()
+        try:
+            echo(f"starting {command.label} as {new.name}, beside {self._upstreams.serving.name}")
+            await self._until_ready(new, echo)
+        except BaseException:
+            self._upstreams.remove(new)
+            new.stop_watching()
+            await asyncio.to_thread(new.close)
+            raise
+        return new
+
+    async def _until_ready(self, new: Upstream, echo: Echo) -> None:
+        began = said = time.monotonic()
+        while new.state.status != _READY:
+            if (code := new.exit_code()) is not None:
+                raise errors.TritonStartFailed(f"{new.name} exited with code {code} while starting")
+            if new.state.status == "SETUP_FAILED":
+                raise new.state.failure or errors.TritonStartFailed(f"{new.name}: set-up failed")
+            if (now := time.monotonic()) - said >= _STILL_S:
+                said = now
+                echo(f"still starting after {now - began:.0f} s (limit: TRITON_START_TIMEOUT)")
+            await asyncio.sleep(_POLL_S)
+
+    def _switch(self, new: Upstream) -> None:
+        """Send every request that is decided on from now on to `new`."""
+        old, self._upstreams.serving = self._upstreams.serving, new
+        if self._watches:
+            new.watch(self._settings)
+        _LOG.info("new requests go to %s; %s drains", new.name, old.name)
+
+    async def _retire(self, old: Upstream) -> str:
+        """Drain `old`, and stop it; says how that ended."""
+        assert old.chain is not None
+        began = time.monotonic()
+        try:
+            port = self._settings.triton_grpc_port
+            await asyncio.to_thread(grpc_listener.withdraw, old.chain.reaper.process.pid, port)
+        except OSError as error:
+            _LOG.warning("%s takes gRPC connections until it has stopped: %s", old.name, error)
+        running, died = old.backends.in_flight, old.exit_code() is not None
+        await old.drain(self._settings.drain_timeout)
+        old.stop_watching()
+        self._upstreams.remove(old)
+        took = time.monotonic() - began
+        _LOG.info("%s has stopped", old.name)
+        end = "had died" if died else f"drained ({running} requests) and stopped in {took:.1f} s"
+        return f"{old.name} {end}"

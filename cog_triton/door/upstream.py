@@ -1,0 +1,153 @@
+"""Upstream of the front door: one backend chain, from its ready state to its graceful drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cog_triton.door.backends import Backends
+from cog_triton.door.cog_state import CogState
+from cog_triton.door.private_json import ask, read_json
+from cog_triton.door.private_ports import PrivatePorts
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.cog_liveness import CogWatch
+from cog_triton.serving.drain_file import request_drain
+from cog_triton.settings import Settings
+from cog_triton.system.reaper import Reaped
+
+# Not Triton's: it gives a connection to one of its threads when it accepts it.
+_WARM = ("PORT", "OPENAI_PORT")
+_POLL_S = 0.02
+_WEBHOOKS_S = 0.5
+_EXIT_S = 15.0
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Processes of an upstream: Cog's `reaper`, its ports, drain file and environment."""
+
+    reaper: Reaped
+    reserved: PrivatePorts
+    drain_file: Path
+    environment: Mapping[str, str] = field(repr=False)
+
+
+class Upstream:
+    """One backend chain: Cog and Triton, on `ports` of 127.0.0.1 by the names of their settings.
+
+    `chain` is None for a Triton that someone else has started.
+    """
+
+    def __init__(self, name: str, ports: Mapping[str, int], chain: Chain | None = None) -> None:
+        self.name = name
+        self.ports = ports
+        self.chain = chain
+        self.backends = Backends({ports[port] for port in _WARM if port in ports})
+        self.state = CogState(ports.get("PORT", 0))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def follow(self) -> None:
+        """Keep `state` current."""
+        if "PORT" in self.ports:
+            self._tasks.append(asyncio.get_running_loop().create_task(self.state.watch()))
+
+    def watch(self, settings: Settings) -> None:
+        """Kill a chain that hangs after it was ready."""
+        if self.chain is not None:
+            guard = self._kill_if_lost(settings, self.chain.reaper)
+            self._tasks.append(asyncio.get_running_loop().create_task(guard))
+
+    async def ended(self) -> int:
+        """Wait until the chain has ended; its exit code."""
+        assert self.chain is not None
+        return await asyncio.to_thread(self.chain.reaper.wait)
+
+    def exit_code(self) -> int | None:
+        """Exit code of a chain that has ended, else None."""
+        return None if self.chain is None else self.chain.reaper.poll()
+
+    async def model_name(self) -> str:
+        """Name of the model in the OpenAI API; blank if that is off, or does not tell."""
+        with suppress(OSError, ValueError, LookupError, TypeError, asyncio.TimeoutError):
+            reading = read_json(self.ports["OPENAI_PORT"], b"/v1/models")
+            listed = await asyncio.wait_for(reading, _EXIT_S)
+            return str(listed["data"][0]["id"])
+        return ""
+
+    async def cancels(self, path: bytes) -> bool:
+        """Whether a prediction of this chain was cancelled by a POST of `path`."""
+        with suppress(OSError, ValueError, LookupError, asyncio.TimeoutError):
+            asking = ask(self.ports["PORT"], b"POST", path)
+            return (await asyncio.wait_for(asking, _EXIT_S))[0] == 200
+        return False
+
+    async def drain(self, seconds: float) -> None:
+        """Graceful drain of a chain that gets no new requests; then its processes are stopped.
+
+        Requests end undisturbed within `seconds`; those that are left end with E2105.
+        """
+        deadline = time.monotonic() + seconds
+        self.backends.close()
+        while self.backends.in_flight and time.monotonic() < deadline and self.exit_code() is None:
+            await asyncio.sleep(_POLL_S)
+        # Asynchronous predictions have no connection: the worker knows of them.
+        await self.drain_worker(max(0.0, deadline - time.monotonic()))
+        if self.chain is not None and self.exit_code() is None:
+            await asyncio.sleep(_WEBHOOKS_S)
+            self.chain.reaper.terminate()
+            await self._until(lambda: self.exit_code() is not None, _EXIT_S)
+        await asyncio.to_thread(self.close)
+
+    async def drain_worker(self, seconds: float) -> None:
+        """Have the worker refuse new requests, and end those that are left after `seconds`."""
+        if self.chain is None or self.exit_code() is not None:
+            return
+        file = self.chain.drain_file
+        try:
+            request_drain(file, seconds)
+        except OSError as error:  # SIGTERM, which follows, drains too, but for webhooks
+            _LOG.warning("%s cannot be made, so %s is stopped: %s", file, self.name, error)
+            return
+        ended = lambda: not file.exists() or self.exit_code() is not None  # noqa: E731
+        await self._until(ended, seconds + _EXIT_S)
+
+    def close(self) -> None:
+        """Kill what is left of the chain, and give its ports back; blocks until it is gone."""
+        self.backends.close()
+        if self.chain is not None:
+            self.chain.reaper.kill()
+            self.chain.reserved.close()
+            with suppress(OSError):
+                self.chain.drain_file.unlink(missing_ok=True)
+
+    def stop_watching(self) -> None:
+        """End the tasks of `follow` and `watch`."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+
+    async def _kill_if_lost(self, settings: Settings, process: Reaped) -> None:
+        """Kill a chain that is lost; its end is then that of the door, with an exit code."""
+        while not self.state.serves:
+            await asyncio.sleep(_POLL_S)
+        watch = CogWatch(settings, "127.0.0.1", self.ports["PORT"], process.process.pid)
+        while not self.backends.closed:
+            await asyncio.sleep(settings.cog_probe_period)
+            try:
+                line = await asyncio.to_thread(watch.check)
+            except CogTritonError as error:
+                _LOG.error("%s", error)
+                await asyncio.to_thread(process.kill)
+                return
+            if line:
+                _LOG.warning("%s", line)

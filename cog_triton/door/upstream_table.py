@@ -1,0 +1,45 @@
+"""Table of upstreams: every backend chain behind the front door, and who gets new requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cog_triton.door.upstream import Upstream
+
+
+class Upstreams:
+    """Table of the upstreams of one door; `serving` gets all new requests."""
+
+    def __init__(self, serving: Upstream) -> None:
+        self.serving = serving
+        self._all = [serving]
+
+    def __iter__(self) -> Iterator[Upstream]:
+        return iter(tuple(self._all))
+
+    def add(self, upstream: Upstream) -> None:
+        """Take one more, which gets no requests yet."""
+        self._all.append(upstream)
+
+    def remove(self, upstream: Upstream) -> None:
+        """Forget one that does not serve."""
+        self._all.remove(upstream)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Way from a public port to the servers behind it: `port` is the name of its setting."""
+
+    upstreams: Upstreams
+    port: str
+
+    @property
+    def others(self) -> list[Upstream]:
+        """Upstreams that get no new requests, and may have predictions that run."""
+        return [one for one in self.upstreams if one is not self.upstreams.serving]
+
+    @property
+    def upstream(self) -> Upstream:
+        """The upstream that a new request goes to."""
+        return self.upstreams.serving

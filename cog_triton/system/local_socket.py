@@ -20,11 +20,6 @@ def address(name: str) -> str:
     return f"\0{name}"
 
 
-def siblings_name(prefix: str) -> str:
-    """Name that children of one parent share: several tritonservers may serve one repository."""
-    return f"{prefix}-{os.getppid()}"
-
-
 def listen(name: str) -> socket.socket:
     """Listen on the socket `name`, without blocking; raises OSError if another process does."""
     own = socket.socket(socket.AF_UNIX)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from cog_triton.system.control_groups import GROUPS, MOUNT, memory_groups
+
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-_GROUPS = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
+_FILES = {2: "memory.events", 1: "memory.oom_control"}
 
 
 class OomKills:
@@ -16,8 +17,9 @@ class OomKills:
     Sources: memory.events of cgroup v2, memory.oom_control of v1.
     """
 
-    def __init__(self, groups: Path = _GROUPS, mount: Path = _MOUNT) -> None:
-        self._files = list(_files(groups, mount))
+    def __init__(self, groups: Path = GROUPS, mount: Path = MOUNT) -> None:
+        found = memory_groups(groups, mount)
+        self._files = [group.directory / _FILES[group.version] for group in found]
         self._before = self._count()
 
     def hint(self) -> str:
@@ -38,22 +40,3 @@ class OomKills:
             if found:
                 return int(found[1])
         return 0
-
-
-def _files(groups: Path, mount: Path) -> list[Path]:
-    """Files with the count, the most specific first; in a container, our group is the mount."""
-    try:
-        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
-    except OSError:
-        return []
-    found = []
-    for fields in lines:
-        if len(fields) < 3:
-            continue
-        group = fields[2].lstrip("/")
-        if not fields[1]:
-            found += [mount / group / "memory.events", mount / "memory.events"]
-        elif "memory" in fields[1].split(","):
-            v1 = mount / "memory"
-            found += [v1 / group / "memory.oom_control", v1 / "memory.oom_control"]
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,10 +13,16 @@ from rich.markup import escape
 from cog_triton.errors import CogTritonError
 from cog_triton.system.printable import printable
 
-__all__ = ["coded_errors", "err", "escape", "out"]
+__all__ = ["coded_errors", "err", "escape", "out", "tagged"]
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def tagged(line: str) -> str:
+    """`line` for stdout: in a terminal with colours, the ``[tag]`` that begins it is coloured."""
+    tag = re.match(r"\[[\w ]+\]", line) if out.color_system and not out.no_color else None
+    return f"\x1b[36m{tag[0]}\x1b[0m{line[tag.end() :]}" if tag else line
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Progress line of long work: step n of m and elapsed time in a terminal, nothing in a log."""
+"""Progress line of long work: bar, step n of m and time in a terminal, nothing in a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
 from typing_extensions import Self
 
 from cog_triton.system.terminal import err
@@ -25,11 +26,13 @@ class ProgressLine:
 
     def __init__(self, steps: int = 0, console: Console = err) -> None:
         self._steps, self._begun = steps, 0
+        bar: list[ProgressColumn] = [BarColumn(bar_width=20)] if steps else []
         self._bar = (
             Progress(
                 SpinnerColumn(),
+                *bar,
                 TextColumn("{task.description}"),
-                TimeElapsedColumn(),
+                Elapsed(),
                 console=console,
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),
@@ -44,7 +47,13 @@ class ProgressLine:
         self._begun += 1
         if self._bar is not None and self._task is not None:
             count = f"step {self._begun} of {self._steps}: " if self._steps else ""
-            self._bar.reset(self._task, description=f"{count}{escape(name)}", visible=True)
+            self._bar.reset(
+                self._task,
+                description=f"{count}{escape(name)}",
+                total=self._steps or None,
+                completed=self._begun - 1,
+                visible=True,
+            )
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -56,3 +65,11 @@ class ProgressLine:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """`seconds` as ``1 h 2 min 5 s``, or ``0.4 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
+    return " ".join(f"{n} {unit}" for n, unit in parts if n) or f"{seconds:.1f} s"

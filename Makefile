@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-deploy test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack lock wheels clean
+.PHONY: help setup serve test test-clients test-deploy test-upstream test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -35,6 +35,10 @@ test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kube
 	@scripts/setup-deploy
 	@$(BIN)/python -m pytest -q tests/deploy $(ARGS)
 
+test-upstream: setup ## run TensorRT-LLM's own scripts of TRTLLM=DIR, its sources (ARGS="llama --tp 2")
+	@scripts/setup-upstream
+	@$(BIN)/python tests/upstream/run_upstream.py $(or $(TRTLLM),$(error TRTLLM=DIR, TensorRT-LLM's sources)) $(ARGS)
+
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)
 
@@ -64,6 +68,9 @@ bench-build: setup ## measure builds against their scripts run by hand (ARGS=...
 
 attack: setup ## attack a server on every published port (ARGS="--inputs 20000")
 	@$(BIN)/python benchmarks/soak_attack.py $(ARGS)
+
+faults: setup engine.tar ## break a server in every way under load (ARGS="--minutes 5 --only kill")
+	@$(BIN)/python tests/faults $(ARGS)
 
 wheels: setup ## write nix/wheels.json from the locks
 	@$(BIN)/python scripts/wheels.py

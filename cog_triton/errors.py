@@ -240,6 +240,30 @@ class FatalRequest(FrameworkError):
     code = "E2108"
 
 
+class EngineNotParked(FrameworkError):
+    """The engine could not be moved off the GPU, says why; it runs there as before."""
+
+    code = "E2110"
+
+
+class EngineNotRestored(FrameworkError):
+    """The driver left the engine between GPU and host memory; its processes must be ended."""
+
+    code = "E2111"
+
+
+class CanaryFailed(FrameworkError):
+    """The engine answers its canary with other tokens than when it was built."""
+
+    code = "E2112"
+
+
+class RollFailed(FrameworkError):
+    """A rolling replacement was refused or undone, says why; the old engine serves on."""
+
+    code = "E2113"
+
+
 class VLLMUnknownError(FrameworkError):
     """vLLM reported an error that has no code of its own."""
 

@@ -7,61 +7,27 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from cog_triton.environment_types import (
+    IMAGE_ENGINE_DIR,
+    EngineDir,
+    EngineName,
+    LogLevel,
+    OptionalBool,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalPort,
+    OptionalSecret,
+    OptionalText,
+    Port,
+    ReasoningParser,
+    ToolCallParser,
+)
 from cog_triton.errors import InvalidArgument
 
-IMAGE_ENGINE_DIR = Path("/src/triton_model_repo/tensorrt_llm/1")
-
-
-def _blank_is_unset(value: object) -> object:
-    return None if value == "" else value
-
-
-OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
-OptionalFloat = Annotated[
-    float | None, Field(allow_inf_nan=False), BeforeValidator(_blank_is_unset)
-]
-OptionalBool = Annotated[bool | None, BeforeValidator(_blank_is_unset)]
-OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
-EngineDir = Annotated[Path, BeforeValidator(lambda value: value or IMAGE_ENGINE_DIR)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-OptionalPort = Annotated[
-    int | None,
-    Field(ge=1, le=65535),
-    BeforeValidator(lambda value: None if value in ("", "0", 0) else value),
-]
-OptionalText = Annotated[str | None, BeforeValidator(_blank_is_unset)]
-OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_blank_is_unset)]
-
-
-def _engine_by_name(value: object) -> object:
-    """Engine name: only mock, as every other engine is recognised by its directory."""
-    if value in (None, "", "mock"):
-        return value or None
-    raise PydanticCustomError(
-        "engine",
-        "must be mock; another engine is known by its directory, so name that or its engine.tar",
-    )
-
-
-def _level(value: object) -> object:
-    """Levels in any case, with the short name that other programs have for one."""
-    text = str(value or "info").lower()
-    return "warning" if text == "warn" else text
-
-
-LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)]
-ToolCallParser = Annotated[
-    Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "none"],
-    BeforeValidator(lambda value: value or "auto"),
-]
-ReasoningParser = Annotated[
-    Literal["auto", "think", "mistral", "none"], BeforeValidator(lambda value: value or "auto")
-]
-EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]
 _MOCK = "mock_"
 _LOOPBACK = "127.0.0.1"
 
@@ -202,9 +168,7 @@ class Settings(BaseSettings):
     )
 
     port: Port = Field(5000, description="Cog's HTTP port.")
-    cog_triton_drain_file: OptionalPath = Field(
-        None, description="File that tells the worker to drain; `cog-triton serve` sets it."
-    )
+    cog_triton_drain_file: OptionalPath = Field(None, description="File that asks for a drain.")
     cog_probe_period: float = Field(
         1, gt=0, description="Seconds between liveness probes of Cog, parent and worker."
     )
@@ -334,9 +298,7 @@ class Settings(BaseSettings):
         description="Lowest level of our own log lines: `debug`, `info`, `warning` or `error`.",
     )
     log_requests: bool = Field(True, description="Write a log line for each request.")
-    metrics_port: OptionalPort = Field(
-        None, description="Port of /metrics and /health alone; 0 or unset is off."
-    )
+    metrics_port: OptionalPort = Field(None, description="Port of /metrics and /health; 0 is off.")
 
     world_size: OptionalInt = Field(
         None, ge=1, description="Ranks of the engine, with a GPU for each. Unset: the engine's."
@@ -346,9 +308,7 @@ class Settings(BaseSettings):
         ge=0,
         description="The one rank to start here, where a launcher starts each (multi-gpu.md).",
     )
-    mpirun: OptionalPath = Field(
-        None, description="Path of Open MPI's mpirun. Unset: the one in `PATH`."
-    )
+    mpirun: OptionalPath = Field(None, description="Open MPI's mpirun. Unset: the one in `PATH`.")
     mpirun_args: str = Field("", description="More options for mpirun.")
     mpi_hosts: str | None = Field(
         None, description="Machines of the ranks, this one first, separated by commas."
@@ -388,9 +348,15 @@ class Settings(BaseSettings):
         3, gt=0, description="Seconds until a probe without an answer means that Triton hangs."
     )
     triton_max_restarts: int = Field(
-        5,
-        ge=0,
-        description="Failed restarts in a row before the server exits; 0 exits at the first crash.",
+        5, ge=0, description="Failed restarts in a row before the server exits; 0: none is tried."
+    )
+    spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
+    triton_memory_limit: OptionalInt = Field(
+        None,
+        ge=1,
+        description="MiB that tritonserver or a stub may hold; beyond, Triton is restarted once"
+        " nothing runs, or after five minutes, and generations go on (supervision.md). Unset: no"
+        " limit.",
     )
     resume: bool = Field(
         True,
@@ -398,6 +364,11 @@ class Settings(BaseSettings):
         " (supervision.md); 0 ends them with E2105.",
     )
     resume_timeout: float = Field(60, gt=0, description="Seconds that they wait, from each death.")
+    canary: Literal["off", "warn", "require"] = Field(
+        "warn",
+        description="What follows if the engine answers its canary otherwise than when built:"
+        " `warn` logs E2112, `require` does not start; `off` does not ask it (rolling.md).",
+    )
     tritonserver: OptionalPath = Field(
         None, description="Path of the tritonserver binary. Unset: the one that is found."
     )

@@ -166,6 +166,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "short",
             {
                 "restarts {{instance}}": "increase(cog_triton_engine_restarts_total{S}[1h])",
+                "planned {{instance}}": "increase(cog_triton_planned_restarts_total{S}[1h])",
                 "lost steps {{instance}}": "increase(cog_triton_steps_lost_total{S}[1h])",
             },
             "In the last hour. A restart costs its requests nothing but time, if they can resume.",

@@ -29,7 +29,7 @@ CLASSES = {
 CALLS = [
     ("vllm/v1/engine/async_llm.py", "AsyncLLM", ["from_vllm_config", "generate", "encode",
                                                  "add_request", "add_lora", "abort", "check_health",
-                                                 "shutdown"]),
+                                                 "sleep", "wake_up", "is_sleeping", "shutdown"]),
     ("vllm/v1/engine/output_processor.py", "RequestOutputCollector", ["__init__", "put", "get",
                                                                       "get_nowait"]),
     ("vllm/v1/engine/output_processor.py", "OutputProcessor",

@@ -122,14 +122,14 @@ class _TextRequest:
 
     def run(self) -> None:
         """Send all responses, the last one with Triton's final flag."""
-        error: CogTritonError = TritonUnknownError("a text model failed; see Triton's log")
         try:
             self._generate()
-        except CogTritonError as raised:
-            error = raised
+        except CogTritonError as error:
+            # A name that outlived this block would be a reference cycle, and keep the prompt.
+            self._finish(error)
         finally:
             if not self._finished:
-                self._finish(error)
+                self._finish(TritonUnknownError("a text model failed; see Triton's log"))
 
     def stop(self, others: set[_TextRequest]) -> None:
         """Stop those with the same id, and answer."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from cog_triton.backend.engine_client import coalesce_events
 from cog_triton.engines import step_items
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import TokenEvent
 
 _LENGTH = struct.Struct("!i")  # framing of multiprocessing.connection
@@ -36,11 +37,15 @@ class Running:
 class Peer:
     """Connection to a stub that gets lists of (handle, event).
 
-    `numbers` are the engine's handles by those of the peer.
+    `numbers` are the engine's handles by those of the peer. One that `wants_stats` is told of the
+    KV cache; `told_stats` is what it knows.
     """
+
+    wants_stats = False
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.told_stats: KVCacheStats | None = None
         self.numbers: dict[int, int] = {}
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = memoryview(b"")

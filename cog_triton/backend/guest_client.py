@@ -1,7 +1,7 @@
-"""Guest client: a second client of an engine process, which connects as soon as that listens.
+"""Guest client: a client of the engine process that is leased to a sibling stub.
 
 Triton loads its models concurrently and is ready when all of them are, so only requests sent
-before that are refused.
+before that are refused, and those that come while an engine that died is replaced.
 """
 
 from __future__ import annotations
@@ -16,45 +16,59 @@ from cog_triton.engines.step_items import TOKENS
 from cog_triton.errors import TritonUnavailable
 from cog_triton.system import local_socket
 
-_RETRY_S = 0.05
+_RETRY_S = 0.02
+
+Locate = Callable[[], str]
+"""Address of the engine's socket; raises OSError or EOFError while there is none."""
 
 
 class GuestConnector:
-    """Connects to an engine process on a thread of its own, until it listens or `close`."""
+    """Connects to an engine process on a thread of its own, and again when that is `lost`."""
 
-    def __init__(self, socket: str, hello: str, on_open: Callable[[Connection, int], None]) -> None:
-        """`on_open` gets the connection and the engine's max_batch_size."""
-        self._socket = socket
+    def __init__(
+        self, locate: Locate, hello: str, on_open: Callable[[Connection, int], None]
+    ) -> None:
+        """`on_open` gets each connection, and the engine's max_batch_size."""
+        self._locate = locate
         self._hello = hello
         self._on_open = on_open
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._connect, name="connector", daemon=True)
+        self._closing = False
+        self._wanted = threading.Event()
+        self._wanted.set()
+        self._thread = threading.Thread(target=self._run, name="connector", daemon=True)
         self._thread.start()
+
+    def lost(self) -> None:
+        """The engine has hung up: connect to the one that takes its place."""
+        self._wanted.set()
 
     def close(self) -> None:
         """Stop connecting."""
-        self._closing.set()
+        self._closing = True
+        self._wanted.set()
         self._thread.join()
 
-    def _connect(self) -> None:
-        while not self._closing.is_set():
+    def _run(self) -> None:
+        pause = threading.Event()
+        while self._wanted.wait() and not self._closing:
             try:
-                connection = local_socket.connect(self._socket)
+                connection = local_socket.connect(self._locate())
                 connection.send(self._hello)
                 slots = connection.recv()
             except (OSError, EOFError):
-                self._closing.wait(_RETRY_S)
+                pause.wait(_RETRY_S)
                 continue
-            self._on_open(connection, slots)
-            return
+            self._wanted.clear()
+            if not self._closing:
+                self._on_open(connection, slots)
 
 
 class GuestClient:
-    """Client of the engine process that ``tensorrt_llm`` owns; gets events as that does."""
+    """Client of the engine process that ``tensorrt_llm`` has leased; gets events as that does."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, locate: Locate) -> None:
         self._client: EngineClient | None = None
-        self._connector = GuestConnector(socket, TOKENS, self._open)
+        self._connector = GuestConnector(locate, TOKENS, self._open)
 
     def submit(self, handle: int, request: Any, emit: Callable[[Any], None]) -> None:
         """See `EngineClient.submit`; raises E2105 before the engine is loaded."""
@@ -74,8 +88,10 @@ class GuestClient:
             self._client.close()
 
     def _open(self, connection: Connection, slots: int) -> None:
-        # tensorrt_llm, whose child the engine is, ends the server when the engine dies.
-        self._client = EngineClient(connection, slots, lambda: None)
+        dead = self._client
+        self._client = EngineClient(connection, slots, lambda: self._connector.lost())
+        if dead is not None:
+            dead.close()
 
 
 def loading() -> TritonUnavailable:

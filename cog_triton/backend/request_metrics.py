@@ -86,7 +86,10 @@ class _Family:
         self._published: dict[str, float] = {}
 
     def set(self, labels: Mapping[str, str], value: float) -> None:
-        """Set a gauge, or a counter to a value that is not lower than before."""
+        """Set a gauge, or a counter; one that is lower than before counts for a new engine.
+
+        Triton's stub would die of a negative increment.
+        """
         key = str(labels)
         metric = self._metrics.get(key)
         if metric is None:
@@ -96,6 +99,6 @@ class _Family:
         if value == before:
             return
         if self._counts:
-            metric.increment(value - before)
+            metric.increment(value - before if value > before else value)
         else:
             metric.set(value)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import re
 import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,8 @@ from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_extras import EXTRAS, decode_extras
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
-from cog_triton.system import gc_tuning, local_socket
+from cog_triton.keeper.engine_lease import keeper_name, locate_engine
+from cog_triton.system import gc_tuning
 
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
 Tensors = dict[str, npt.NDArray[Any]]
@@ -50,7 +53,7 @@ class StepModel:
     decode_request: DecodeRequest
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Start to connect to the engine process, which ``tensorrt_llm`` owns."""
+        """Start to connect to the engine process that ``tensorrt_llm`` has leased."""
         triton_log.install()
         parameters = python_backend.Parameters(args)
         self._max_ticks = parameters.positive_int("ack_timeout_ms") // 100 or 1
@@ -66,7 +69,7 @@ class StepModel:
             "close": self._close,
         }
         self._client = StepClient(
-            local_socket.siblings_name(parameters.text("socket")),
+            partial(locate_engine, keeper_name(), os.getppid()),
             self._on_open,
             self._on_step,
             self._on_death,
@@ -196,7 +199,7 @@ class StepModel:
     def _on_death(self) -> None:
         with self._lock:
             for stream in self._by_number.values():
-                stream.end(engine_gone())  # Triton, which is to stop now, waits for long requests
+                stream.end(engine_gone())
             self._streams.clear()
             self._by_number.clear()
         self._metrics.publish()

@@ -7,9 +7,11 @@ thread receives events and sends responses, one more looks for disconnected clie
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -20,7 +22,7 @@ from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.errors import CogTritonError
-from cog_triton.system import local_socket
+from cog_triton.keeper.engine_lease import keeper_name, locate_engine
 from cog_triton.text.prompt_encoder import PromptEncoder
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -37,7 +39,7 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._types = types_of(parameters.text("vllm_version"))
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
-        self._client = GuestClient(local_socket.siblings_name(parameters.text("socket")))
+        self._client = GuestClient(partial(locate_engine, keeper_name(), os.getppid()))
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._images = parameters.image_limits()

@@ -16,6 +16,7 @@ from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.prune import prune
+from cog_triton.cli.roll import roll
 from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
@@ -65,6 +66,7 @@ _add(build)
 _add(init)
 _add(schema)
 _add(serve)
+_add(roll)
 _add(setup)
 _add(inspect_engine, "inspect")
 _add(bench)

@@ -5,62 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cog_triton.cli.engine_choice import prepared, say
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import OPENAI_PORT
-from cog_triton.system.printable import printable
-from cog_triton.system.terminal import coded_errors, out
-
-if TYPE_CHECKING:
-    from cog_triton.models.model_name import ModelName
-    from cog_triton.settings import Settings
+from cog_triton.system.terminal import coded_errors
 
 _MOCK_PANEL = "The mock engine"
-
-
-def _say(line: str) -> None:
-    out.print(printable(line, keep="\n\t"), markup=False)
-
-
-def _prepared(
-    settings: Settings, name: ModelName | None, family: str | None, update: bool, repo: Path | None
-) -> Settings:
-    """`settings` for what is to be served, once that is fetched and converted."""
-    from cog_triton.builder.steps import cancellable
-    from cog_triton.errors import BuildCancelled
-    from cog_triton.models.preparation import (
-        Preparation,
-        default_model,
-        provide_triton,
-        require_libpython,
-    )
-    from cog_triton.system.work_dir import require_usable
-
-    named = name or (None if repo is not None else default_model(settings))
-    if named is None and (family or update):
-        raise InvalidArgument("--family and --update: go with a model that is named, ENGINE")
-    try:
-        with cancellable():
-            require_usable(settings.work_dir)
-            require_libpython(settings)
-            prepared = None
-            if named is not None:
-                prepared = Preparation(settings, _say, family, update=update).prepare(named)
-            provide_triton(settings, _say)
-    except BuildCancelled:
-        _say("Stopped; the next start goes on from here")
-        raise typer.Exit(130) from None
-    if prepared is None:
-        return settings
-    found = {
-        "cog_weights": prepared.weights,
-        "cog_triton_vllm_python": settings.cog_triton_vllm_python or prepared.vllm_python,
-        "served_model_name": settings.served_model_name or prepared.served_model_name,
-    }
-    return settings.model_copy(update=found)
 
 
 def serve(
@@ -227,7 +181,6 @@ def serve(
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
     from cog_triton.download.redaction import redact_address
-    from cog_triton.serving import triton_only_server
     from cog_triton.serving.cog_process import CogServer, default_concurrency, require_ports
     from cog_triton.settings import load_settings
 
@@ -261,11 +214,14 @@ def serve(
             raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
         if not triton_only:
             require_ports(settings, host, port)
-        settings = _prepared(settings, name, family, update, model_repo)
+        settings = prepared(settings, name, family, update, model_repo)
         if triton_only:
-            asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, _say))
+            # Imports what Cog's worker does, which takes a second.
+            from cog_triton.serving import triton_only_server
+
+            asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, say))
             return
         server = CogServer(
             settings, host, port, max_concurrency or default_concurrency(settings), verbose=verbose
         )
-        server.run(_say)
+        server.run(say)

@@ -32,7 +32,7 @@ def setup(
 
     Example: cog-triton setup vllm
     """
-    from cog_triton.builder.steps import cancellable
+    from cog_triton.builder.cancellation import cancellable
     from cog_triton.errors import EngineIncompatible, InvalidArgument
     from cog_triton.packages.vllm_environment import VLLMEnvironment
     from cog_triton.settings import load_settings

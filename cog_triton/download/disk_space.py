@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import threading
@@ -12,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cog_triton.download.transfer_progress import Echo, size_text
-from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
+from cog_triton.errors import DiskFull, ModelUnavailable
+from cog_triton.system import file_lock
 
 RESERVE = 64 << 20
 """Bytes that stay free for everything else."""
-_POLL_S = 0.2
 
 
 def require(directory: Path, needed: int, name: str) -> None:
@@ -65,35 +64,9 @@ def locked(
         BuildCancelled: `stop` was set while waiting.
     """
     path = target.with_name(f"{target.name}.lock")
-    descriptor = _lock(path)
-    if descriptor is None:
-        echo(f"[download] {target.name}: another process is {doing}; waiting")
-    while descriptor is None:
-        if stop.wait(_POLL_S):
-            raise BuildCancelled(f"stopped while another process fetched {target.name}")
-        descriptor = _lock(path)
-    try:
+    text = f"[download] {target.name}: another process is {doing}; waiting"
+    with file_lock.waiting(path, lambda: echo(text), stop):
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock, None if another one does."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The previous holder may have removed the file that we locked.
-        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
 
 
 def _free(directory: Path) -> int:

@@ -9,7 +9,6 @@ renders the Triton model named ``tensorrt_llm`` that runs it. The wire format be
 from __future__ import annotations
 
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.request_extras import encode_extras
 from cog_triton.engines.resume_rules import ResumeRules
 
-NOT_OPTIONS = frozenset({"coalesce", "engine_dir", "socket", REGISTRY})
+NOT_OPTIONS = frozenset({"coalesce", "engine_dir", REGISTRY})
 """Parameters of a rendered engine model that are no options of its engine."""
 _TRITON_ENDS = re.compile(
     r"Stub process .* is not healthy|stopped accepting new inference requests"
@@ -143,8 +142,6 @@ class EngineFamily(ABC):
         self.directory = directory
         self.limits = limits
         self.tokenizer_dir = tokenizer_dir or directory
-        self.socket = f"cog-triton-{self.name}-{secrets.token_hex(8)}"
-        """Where the engine process takes guests, in Linux's abstract namespace."""
         self.registry: AdapterRegistry | None = None
         """Where adapters are found by name, set before `render`; None without LoRA."""
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from cog_triton.engines.request import FinishReason, TokenEvent
 from cog_triton.errors import TritonMalformedEvent
 
-STEPS, TOKENS = "steps", "tokens"
-"""Hellos of an engine process's guests: what they want to receive."""
+STEPS, TOKENS, OWNER = "steps", "tokens", "owner"
+"""Hellos of an engine process's peers: what they want to receive; an owner gets statistics, too."""
 
 GOES_ON, STOP, LENGTH, CANCELLED, ERROR = range(5)
 """Values of `StepItem.end`."""

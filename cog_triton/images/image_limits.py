@@ -7,13 +7,16 @@ import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from typing_extensions import Self
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.images.image_header import read_header
-from cog_triton.settings import Settings
+
+if TYPE_CHECKING:
+    from cog_triton.settings import Settings
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w./+-]*)(?P<parameters>(;[\w=./+-]+)*),", re.ASCII)
 _SPACE = b" \t\r\n"

@@ -38,6 +38,13 @@ class EngineDescription:
         return self.manifest.sm if self.manifest else []
 
     @property
+    def longest_prompt(self) -> int:
+        """Longest prompt in tokens that the engine takes without chunked context."""
+        if self.config is None:
+            return self.max_input_len
+        return self.config.longest_prompt(chunked=False)
+
+    @property
     def on_cpu(self) -> bool:
         """Whether it needs no GPU."""
         return self.engine in CPU_FAMILIES

@@ -43,6 +43,7 @@ def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
         "world_size": engine.world_size,
         "mapping": pretrained.mapping.model_dump(exclude={"world_size"}) if pretrained else None,
         "max_input_len": engine.max_input_len,
+        "longest_prompt": engine.longest_prompt,
         "max_seq_len": engine.max_seq_len,
         "max_batch_size": engine.max_batch_size,
         "max_beam_width": limits.max_beam_width if limits else None,
@@ -108,7 +109,7 @@ def _here(engine: EngineDescription, check: GpuCheck) -> str:
 
 
 def _limits(engine: EngineDescription) -> Iterator[str]:
-    yield f"{engine.max_input_len} input tokens"
+    yield f"{engine.longest_prompt} input tokens"
     yield f"{engine.max_seq_len} with output"
     yield f"{engine.max_batch_size} requests at once"
     limits = engine.config.build_config if engine.config else None

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.artifact import engine_tar
-from cog_triton.builder import step_cache
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import OWN, Families
 from cog_triton.builder.plan import make_plan
-from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo
@@ -67,6 +65,8 @@ class Conversion:
 
     def engine(self, store: Path) -> Path:
         """Where the engine is, or will be: by the config, the model and the converter."""
+        from cog_triton.builder import step_cache  # tokenizers, engine families, and so NumPy
+
         code = [[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in _scripts()]
         of = [self.config().to_yaml(), self.identity, step_cache.versions(), code]
         digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
@@ -91,10 +91,14 @@ class Conversion:
         return target
 
     def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
+        from cog_triton.builder.build_progress import BuildProgress
+        from cog_triton.builder.run import run_build, stages  # engine families, and so NumPy
+
         config = self.config()
         plan = make_plan(config, workspace.of(config), Families())
         tar = workspace.root / f"{target.name}.tar"
-        run_build(plan, workspace, tar, echo=echo)
+        with BuildProgress(echo, len(stages(plan))) as progress:
+            run_build(plan, workspace, tar, echo=progress.echo, begin=progress.begin)
         for killed in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(killed, ignore_errors=True)
         engine_tar.unpack(tar, target)

@@ -17,6 +17,7 @@ from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE
+from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import (
     CogTritonError,
     EngineIncompatible,
@@ -30,7 +31,7 @@ from cog_triton.models.family_choice import FamilyChoice
 from cog_triton.models.model_json import read_object
 from cog_triton.models.model_name import ModelName, package_path, recognize
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
-from cog_triton.settings import IMAGE_ENGINE_DIR, Settings
+from cog_triton.settings import Settings
 from cog_triton.system.atomic_write import writing
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton.installation import machine_binary, missing_libpython

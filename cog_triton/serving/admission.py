@@ -113,7 +113,7 @@ class Admission:
                 raise copy.copy(self._rejection)
             ticket._on_turn = on_turn
             ticket.stay.number = next(self._numbers)
-            if len(self._running) < self.slots and not self._order.holds:
+            if not self._paused and len(self._running) < self.slots and not self._order.holds:
                 self._admit(ticket, 0.0)
                 return
             if self.running + self.waiting >= self.slots + self.max_queue:
@@ -230,6 +230,19 @@ class Admission:
             ticket.fail(
                 FatalRequest(f"the engine died {MAX_DEATHS} times when it got this request")
             )
+
+    def hold(self, *, interrupt: bool) -> bool:
+        """The engine is about to be stopped as planned: newcomers wait for its return.
+
+        False, and nothing changes, while requests run; with `interrupt` they are to wait, too, if
+        they can.
+        """
+        with self._changed:
+            if self._running and not (interrupt and self.resumes):
+                return False
+            self._paused, self._closed = True, False
+            self._order.stopped()
+            return True
 
     def close(self, error: CogTritonError) -> None:
         """Reject new requests, and fail all running and queued ones with `error`."""

@@ -9,6 +9,22 @@ from pathlib import Path
 from cog_triton.settings import Settings
 
 
+def engine_environment(settings: Settings) -> dict[str, str]:
+    """What of the environment says which engine is served; blank unsets what another one had."""
+    weights = settings.cog_weights or ""
+    python = settings.cog_triton_vllm_python
+    return {
+        "ENGINE_DIR": str(settings.engine_dir.resolve()),
+        "COG_WEIGHTS": weights if "://" in weights or not weights else str(Path(weights).resolve()),
+        "COG_TRITON_ENGINE": settings.cog_triton_engine or "",
+        # Not resolved: an environment's Python is a link.
+        "COG_TRITON_VLLM_PYTHON": str(python.absolute()) if python else "",
+        "SERVED_MODEL_NAME": settings.served_model_name or "",
+        **{name.upper(): "" for name in type(settings).model_fields if name.startswith("mock_")},
+        **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
+    }
+
+
 def cog_environment(
     settings: Settings,
     host: str,
@@ -41,19 +57,10 @@ def cog_environment(
         "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
         "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
         "COG_TRITON_DRAIN_FILE": str(drain_file),
-        "ENGINE_DIR": str(settings.engine_dir.resolve()),
-        "COG_TRITON_ENGINE": settings.cog_triton_engine or "",
-        **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
+        **engine_environment(settings),
     }
-    if settings.cog_weights:
-        weights = settings.cog_weights
-        environment["COG_WEIGHTS"] = weights if "://" in weights else str(Path(weights).resolve())
     if settings.cog_triton_config:
         environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
-    if settings.cog_triton_vllm_python:  # not resolved: an environment's Python is a link
-        environment["COG_TRITON_VLLM_PYTHON"] = str(settings.cog_triton_vllm_python.absolute())
-    if settings.served_model_name:
-        environment["SERVED_MODEL_NAME"] = settings.served_model_name
     if settings.lora_dir:
         environment["LORA_DIR"] = str(settings.lora_dir.resolve())
     if settings.world_size:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from typing import Any
-
-import httpx
 
 from cog_triton import errors
 from cog_triton.settings import Settings, url_host
@@ -21,18 +21,17 @@ class HealthClient:
     """HTTP client of Cog's /health-check on `host` and `port`; `timeout` is in seconds."""
 
     def __init__(self, host: str, port: int, timeout: float = 5.0) -> None:
-        self._base = f"http://{url_host(host)}:{port}"
-        # Plain HTTP needs no certificates; a probe connects anew, for that is part of the answer.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._http = httpx.Client(timeout=timeout, trust_env=False, verify=False, limits=limits)
+        self._address = (url_host(host).strip("[]"), port)
+        self._timeout = timeout
 
     def read(self) -> dict[str, Any]:
         """The response's JSON object; empty if there is none, status `NO_ANSWER` if it is late."""
         try:
-            health = self._http.get(f"{self._base}/health-check").raise_for_status().json()
-        except httpx.TimeoutException:
+            answered, body = self._ask("GET", "/health-check", self._timeout)
+            health = json.loads(body) if answered else {}
+        except TimeoutError:
             return {"status": NO_ANSWER}
-        except (httpx.HTTPError, ValueError):
+        except (OSError, HTTPException, ValueError):
             return {}
         return health if isinstance(health, dict) else {}
 
@@ -42,9 +41,19 @@ class HealthClient:
         The front door lets HEAD of it pass without a key, so that this is not its own answer.
         """
         try:
-            return self._http.head(self._base, timeout=_PARENT_TIMEOUT_S).is_success
-        except httpx.HTTPError:
+            return self._ask("HEAD", "/", _PARENT_TIMEOUT_S)[0]
+        except (OSError, HTTPException):
             return False
+
+    def _ask(self, method: str, path: str, timeout: float) -> tuple[bool, bytes]:
+        """Whether the status is 2xx, and the body; connects anew, as that is part of the answer."""
+        connection = HTTPConnection(*self._address, timeout=timeout)
+        try:
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response.status // 100 == 2, response.read()
+        finally:
+            connection.close()
 
 
 @dataclass(frozen=True, slots=True)

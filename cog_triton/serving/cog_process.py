@@ -25,6 +25,7 @@ from cog_triton.system.terminal_progress import ProgressLine
 from cog_triton.system.work_dir import require_usable
 
 _POLL_S = 0.05
+_STOPPED_S = 0.5
 _HEARTBEAT_S = 30
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
@@ -127,14 +128,16 @@ class CogServer:
 
     def _wait_until_ready(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         processes = CogProcesses(process.process.pid)
-        began = said = time.monotonic()
+        began = said = looked = time.monotonic()
         unanswered = 0
         while not self._stops:
             code = process.poll()
             if code is not None:
                 raise errors.TritonStartFailed(f"Cog exited with code {code} during start-up")
-            if stopped := processes.stopped():
-                raise errors.TritonStartFailed(f"{stopped} during start-up")
+            if (now := time.monotonic()) - looked >= _STOPPED_S:  # reads all of /proc
+                looked = now
+                if stopped := processes.stopped():
+                    raise errors.TritonStartFailed(f"{stopped} during start-up")
             health = self._health.read()
             status = health.get("status")
             unanswered = unanswered + 1 if status == NO_ANSWER else 0

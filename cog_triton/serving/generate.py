@@ -141,7 +141,6 @@ class TextGenerator:
         `adapter` is one to generate it with. The request does not go through admission, which is
         closed until the engine is ready.
         """
-        inbox = ThreadInbox()
         request = EngineRequest(
             input_ids=self.tokenizer.encode("a"),
             sampling=SamplingParams(max_tokens=1),
@@ -149,20 +148,28 @@ class TextGenerator:
             adapter=adapter,
             embeds=not self._limits.min_output,
         )
+        if not self._answered(request):
+            raise TritonUnknownError("the engine answered the first request without a token")
+
+    def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
+        """`count` token ids that follow greedily; as `probe`, it does not go through admission."""
+        sampling = SamplingParams(max_tokens=count)
+        request = EngineRequest(input_ids=input_ids, sampling=sampling, end_id=-1)
+        return [int(number) for number in self._answered(request)]
+
+    def _answered(self, request: EngineRequest) -> list[float]:
+        """All token ids of the answer, or the numbers of an embedding; raises its coded error."""
+        inbox = ThreadInbox()
         submission = self.transport.submit(request, {}, inbox.put)
-        count = 0
+        found: list[float] = []
         try:
             while True:
                 for item in inbox.take():
-                    count += len(item.ids or item.log_probs)
+                    found += item.ids or item.log_probs
                     if item.error is not None:
                         raise self.to_error(item.error)
                     if item.end:
-                        if not count:
-                            raise TritonUnknownError(
-                                "the engine answered the first request without a token"
-                            )
-                        return
+                        return found
         finally:
             submission.cancel()
 

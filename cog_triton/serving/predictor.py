@@ -13,7 +13,7 @@ from cog import BaseRunner, ConcatenateIterator, Input
 from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
-from cog_triton.serving.coglet import concurrent_streaming, log_streams
+from cog_triton.serving.coglet import concurrent_streaming, log_streams, thread_interrupts
 from cog_triton.serving.generate import Generation, Stream
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners
@@ -40,6 +40,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         exit_with_parent()
         proxy_variables.restore(os.environ)
         malloc_tuning.limit_arenas()
+        thread_interrupts.disable()
         concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
         log_format.configure(
@@ -48,6 +49,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         with log_streams.setup_log():
             await self._start(settings, weights)
         gc_tuning.tune_for_serving()
+        malloc_tuning.trim_periodically()
 
     async def _start(self, settings: Settings, weights: str | None) -> None:
         self._telemetry = CompositeObserver(settings)

@@ -20,7 +20,7 @@ class Stay:
 
     number: int = 0
     epoch: int = 0
-    """Deaths before it was sent last."""
+    """Deaths and stops before it was sent last."""
     exposed: bool = False
     """Whether it was sent, and has no token since."""
     suspect: bool = False
@@ -34,7 +34,7 @@ class ResumeOrder:
 
     def __init__(self) -> None:
         self.epoch = 0
-        """Deaths so far."""
+        """Deaths and planned stops so far."""
         self._waiting: set[Stay] = set()
         self._released: set[Stay] = set()
         self._prefilling: set[Stay] = set()
@@ -46,12 +46,16 @@ class ResumeOrder:
 
     def died(self, running: Iterable[Stay]) -> None:
         """The engine died, maybe of one of the suspects."""
-        self.epoch += 1
-        self._prefilling.clear()
+        self.stopped()
         suspects = [stay for stay in running if stay.exposed]
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
             stay.blamed += len(suspects) == 1
+
+    def stopped(self) -> None:
+        """The engine was stopped on purpose: nobody is to blame."""
+        self.epoch += 1
+        self._prefilling.clear()
 
     def add(self, stay: Stay) -> None:
         """A request was interrupted; it may go on at once if the engine has returned since."""

@@ -17,6 +17,7 @@ from cog_triton.errors import (
 )
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission, admission_for
+from cog_triton.serving.canary_check import check_canary
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import Observer
@@ -133,6 +134,9 @@ class Runtime:
                 raise
             raise known from error
         try:
+            if settings.canary != "off":
+                required = settings.canary == "require"
+                await asyncio.to_thread(check_canary, family, runtime.generator, required=required)
             for name in prepared.adapters.adapters() if prepared.adapters else ():
                 await asyncio.to_thread(runtime.generator.probe, name)
         except CogTritonError:
@@ -159,9 +163,12 @@ class Runtime:
         if self._draining:
             raise TritonUnavailable(_STOPPING)
 
-    def drain(self) -> None:
-        """Graceful drain: reject new requests, fail those left after DRAIN_TIMEOUT; blocks."""
-        timeout = self.settings.drain_timeout
+    def drain(self, seconds: float | None = None) -> None:
+        """Graceful drain: reject new requests, fail those left after `seconds`; blocks.
+
+        DRAIN_TIMEOUT limits it where no other limit is given.
+        """
+        timeout = self.settings.drain_timeout if seconds is None else seconds
         self._draining = True
         self.supervisor.disable_restarts()
         self.admission.reject_new(TritonUnavailable(_STOPPING))

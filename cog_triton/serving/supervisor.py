@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission
+from cog_triton.serving.memory_limit import MemoryLimit
 from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.liveness import ProcessLiveness
@@ -41,14 +42,22 @@ class SupervisorState(str, enum.Enum):
     STOPPED = "stopped"
 
 
+class _Failure(NamedTuple):
+    """Failure, and whether Triton itself is well."""
+
+    reason: str
+    engine_only: bool
+
+
 class Supervisor:
     """Watchdog of one Triton, on its own thread and event loop; methods are thread-safe.
 
     A failure is a process that died or was stopped, a readiness probe without an answer while no
     stream receives a byte either, or, after a failed request, two of one token that fail, too.
     Then admission is paused, so that requests in flight wait, at most RESUME_TIMEOUT; without
-    RESUME it is closed, which fails them with E2105. All of Triton's processes are killed, and it
-    is restarted on the same ports, with a backoff that doubles from 0.5 s to 30 s.
+    RESUME it is closed, which fails them with E2105. Where only the engine's process died or is at
+    fault, the engine keeper replaces it; else all of Triton's processes are killed, and it is
+    restarted on the same ports, at once and then with a backoff that doubles from 0.5 s to 30 s.
     It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness;
     a death for which a single request is to blame does not count.
     """
@@ -71,6 +80,7 @@ class Supervisor:
         self._probe = probe
         self._admission = admission
         self._on_failed = on_failed
+        self._memory_limit = MemoryLimit(settings.triton_memory_limit, admission)
         self._loop = asyncio.new_event_loop()
         self._check_requested = asyncio.Event()
         self._started: Future[None] = Future()
@@ -82,7 +92,9 @@ class Supervisor:
         self._deadline: asyncio.TimerHandle | None = None
         self.state = SupervisorState.STARTING
         self.restarts = 0
-        """How often Triton was restarted."""
+        """How often Triton was restarted after a failure."""
+        self.planned_restarts = 0
+        """How often it was restarted since it exceeded its memory limit."""
         self.error: CogTritonError | None = None
         """Why Triton is not ready any more; None until the first failure and while it is ready."""
 
@@ -105,6 +117,7 @@ class Supervisor:
     def disable_restarts(self) -> None:
         """Do not restart Triton any more."""
         self._restarts_disabled = True
+        self._memory_limit.disable()
 
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""
@@ -131,7 +144,7 @@ class Supervisor:
                 self._give_up(f"supervision failed: {failure!r}")
         finally:
             self._stop_waiting()
-            if self._admission.resumes and self.state is not SupervisorState.FAILED:
+            if self.state is not SupervisorState.FAILED:
                 self._admission.close(TritonUnavailable("the server is stopping; try again"))
             self._transport.close()
             self._run_task(self._server.stop())
@@ -152,16 +165,50 @@ class Supervisor:
     async def _supervise(self) -> None:
         failures = 0
         while self.state is SupervisorState.READY:
-            reason = await self._wait_for_failure() + self._server.oom_hint()
+            watch = asyncio.ensure_future(self._wait_for_failure())
+            if await self._restarted_as_planned(watch):
+                continue
+            failure = watch.result()
             stable = time.monotonic() - self._ready_at >= _STABLE_S
             blamed = self._admission.resumes and self._admission.suspects == 1
-            failures = await self._restart(reason, 1 if stable else max(1, failures + (not blamed)))
+            failures = await self._restart(
+                failure._replace(reason=failure.reason + self._server.oom_hint()),
+                1 if stable else max(1, failures + (not blamed)),
+            )
 
-    async def _start_server(self) -> None:
-        began = time.monotonic()
-        await self._server.start(
-            self._client.is_ready, lambda: asyncio.to_thread(self._open_and_probe)
+    async def _restarted_as_planned(self, watch: asyncio.Future[Any]) -> bool:
+        """Wait for a failure, and restart Triton if it exceeds its memory limit before."""
+        due: asyncio.Future[Any] = asyncio.ensure_future(
+            self._memory_limit.restart_due(self._server.root_pid)
         )
+        try:
+            await asyncio.wait({due, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not due.done():
+                return False
+            why = due.result()
+        finally:
+            due.cancel()
+            if due.done():
+                watch.cancel()
+        _log.info("Triton: %s; it is restarted as planned", why)
+        self.state = SupervisorState.RESTARTING
+        self._limit_wait()
+        self._transport.disconnect()
+        await self._server.stop_triton()
+        try:
+            await self._start_server()
+        except TritonStartFailed as error:
+            await self._restart(_Failure(error.detail, engine_only=False), 1)
+        else:
+            self.planned_restarts += 1
+            _log.info("Triton is ready again after %.1f s, as planned", self._start_s)
+        return True
+
+    async def _start_server(self, *, engine_only: bool = False) -> None:
+        """Start Triton, or wait for the engine that takes the place of one that died."""
+        began = time.monotonic()
+        start = self._server.wait_until_ready if engine_only else self._server.start
+        await start(self._client.is_ready, self._verify)
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
         self._check_requested.clear()
@@ -174,32 +221,44 @@ class Supervisor:
         self.error = None
         self.state = SupervisorState.READY
 
+    async def _verify(self) -> None:
+        """Check the engine with a real request, as soon as it is leased to Triton."""
+        if (keeper := self._server.keeper) is not None:
+            await keeper.wait_until_leased()
+            keeper.forget_deaths()
+        await asyncio.to_thread(self._open_and_probe)
+
     def _open_and_probe(self) -> None:
         self._transport.open()
         self._probe()
 
-    async def _restart(self, reason: str, failures: int) -> int:
-        """Kill and restart until it is ready, stopped or given up; returns the failures so far."""
+    async def _restart(self, failure: _Failure, failures: int) -> int:
+        """Restart until it is ready, stopped or given up; returns the failures so far."""
+        reason, engine_only = failure
         while True:
-            pause = min(_BACKOFF_S * 2 ** (failures - 1), _MAX_BACKOFF_S)
+            pause = min(_BACKOFF_S * 2 ** (failures - 2), _MAX_BACKOFF_S) if failures > 1 else 0.0
             # A failed start says Triton's last lines itself.
-            tail = "" if "\n" in reason else f"\n{self._server.log_tail()}"
+            tail = "" if engine_only or "\n" in reason else f"\n{self._server.log_tail()}"
             _log.error("Triton: %s%s", reason, tail)
             self._stop_requests(reason, failures, pause)
             self._transport.disconnect()
-            self._server.kill()
+            if not engine_only:
+                self._server.kill()
             if self.state is not SupervisorState.RESTARTING:
                 return failures
             await asyncio.sleep(pause)
             self.restarts += 1
             try:
-                await self._start_server()
-            except TritonStartFailed as error:
-                reason = error.detail
+                await self._start_server(engine_only=engine_only)
+            except (TritonStartFailed, OSError) as error:  # OSError: no descriptor, no memory
+                reason = error.detail if isinstance(error, TritonStartFailed) else str(error)
+                engine_only = False
                 failures += 1
+                self._server.kill_engines()
             else:
                 break
-        _log.info("Triton is ready again after %.1f s", self._start_s)
+        what = "The engine" if engine_only else "Triton"
+        _log.info("%s is ready again after %.1f s", what, self._start_s)
         return failures
 
     def _stop_requests(self, reason: str, failures: int, pause: float) -> None:
@@ -219,12 +278,16 @@ class Supervisor:
                 f" {math.ceil(pause + self._start_s)} s"
             )
             if self._admission.resumes:
-                if self._deadline is None:
-                    timeout = self._settings.resume_timeout
-                    self._deadline = self._loop.call_later(timeout, self._end_wait)
+                self._limit_wait()
                 self._admission.pause(self.error)
                 return
         self._admission.close(self.error)
+
+    def _limit_wait(self) -> None:
+        """Have requests wait no longer than RESUME_TIMEOUT from now."""
+        if self._deadline is None:
+            timeout = self._settings.resume_timeout
+            self._deadline = self._loop.call_later(timeout, self._end_wait)
 
     def _end_wait(self) -> None:
         waited = f"waited no longer than {self._settings.resume_timeout:g} s (RESUME_TIMEOUT)"
@@ -240,22 +303,27 @@ class Supervisor:
         self.state, self.error = SupervisorState.FAILED, TritonStartFailed(why)
         self._admission.close(TritonUnavailable(f"{_first_line(why)}; the server stops"))
 
-    async def _wait_for_failure(self) -> str:
+    async def _wait_for_failure(self) -> _Failure:
         """Wait for the first sign of failure, and describe it."""
+        keeper = self._server.keeper
         with ProcessLiveness(self._server.root_pid) as processes:
-            watches = [
-                asyncio.ensure_future(watch)
-                for watch in (
-                    processes.wait_for_failure(),
-                    self._watch_readiness(),
-                    self._watch_requested_checks(),
-                )
-            ]
+            watches = [asyncio.ensure_future(processes.wait_for_failure())]
+            if keeper is not None:
+                watches.append(asyncio.ensure_future(keeper.wait_for_death()))
+            deaths = set(watches)
+            check = asyncio.ensure_future(self._watch_requested_checks())
+            watches += [check, asyncio.ensure_future(self._watch_readiness())]
             try:
-                await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-                # A dead server refuses connections, too, but its death is the better reason.
-                await asyncio.wait({watches[0]}, timeout=_TICK_S)
-                return next(watch.result() for watch in watches if watch.done())
+                done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+                if not done & deaths:
+                    # What is dead refuses requests, too, but its death is the better reason.
+                    await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                first = next(watch for watch in watches if watch.done())
+                if keeper is None or keeper.lost or first not in (watches[1], check):
+                    return _Failure(first.result(), engine_only=False)
+                if first is check:
+                    keeper.kill_engine(first.result())
+                return _Failure(first.result(), engine_only=True)
             finally:
                 for watch in watches:
                     watch.cancel()

@@ -66,6 +66,7 @@ async def serve_triton_only(
         await asyncio.wait({stopping, stops.second}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         server.kill()
+        server.kill_engines()
         if door is not None:
             door.close()
         stops.close()

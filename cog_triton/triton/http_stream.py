@@ -34,7 +34,10 @@ class HTTPStream:
 
     def __enter__(self) -> Self:
         """Send the request."""
-        self._socket = own = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            self._socket = own = socket.socket(self._family, socket.SOCK_STREAM)
+        except OSError as error:  # no file descriptor is left
+            raise ExchangeBroken(f"cannot connect to {self._address}: {error}") from error
         try:
             own.settimeout(self.timeout)
             try:

@@ -187,6 +187,8 @@ def _tritonserver(
         ("metrics", settings.triton_host, settings.triton_metrics_port),
     ):
         argv += [f"--{kind}-address={host}", f"--{kind}-port={port}"]
+    # Of a rolling replacement, both the old Triton and the new one have the port for a while.
+    argv.append("--reuse-grpc-port=true")
     locked = f"{_UNPUBLISHED}:cog-triton-unpublished={secrets.token_urlsafe(32)}"
     argv.append(f"--http-restricted-api={locked}")
     if settings.triton_grpc_host:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +18,8 @@ _SERVER = "tritonserver"
 _STUB = "triton_python_backend_stub"
 _POLL_S = 0.25
 _DEAD = ("", "Z", "X")
+UNKNOWN = "?"
+_ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.M)
 
 
 class ProcessLiveness:
@@ -27,7 +32,7 @@ class ProcessLiveness:
     def __init__(self, root: int) -> None:
         """`root` is their common ancestor; create this when all of them run."""
         self._pids = reaper.descendants(root)
-        self._names = {pid: name for pid in self._pids if (name := _name(pid)) is not None}
+        self._names = _named(self._pids)
         self._descriptors: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -61,6 +66,8 @@ class ProcessLiveness:
                 for pid, state in states.items():
                     if state == "T":
                         return f"{self._describe(pid)} was stopped"
+                if died.is_set():  # and could not be looked at
+                    await asyncio.sleep(_POLL_S)
         finally:
             for descriptor in self._descriptors.values():
                 loop.remove_reader(descriptor)
@@ -69,9 +76,27 @@ class ProcessLiveness:
         return f"{self._names.get(pid, 'a process of Triton')} (process {pid})"
 
 
+def named_processes(root: int) -> dict[int, str]:
+    """Every tritonserver and stub below the process `root`: its name for errors, by its id."""
+    return _named(reaper.descendants(root))
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory of a process that no file backs, in bytes; 0 if there is no such process."""
+    try:
+        found = _ANONYMOUS.search(Path(f"/proc/{pid}/status").read_text("utf-8", "replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(found[1]) << 10 if found else 0
+
+
 def tritonserver_pids(root: int) -> list[int]:
     """Process ids of every tritonserver below the process `root`."""
     return [pid for pid in reaper.descendants(root) if _name(pid) == _SERVER]
+
+
+def _named(pids: Iterable[int]) -> dict[int, str]:
+    return {pid: name for pid in pids if (name := _name(pid)) is not None}
 
 
 def _name(pid: int) -> str | None:
@@ -92,8 +117,15 @@ def _name(pid: int) -> str | None:
 
 
 def process_state(pid: int) -> str:
-    """State letter of proc(5), e.g. T for stopped; blank if there is no such process."""
+    """State letter of proc(5), e.g. T for stopped; blank if there is no such process.
+
+    UNKNOWN while this process has no file descriptor to read it with.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return UNKNOWN
+        raise

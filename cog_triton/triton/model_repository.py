@@ -92,7 +92,6 @@ def render_repository(
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:
-                config.parameters["socket"].string_value = family.socket
                 _render_step_model(family, config, target / STEP_MODEL)
             if family.reports_finish_reason:
                 config.output.add(

@@ -11,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
+from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.settings import Settings
-from cog_triton.system import reaper
+from cog_triton.system import malloc_tuning, reaper
 from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.run_dir import new_shm_prefix
 from cog_triton.system.secret_variables import without_secrets
 from cog_triton.system.work_dir import work_dir_errors
 from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
+from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 _POLL_S = 0.02
 _TAIL_LINES = 25
@@ -47,6 +49,9 @@ class TritonServer:
         self._work_dir = work_dir
         self.log = work_dir / "triton.log"
         self._process: reaper.Reaped | None = None
+        keeper = KeeperClient(work_dir, spare=settings.spare_engine)
+        self.keeper = keeper if _has_engine_process(repository) else None
+        """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
         self._oom_kills = OomKills()
 
     @property
@@ -81,64 +86,35 @@ class TritonServer:
             self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
         )
         self._stop_signal = command.stop_signal
+        environment = without_secrets(command.environment, self._secrets)
+        if self.keeper is not None:
+            if not self.keeper.alive:
+                await self.keeper.start(environment)
+            # Engine processes do without: what computes has other needs of malloc.
+            environment = {**malloc_tuning.variables(), **environment, **self.keeper.variables}
         with self.log.open("wb") as log:
             self._process = reaper.spawn(
                 command.argv,
                 grace=launch.EXIT_TIMEOUT_S + 1,
                 unlink_shm=prefix,
-                env=without_secrets(command.environment, self._secrets),
+                env=environment,
                 stdout=log,
                 stderr=log,
             )
         try:
-            await self._wait_until_ready(is_ready, probe)
+            await self.wait_until_ready(is_ready, probe)
         except BaseException:
             self.kill()
+            self.kill_engines()
             raise
         for pid in liveness.tritonserver_pids(self.root_pid):
             with suppress(OSError):  # `cog-triton doctor` explains it
                 http_thread_queues.enlarge_send_buffers(pid)
 
-    async def stop(self) -> None:
-        """Let running requests end for a few seconds, then kill what is left."""
-        if self._process is None:
-            return
-        self._process.signal(self._stop_signal)
-        deadline = time.monotonic() + launch.EXIT_TIMEOUT_S + 2
-        while self.alive and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill all its processes; none is left when this returns."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def log_tail(self) -> str:
-        """The last lines of the log, without tables of options and models."""
-        lines = self.log.read_text("utf-8", "replace").splitlines()
-        shown = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
-        return "\n".join(shown[-_TAIL_LINES:])
-
-    def oom_hint(self) -> str:
-        """Suffix of an error: that the kernel killed a process for want of memory; else blank."""
-        return self._oom_kills.hint()
-
-    def _hint(self) -> str:
-        return start_failures.hint(self.log.read_text("utf-8", "replace"))
-
-    def _port_in_use_hint(self) -> str:
-        """Error text for a port that another program took since it was checked, else blank."""
-        found = _PORT_IN_USE.search(self.log.read_text("utf-8", "replace"))
-        for name, (_, port) in self._settings.triton_ports.items():
-            if found and int(found[1]) == port:
-                return f": {name}={port} is in use by now; choose another with {name}=..."
-        return ""
-
-    async def _wait_until_ready(
+    async def wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
+        """Wait for readiness, and verify it with `probe`; raises E2106 as `start` does."""
         watch = asyncio.ensure_future(self._wait_for_exit())
         ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
         try:
@@ -168,6 +144,54 @@ class TritonServer:
             watch.cancel()
             ready.cancel()
 
+    async def stop(self) -> None:
+        """Let running requests end for a few seconds, then kill what is left; end the engines."""
+        await self.stop_triton()
+        if self.keeper is not None:
+            await self.keeper.stop()
+
+    async def stop_triton(self) -> None:
+        """Stop all but the keeper and its engine processes; running requests get some seconds."""
+        if self._process is None:
+            return
+        self._process.signal(self._stop_signal)
+        deadline = time.monotonic() + launch.EXIT_TIMEOUT_S + 2
+        while self.alive and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill its processes but for the engines'; none is left when this returns."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def kill_engines(self) -> None:
+        """Kill the keeper and its engine processes; the next start starts them anew."""
+        if self.keeper is not None:
+            self.keeper.kill()
+
+    def log_tail(self) -> str:
+        """The last lines of the log, without tables of options and models."""
+        lines = self.log.read_text("utf-8", "replace").splitlines()
+        shown = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
+        return "\n".join(shown[-_TAIL_LINES:])
+
+    def oom_hint(self) -> str:
+        """Suffix of an error: that the kernel killed a process for want of memory; else blank."""
+        return self._oom_kills.hint()
+
+    def _hint(self) -> str:
+        return start_failures.hint(self.log.read_text("utf-8", "replace"))
+
+    def _port_in_use_hint(self) -> str:
+        """Error text for a port that another program took since it was checked, else blank."""
+        found = _PORT_IN_USE.search(self.log.read_text("utf-8", "replace"))
+        for name, (_, port) in self._settings.triton_ports.items():
+            if found and int(found[1]) == port:
+                return f": {name}={port} is in use by now; choose another with {name}=..."
+        return ""
+
     async def _wait_for_exit(self) -> int:
         assert self._process is not None
         while (code := self._process.poll()) is None:
@@ -180,3 +204,9 @@ class TritonServer:
         while not await is_ready():
             await asyncio.sleep(_POLL_S)
         await probe()
+
+
+def _has_engine_process(repository: Path) -> bool:
+    """Whether the engine is a Python model of ours, which leases an engine process."""
+    path = repository / ENGINE_MODEL / "config.pbtxt"
+    return path.is_file() and str(read_config(path).backend) == "python"

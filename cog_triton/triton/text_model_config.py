@@ -13,8 +13,8 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
+from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import InvalidPredictorConfig, nearest
-from cog_triton.settings import IMAGE_ENGINE_DIR
 
 _log = logging.getLogger(__name__)
 

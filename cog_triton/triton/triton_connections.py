@@ -159,7 +159,10 @@ class TritonConnections:
             connection.shut_down()
 
     def _connect(self, exchange: Exchange) -> _Connection:
-        own = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            own = socket.socket(self._family, socket.SOCK_STREAM)
+        except OSError as error:  # no file descriptor is left
+            raise TritonUnavailable(f"cannot connect to Triton: {error}; try again") from error
         own.setblocking(False)
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         failed = own.connect_ex(self._address)

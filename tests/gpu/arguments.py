@@ -15,7 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "small", "prune")
-ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer")
+ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer", "park", "park-tp")
 MAX_AT_ONCE = 512
 """As many predictions as servers.py has our server take at once, in all."""
 _ABOUT = """\
@@ -34,6 +34,10 @@ kill       kill -9 of one of its workers under 64 streams: lost, wrong, hung; th
 pair       two engines on half of the GPUs each behind one front end: vLLM's data parallelism
 abilities  tools, n, log probabilities, logit_bias, LoRA, images, embeddings; within pair's start
 peer       many beside vLLM's own server with its other front end
+
+park       on one GPU: an engine parked off it and taken back; kill -9 of a server's engine, without
+           a spare and with a parked one; the same tokens, the time, the memory
+park-tp    on two GPUs, tensor parallel: which set-up of NCCL the driver checkpoints
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
 DIRECTORY/results.json after each step, single measurements in samples.json, and tables in

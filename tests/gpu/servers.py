@@ -35,6 +35,8 @@ _SAID = {
     "all_reduce": r"Using (\[[^]]*\]) all-reduce backends .* for group 'tp",
 }
 
+_LOG = re.compile(r"(triton.*|keeper|engine-\d+)\.log")
+
 
 class NotStarted(Exception):
     """A server that ended, or took too long; says the last lines of its log."""
@@ -95,8 +97,9 @@ class Server:
         return "\n".join(path.read_text("utf-8", "replace")[-size:] for path in self.logs())
 
     def logs(self) -> list[Path]:
-        """Its log, and that of the Triton within it."""
-        return [self.log, *sorted(self.log.parent.glob("work/**/triton*.log"))]
+        """Its log, and those of the Triton, the engine keeper and the engines within it."""
+        found = self.log.parent.glob("work/**/*.log")
+        return [self.log, *sorted(path for path in found if _LOG.match(path.name))]
 
     def start_times(self) -> dict[str, str]:
         """Start-up times that vLLM's log reports."""

@@ -20,8 +20,10 @@ from pathlib import Path
 import arguments
 import bench
 import embedder
+import many
 import models
 import multicast
+import parking
 import profiles
 import prompts
 import pruned
@@ -33,7 +35,8 @@ from arguments import REPOSITORY
 from checks import Checks, load_all_at_once
 from client import Client
 from endpoints import Endpoint, Predictions, TritonIds
-from many import BUDGETS, LEAST, ManyGPUs
+from many import ManyGPUs
+from parking import Parking
 from results import Phase, Results
 from servers import Ours, Server, ours, running, stopped_at_the_end, vllm_serve
 
@@ -70,6 +73,8 @@ _ADAPTED = {
 _TOOLS_TEMPLATE = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinja"
 _ROLE = "vLLM EngineCore"
 _BUDGET_S = 540
+_BUDGETS = {**many.BUDGETS, **parking.BUDGETS}
+_LEAST = {**many.LEAST, **parking.LEAST}
 
 
 class Driver:
@@ -92,6 +97,7 @@ class Driver:
         self._deadline = time.monotonic() + options.deadline
         self._begun: set[str] = set()
         self._many = ManyGPUs(self)
+        self._parking = Parking(self)
 
     def run(self) -> int:
         """Run every phase that was asked for; returns the number of failed checks."""
@@ -112,11 +118,11 @@ class Driver:
         if name in self._begun:
             return
         self._begun.add(name)
-        if (left := self.seconds_left()) < LEAST.get(name, 0):
+        if (left := self.seconds_left()) < _LEAST.get(name, 0):
             print(f"== {name}: not run, {left:.0f} s are left", flush=True)
             return
         phase, began, outer = self.results.phase(name), time.monotonic(), self.until
-        budget = self.options.budget or BUDGETS.get(name, _BUDGET_S)
+        budget = self.options.budget or _BUDGETS.get(name, _BUDGET_S)
         self.until = began + min(budget, left)
         print(f"== {name}", flush=True)
         try:
@@ -140,6 +146,7 @@ class Driver:
             "prune": self.prune,
             "abilities": self.abilities,
             **self._many.phases(),
+            **self._parking.phases(),
         }
 
     def _write_tables(self) -> None:

@@ -11,7 +11,7 @@ from stack import Stack
 pytestmark = pytest.mark.integration
 
 CLIENTS = 32
-SECONDS = 20
+SECONDS = 8
 TOKENS = (100, 1)
 PATIENCE_S = 30
 

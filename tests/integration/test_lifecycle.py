@@ -340,22 +340,6 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
     assert stack.finish(signal.SIGTERM)[0] == 0
 
 
-def test_random_kills_and_stops_end_every_request_and_leak_nothing() -> None:
-    """One round of each kind here; the times and twenty rounds are for the script alone."""
-    script = REPOSITORY / "benchmarks" / "soak_crash.py"
-    limits = ["--rounds=1", "--streams=16", "--life=0", "--end-limit=60", "--ready-limit=120"]
-    probes = {"TRITON_PROBE_PERIOD": "0.2", "TRITON_PROBE_TIMEOUT": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), *limits, "--", "--engine=mock"],
-        env={**os.environ, **probes, "MOCK_TPS": "40", "TRITON_MAX_RESTARTS": "20", "PATH": PATH},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "nothing was wrong"
-
-
 @pytest.mark.parametrize("in_a_container", [False, True])
 def test_repeated_crashes_of_triton_end_the_server(
     make_stack: Callable[..., Stack], in_a_container: bool

@@ -5,6 +5,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -315,8 +316,9 @@ def test_a_crash_fails_requests_with_a_code_and_the_engine_restarts(
 
 def test_a_hang_is_detected_and_the_engine_restarts(fragile: Stack, says: Says) -> None:
     hung = fragile.predict("Hi", tps=100, max_tokens=50, inject="hang", inject_after=10)
-    assert "E2101 TritonTimeout" in hung["error"]
-    wait_until(lambda: fragile.health() == "UNHEALTHY")
+    # TRITON_TIMEOUT is over at about the time when the keeper notices.
+    assert re.search("E2101 TritonTimeout|E2105 TritonUnavailable", hung["error"])
+    wait_until(lambda: "hangs: asleep for 2 s amid its work" in fragile.output)
     wait_until(lambda: fragile.health() == "READY")
     assert text_of(fragile.predict("Hi", tps=0, max_tokens=20)) == says(20)
 

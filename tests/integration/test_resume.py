@@ -18,7 +18,8 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 pytestmark = pytest.mark.integration
 
-VICTIMS = ("backend.engine_process", "engine_steps/1/model.py", "bin/tritonserver")
+ENGINE, STUB, TRITON = "backend.engine_process", "engine_steps/1/model.py", "bin/tritonserver"
+VICTIMS = (ENGINE, STUB, TRITON)
 PATIENCE_S = 180
 NAME = {"SERVED_MODEL_NAME": "any"}
 MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "40", "TRITON_MAX_RESTARTS": "50"}
@@ -68,13 +69,22 @@ def pids_of(stack: Stack, word: str) -> list[int]:
 
 
 def strike(stack: Stack, victim: str) -> float:
-    """Kill a process; the time until the server is READY again."""
+    """Kill a process; the time until the server is READY again.
+
+    Triton outlives its engine's process, and that outlives Triton.
+    """
     (pid,) = wait_until(lambda: pids_of(stack, victim), PATIENCE_S)
+    survivor = TRITON if victim == ENGINE else ENGINE
+    before = pids_of(stack, survivor)
+    restarts = metric(stack, "cog_triton_engine_restarts_total")
     os.kill(pid, signal.SIGKILL)
     struck = time.monotonic()
-    wait_until(lambda: stack.health() == "UNHEALTHY", PATIENCE_S)
+    wait_until(lambda: metric(stack, "cog_triton_engine_restarts_total") > restarts, PATIENCE_S)
     wait_until(lambda: stack.health() == "READY", PATIENCE_S)
-    return time.monotonic() - struck
+    took = time.monotonic() - struck
+    assert pids_of(stack, survivor) == before
+    assert pids_of(stack, victim) != [pid]
+    return took
 
 
 class Clients:

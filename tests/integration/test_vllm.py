@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import queue
-import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +17,10 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from lora_adapters import adapter
-from stack import Stack, processes_of, text_of, wait_until
+from stack import processes_of, text_of, wait_until
 from step_client import StepClient, private_port
-from vllm_engines import calls, double_environment, hugging_face, vllm_engine
+from vllm_engines import calls, double_environment, vllm_engine
+from vllm_stack import VLLMStack
 
 from cog_triton.engines.step_items import CANCELLED
 from cog_triton.serving.runtime import Runtime
@@ -47,59 +45,6 @@ BACKEND_METRICS = {
     "vllm:request_params_best_of": "histogram",
     "vllm:request_params_n": "histogram",
 }
-
-
-class VLLMStack(Stack):
-    """``cog-triton serve`` on model.json, which names weights elsewhere; vLLM is the double."""
-
-    def __init__(self, directory: Path, *, serve_config: str = "", **environment: str) -> None:
-        self.journal = directory / "journal"
-        self.death = directory / "death"
-        hugging_face(directory / "weights")
-        engine = directory / "engine"
-        engine.mkdir()
-        arguments = {"model": "../weights", "max_model_len": 4096, "enable_lora": "true"}
-        (engine / "model.json").write_text(json.dumps(arguments))
-        adapter(directory / "doll")
-        (engine / "multi_lora.json").write_text('{"doll": "../doll"}')
-        config = directory / "serve.yaml"
-        config.write_text(serve_config)
-        environment = double_environment(
-            self.journal,
-            VLLM_DOUBLE_DEATH=str(self.death),
-            COG_TRITON_CONFIG=str(config),
-            **environment,
-        )
-        super().__init__(directory / "work", str(engine), **environment)
-
-    def generate(self, *, status: int = 200, **values: Any) -> dict[str, Any]:
-        response = httpx.post(
-            f"{self.triton}/v2/models/vllm_model/generate", json=values, timeout=30
-        )
-        assert response.status_code == status, response.text
-        body: dict[str, Any] = response.json()
-        return body
-
-    def events(self, **values: Any) -> list[dict[str, Any]]:
-        url = f"{self.triton}/v2/models/vllm_model/generate_stream"
-        with httpx.stream("POST", url, json=values, timeout=30) as response:
-            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-        return [json.loads(line[6:]) for line in lines]
-
-    def metrics_text(self) -> str:
-        return httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text
-
-    def until_published(self) -> None:
-        """Until vLLM's metrics have not changed for longer than they take to be published."""
-        text = ""
-        while text != (text := "\n".join(re.findall("^vllm:.*$", self.metrics_text(), re.M))):
-            time.sleep(0.7)
-
-    def value(self, name: str) -> float:
-        for line in self.metrics_text().splitlines():
-            if line.startswith(f'{name}{{model="vllm_model",version="1"}}'):
-                return float(line.split()[-1])
-        return 0.0
 
 
 @pytest.fixture(scope="module")
@@ -392,35 +337,40 @@ def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Pa
     assert not list(stack.work_dir.rglob("triton.log"))
 
 
+def pid_of(stack: VLLMStack, word: str) -> int:
+    (pid,) = (
+        pid
+        for pid, line in processes_of(stack.work_dir).items()
+        if word in line and "reaper.py" not in line
+    )
+    return pid
+
+
 @pytest.mark.parametrize("cause", ["its own error", "SIGKILL"])
-def test_engine_death_ends_triton(cause: str, tmp_path: Path) -> None:
-    """As the death of any engine process does, so that whoever supervises Triton knows."""
+def test_engine_death_ends_requests_and_leaves_triton(cause: str, tmp_path: Path) -> None:
     stack = VLLMStack(tmp_path)
-    stack.start()
-    try:
-        stack.until_ready()
+    with stack.served():
         assert "vllm:" not in stack.metrics_text(), "not asked for"
+        triton = pid_of(stack, "bin/tritonserver")
+        host = pid_of(stack, ":VLLMHost")
         url = f"{stack.triton}/v2/models/vllm_model/generate_stream"
         values = {"text_input": "abc", "stream": True, "parameters": {"max_tokens": 4000}}
         with httpx.stream("POST", url, json=values, timeout=30) as response:
             chunks = response.iter_text()
             first = next(chunks)
             if cause == "SIGKILL":
-                (host,) = [
-                    pid for pid, line in processes_of(stack.work_dir).items() if ":VLLMHost" in line
-                ]
                 os.kill(host, signal.SIGKILL)
             else:
                 stack.death.touch()
             text = first + "".join(chunks)
         assert "E2105 TritonUnavailable" in text
+        stack.death.unlink(missing_ok=True)
+        values = {"text_input": "abc", "parameters": {"max_tokens": 3}}
         wait_until(
-            lambda: (
-                not any("tritonserver" in line for line in processes_of(stack.work_dir).values())
-            )
+            lambda: httpx.post(url.removesuffix("_stream"), json=values, timeout=30).is_success
         )
-    finally:
-        stack.close()
+        assert pid_of(stack, ":VLLMHost") != host
+        assert pid_of(stack, "bin/tritonserver") == triton
 
 
 def test_serves_where_triton_has_no_metrics(

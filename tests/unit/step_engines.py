@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,14 +17,17 @@ ENGINE = "step_engines:CountingEngine"
 REFUSED = 13
 BROKEN = 66
 HUGE = 99
+HANGING = 44
+SPINNING = 45
 
 
 class CountingEngine:
     """Answers a prompt with its first id plus 1, 2, 3 and so on, one token a step.
 
     A prompt that starts with REFUSED is refused, with BROKEN ends the process in an exception
-    of the engine's own, with HUGE gets a million tokens at once. The child's pid is written to
-    the file that the parameter ``pid_file`` names.
+    of the engine's own, with HUGE gets a million tokens at once, with HANGING sleeps for ever in a
+    step, with SPINNING computes for ever in one. The child's pid is written to the file that the
+    parameter ``pid_file`` names.
     """
 
     waits_for_readers = True
@@ -64,6 +68,9 @@ class CountingEngine:
     def step(self) -> list[tuple[int, TokenEvent]]:
         for handle, request in list(self._live.items())[: self.max_batch_size]:
             first = request.input_ids[0]
+            while first in (HANGING, SPINNING):
+                if first == HANGING:
+                    time.sleep(600)
             if first == BROKEN:
                 raise ZeroDivisionError("the engine broke")
             self._made[handle] += 1

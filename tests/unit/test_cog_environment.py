@@ -71,7 +71,7 @@ def test_cogs_log_level_is_error_unless_set_or_verbose(monkeypatch: pytest.Monke
 
 
 def test_what_serves_a_model_is_passed_on() -> None:
-    assert "COG_TRITON_VLLM_PYTHON" not in environment()
+    assert environment()["COG_TRITON_VLLM_PYTHON"] == ""
     found = environment(cog_triton_vllm_python="/env/bin/python", served_model_name="org/name")
     assert found["COG_TRITON_VLLM_PYTHON"] == "/env/bin/python"
     assert found["SERVED_MODEL_NAME"] == "org/name"

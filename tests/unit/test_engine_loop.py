@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 import threading
@@ -22,6 +23,7 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem, decode
 from cog_triton.errors import InvalidArgument, TritonUnavailable
+from cog_triton.keeper.engine_progress import ProgressRecord
 from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
@@ -36,13 +38,19 @@ class Engine(CountingEngine):
         super().__init__(64)
         self.steps = 0
         self.pause = 0.0
+        self.hangs = False
 
     @property
     def live(self) -> int:
         return len(self._live)
 
+    def wait_s(self) -> float | None:
+        return None if self.hangs else super().wait_s()
+
     def step(self) -> list[tuple[int, TokenEvent]]:
         self.steps += 1
+        if self.hangs:
+            return []
         if self.pause:
             time.sleep(self.pause)
         return super().step()
@@ -51,13 +59,15 @@ class Engine(CountingEngine):
 class World:
     def __init__(self) -> None:
         self.engine = Engine()
+        self.progress = ProgressRecord()
         self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
-        self.owner, self._theirs = Pipe()
+        self.control, self._theirs = Pipe()
+        self._listener = local_socket.listen(self.socket)
         self.ended: list[object] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert receive(self.owner) == 64
         self.guests: list[Connection] = []
+        self.owner = self.greeted("owner")
 
     def guest(self, hello: object = "steps") -> Connection:
         connection = local_socket.connect(self.socket)
@@ -73,10 +83,10 @@ class World:
     def close(self) -> None:
         self.engine.pause = 0
         if self._thread.is_alive():
-            self.owner.send(None)
+            self.control.send(None)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
-        for connection in [*self.guests, self.owner, self._theirs]:
+        for connection in [*self.guests, self.control, self._theirs]:
             connection.close()
 
     def until_over(self) -> None:
@@ -85,7 +95,7 @@ class World:
 
     def _run(self) -> None:
         try:
-            run_engine(self.engine, self._theirs, self.socket)
+            run_engine(self.engine, self._theirs, self._listener, self.progress)
             self.ended.append(None)
         except (EOFError, OSError) as error:
             self.ended.append(error)
@@ -283,11 +293,36 @@ def test_a_guest_that_leaves_at_once_does_no_harm(world: World) -> None:
     assert receive(world.owner)[0][0] == 5
 
 
-def test_the_owners_end_is_the_engines(world: World) -> None:
+def test_the_next_step_is_due_while_requests_run(world: World) -> None:
+    due = world.progress._due
+    until(lambda: due[0] == math.inf)
+    submit(world.owner, 1, 1, FOREVER)
+    receive(world.owner)
+    assert due[0] <= time.monotonic()
+    before = due[0]
+    until(lambda: due[0] > before)
+    world.owner.send(("cancel", 1, None))
+    until(lambda: due[0] == math.inf)
+
+
+def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
+    world.engine.hangs = True
+    submit(world.owner, 1, 1, FOREVER)
+    until(lambda: world.progress._due[0] <= time.monotonic())
+    due = world.progress._due[0]
+    submit(world.owner, 2, 1, FOREVER)
+    until(lambda: world.engine.live == 2)
+    steps = world.engine.steps
+    world.owner.send(("cancel", 2, None))
+    until(lambda: world.engine.steps > steps)
+    assert world.progress._due[0] == due
+
+
+def test_the_keeper_ends_the_engine(world: World) -> None:
     guest = world.greeted()
     submit(guest, 1, 1, FOREVER)
     receive(guest)
-    world.owner.send(None)
+    world.control.send(None)
     world.until_over()
     assert world.ended == [None]
     with pytest.raises((EOFError, ConnectionError)):  # noqa: PT012
@@ -295,10 +330,24 @@ def test_the_owners_end_is_the_engines(world: World) -> None:
             receive(guest)
 
 
-def test_the_owners_death_is_an_error(world: World) -> None:
-    world.owner.close()
+def test_the_keepers_death_is_an_error(world: World) -> None:
+    world.control.close()
     world.until_over()
     assert isinstance(world.ended[0], EOFError | OSError)
+
+
+@pytest.mark.parametrize("hello", ["owner", "steps", "tokens"])
+def test_a_peer_that_dies_leaves_nothing_and_another_takes_its_place(
+    world: World, hello: str
+) -> None:
+    peer = world.greeted(hello)
+    submit(peer, 1, 1, FOREVER)
+    receive(peer)
+    peer.close()
+    until(lambda: world.engine.live == 0)
+    successor = world.greeted("owner")
+    submit(successor, 1, 1, 1)
+    assert receive(successor)[0][0] == 1
 
 
 def test_other_users_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +358,7 @@ def test_other_users_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_guest_client_connects_once_the_engine_listens(world: World) -> None:
-    client = GuestClient(world.socket)
+    client = GuestClient(lambda: world.socket)
     events: list[TokenEvent] = []
     request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2))
     until(lambda: client._client is not None)
@@ -318,7 +367,7 @@ def test_a_guest_client_connects_once_the_engine_listens(world: World) -> None:
     assert [token for event in events for token in event.token_ids] == [2, 3]
     client.close()
 
-    early = GuestClient(f"{world.socket}-nobody")
+    early = GuestClient(lambda: f"{world.socket}-nobody")
     with pytest.raises(TritonUnavailable, match="still loading"):
         early.submit(1, request, events.append)
     early.cancel(1)

@@ -6,7 +6,6 @@ import itertools
 import os
 import queue
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,15 +14,14 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+from started_engines import StartedEngine
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 
 from cog_triton.backend.engine_client import EngineClient, coalesce_events
-from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
-from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
 PATIENCE_S = 10
@@ -39,14 +37,12 @@ def _importable_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(
-    tmp_path: Path, max_batch_size: int = 4, owner: int | None = None, **parameters: str
-) -> Iterator[tuple[EngineProcess, int]]:
+    tmp_path: Path, max_batch_size: int = 4, **parameters: str
+) -> Iterator[tuple[StartedEngine, int]]:
     """An engine and the pid of its process."""
     pid_file = tmp_path / "pid"
-    engine = EngineProcess(
-        ENGINE,
-        {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file), **parameters},
-        owner,
+    engine = StartedEngine(
+        ENGINE, {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file), **parameters}
     )
     try:
         yield engine, int(pid_file.read_text())
@@ -82,7 +78,7 @@ class Inbox:
         return self._events.empty()
 
 
-def submit(engine: EngineProcess, request: EngineRequest, inbox: Inbox) -> int:
+def submit(engine: StartedEngine, request: EngineRequest, inbox: Inbox) -> int:
     handle = next(HANDLES)
     engine.submit(handle, request, inbox)
     return handle
@@ -96,7 +92,7 @@ def exists(pid: int) -> bool:
     return Path("/proc", str(pid)).exists()
 
 
-def until_idle(engine: EngineProcess) -> None:
+def until_idle(engine: StartedEngine) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while engine.stats().active:
         assert time.monotonic() < deadline, "a request never ends"
@@ -246,15 +242,13 @@ def test_stats_count_active_and_waiting_requests(tmp_path: Path) -> None:
 
 def test_stats_have_the_kv_cache_once_the_engine_tells(tmp_path: Path) -> None:
     with running(tmp_path, kv_cache="yes") as (engine, _):
-        assert engine.stats().kv_cache is None
         told = queue.Queue[None]()
         engine.on_kv_cache = lambda: told.put(None)
         handle = submit(engine, request(1, max_tokens=FOREVER), Inbox())
-        told.get(timeout=PATIENCE_S)
-        assert engine.stats().kv_cache == KVCacheStats(0.001)
-        engine.cancel(handle)
-        told.get(timeout=PATIENCE_S)
-        assert engine.stats().kv_cache == KVCacheStats(0)
+        for wanted in (KVCacheStats(0.001), KVCacheStats(0)):
+            while engine.stats().kv_cache != wanted:
+                told.get(timeout=PATIENCE_S)
+            engine.cancel(handle)
 
 
 def test_close_ends_the_child(tmp_path: Path) -> None:
@@ -298,16 +292,6 @@ def test_requests_after_sigkill_of_the_child_end_with_e2105(tmp_path: Path) -> N
             assert isinstance(event.error, TritonUnavailable)
             engine.cancel(handle)
         assert engine.stats().active == 0
-
-
-def test_death_of_the_child_after_its_owner_is_no_error(tmp_path: Path) -> None:
-    """When Triton cannot start, a traceback of ours would hide its own last words in its log."""
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    with running(tmp_path, owner=gone.pid) as (engine, pid):
-        os.kill(pid, signal.SIGKILL)
-        engine._reader.join(PATIENCE_S)  # pytest fails on what a thread raises
-        assert not engine._reader.is_alive()
 
 
 def test_emit_is_never_called_by_the_thread_that_submits(tmp_path: Path) -> None:
@@ -371,7 +355,7 @@ def test_an_engine_that_does_not_load_raises_its_error(
 ) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises((RuntimeError, EngineCorrupt), match=r"E1306 EngineCorrupt: x\.bin"):
-        EngineProcess(ENGINE, {"corrupt": "x.bin", "pid_file": str(pid_file)})
+        StartedEngine(ENGINE, {"corrupt": "x.bin", "pid_file": str(pid_file)})
     assert not exists(int(pid_file.read_text()))
 
 
@@ -380,16 +364,5 @@ def test_an_engine_class_that_does_not_exist_is_an_error(
     engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RuntimeError, match="the engine did not load"):
-        EngineProcess(engine, {})
+        StartedEngine(engine, {})
     assert engine.split(":")["No" in engine] in capfd.readouterr().err
-
-
-def test_opener_passes_the_models_parameters(tmp_path: Path) -> None:
-    name = f"cog-triton-test-{tmp_path.name}-{os.getpid()}"
-    engine = EngineProcess.opener(ENGINE)({"max_batch_size": "7", "socket": name})
-    try:
-        assert engine.stats().max_batch_size == 7
-        # Stubs of one tritonserver share the name, and those of another have their own.
-        local_socket.connect(f"{name}-{os.getppid()}").close()
-    finally:
-        engine.close()

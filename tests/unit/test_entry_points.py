@@ -15,14 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RUN_WITH_M = {
     "cog_triton": "the cog-triton command",
-    "cog_triton.backend.engine_process": "an engine, beside the stub that serves it",
+    "cog_triton.backend.engine_process": "an engine, beside the stubs that serve it",
     "cog_triton.bench.worker": "a process of the load generator",
+    "cog_triton.builder.canary_run": "a built engine, asked for its canary",
     "cog_triton.builder.job": "a build in a process of its own",
     "cog_triton.cli.prune": "pruning, in image builds that have no other command",
     "cog_triton.door": "the front door, and Cog behind it",
     "cog_triton.door.large_bodies_child": "parsing of large bodies, beside the front door",
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
+    "cog_triton.keeper.keeper_process": "engine processes, leased to Triton's stubs",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
+    "cog_triton.system.checkpoint_child": "the driver's checkpoint calls, with a time limit",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",
     "cog_triton.serving.coglet.openapi_schema": "writes a Cog project's OpenAPI schema",
 }

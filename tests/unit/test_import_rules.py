@@ -10,11 +10,11 @@ import cog_triton
 
 ROOT = Path(cog_triton.__file__).parents[1]
 FLOORS = (
-    ("errors",),
+    ("errors", "environment_types"),
     ("settings",),
     ("system",),
     ("text", "artifact", "prune", "images"),
-    ("download", "examples"),
+    ("download", "examples", "keeper"),
     ("engines", "sizing"),
     ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "doctor", "bench"),

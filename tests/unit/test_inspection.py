@@ -73,6 +73,17 @@ def facts(output: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in pairs if name.strip()}
 
 
+def test_longest_prompt_is_told_and_not_an_option_that_is_ignored(tmp_path: Path) -> None:
+    """With packed input a prompt may fill the sequence; max_input_len stays what was recorded."""
+    plugins = {"context_fmha": True, "remove_input_padding": True, "paged_kv_cache": True}
+    config = changed(V1, "build_config.plugin_config", plugins)
+    config["build_config"] |= {"max_input_len": 1024, "max_seq_len": 2048, "max_num_tokens": 8192}
+    engine = directory(tmp_path / "engine", config, 4)
+    assert facts(table(engine))["limits"].startswith("2047 input tokens, 2048 with output")
+    described = document(engine)
+    assert (described["longest_prompt"], described["max_input_len"]) == (2047, 1024)
+
+
 def test_table_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
     output = table(packed(tmp_path))
     told = facts(output)

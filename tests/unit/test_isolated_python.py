@@ -91,7 +91,7 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", str(theirs / "python"))
     work = tmp_path / "work"
     work.mkdir()
-    families = Families(tmp_path / "examples")
+    families = Families(tensorrt_llm=tmp_path)
     (step,) = make_plan(parse_config(config, "test"), work, families).steps
     said: list[str] = []
     run_step(step, work / "logs", said.append)

@@ -29,6 +29,7 @@ from cog_triton.system.log_format import request_id
 log = logging.getLogger("cog_triton.serving.runtime")
 Lines = Callable[[], list[str]]
 WRITES_OUTPUT = {
+    "builder/canary_run.py": "the canary, on the stdout that the build reads",
     "builder/job.py": "a build's progress, on the stdout that its parent reads",
     "builder/predictor.py": "a build's progress, in the prediction's log",
     "examples/openvino/_script.py": "a build step, which runs in another Python",

@@ -28,6 +28,7 @@ FAILURES = [
     ("E2105 TritonUnavailable: gone", 503, "server_error"),
     ("E2107 Overloaded: full", 429, "rate_limit_error"),
     ("E2100 TritonUnknownError: odd", 500, "server_error"),
+    ("E2108 FatalRequest: the engine died of it", 422, "invalid_request_error"),
     ("something else", 500, "server_error"),
     ("E1005 InvalidArgument: top_p=7: no", 400, "invalid_request_error"),
     ("E1002 PromptTooLong: too long", 400, "invalid_request_error"),
@@ -48,6 +49,22 @@ def test_error_before_the_first_token_sets_the_status(
     assert error["message"].startswith(code)
     assert ("retry-after" in answer.headers) is (status in (429, 503))
     assert f'cog_triton_errors_total{{code="{code}"}} 1.0' in served.metrics.text().decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "asked"),
+    [
+        ("E2108 FatalRequest: the engine died of it", openai.UnprocessableEntityError, 1),
+        ("E2100 TritonUnknownError: odd", openai.InternalServerError, 2),
+    ],
+)
+def test_openai_client_sends_no_request_again_that_kills_engines(
+    text: str, kind: type[openai.APIStatusError], asked: int
+) -> None:
+    with api(stream(event(error=text))) as served:
+        with pytest.raises(kind, match=text):
+            served.client(max_retries=1).chat.completions.create(model="small", messages=USER)
+        assert len(served.triton.requests) == asked
 
 
 def test_error_after_tokens_is_the_last_event() -> None:

@@ -40,6 +40,7 @@ class MetricFamily:
 
             def increment(self, value: float) -> None:
                 assert kind == "counter"
+                assert value >= 0, "Triton's stub dies of it"
                 values[key] += value
 
         return Metric()
@@ -87,5 +88,20 @@ def test_counts_and_kv_cache_follow_the_engine(metrics_of: Callable[..., Any]) -
             assert blocks == cache.block_metrics()
             assert values["cog_triton_prefix_cache_queries_total"] == queries
             assert values["nv_trt_llm_request_metrics active"] == 6
+    finally:
+        metrics.close()
+
+
+def test_counts_go_on_with_an_engine_that_counts_anew(metrics_of: Callable[..., Any]) -> None:
+    now = [EngineStats(0, 0, 4, KVCacheStats(0.5, 16, 1024, 700, 320))]
+    metrics = metrics_of(ARGS, lambda: now[0])
+    values = MetricFamily.values
+    try:
+        for queries, hits, all_hits in ((0, 0, 320), (100, 30, 350), (150, 40, 360)):
+            now[0] = EngineStats(0, 0, 4 + queries, KVCacheStats(0.5, 16, 1024, queries, hits))
+            metrics.publish()
+            until(lambda: values["nv_trt_llm_request_metrics max"] == 4 + queries)  # noqa: B023
+            until(lambda: values["cog_triton_prefix_cache_hits_total"] == all_hits)  # noqa: B023
+            assert values["cog_triton_prefix_cache_queries_total"] == 700 + queries
     finally:
         metrics.close()

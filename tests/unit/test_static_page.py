@@ -8,10 +8,10 @@ import hashlib
 import re
 
 import pytest
+from small_door import route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.cog_state import CogState
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
@@ -26,7 +26,7 @@ TEXT = static_page.PAGE.decode()
 
 
 def gate(access: Access, kind: type[OpenAIGate] = OpenAIGate, *, page: bool = True) -> OpenAIGate:
-    return kind(8080, access, Limits(), LargeBodies(), metrics_public=False, page=page)
+    return kind(route_to(8080), access, Limits(), LargeBodies(), metrics_public=False, page=page)
 
 
 def status(found: OpenAIGate, asked: str, host: bytes = b"127.0.0.1:8080") -> int:
@@ -65,9 +65,8 @@ def test_it_is_not_for_rebound_names_nor_on_the_port_of_metrics() -> None:
 
 def test_cogs_index_names_it() -> None:
     def index(page_port: int | None) -> Answer | None:
-        state = CogState(1)
         cog = CogGate(
-            5000, OPEN, Limits(), LargeBodies(), state, WebhookRules(), page_port=page_port
+            route_to(), OPEN, Limits(), LargeBodies(), WebhookRules(), page_port=page_port
         )
         request = Request("GET", b"/", [(b"host", b"gpu-1:5000")], b"")
         decided = asyncio.run(cog.decide(request))

@@ -20,7 +20,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
 from cog_triton.serving import supervisor
-from cog_triton.serving.admission import Admission
+from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.text.sampling import SamplingParams
@@ -80,6 +80,7 @@ class Stream(threading.Thread):
         super().__init__()
         self._generator = generator
         self._generation = generator.plan([1], SamplingParams(max_tokens=tokens))
+        self._ticket = Ticket()
         self.flowing = threading.Event()
         self.error: errors.CogTritonError | None = None
         self.text = ""
@@ -87,11 +88,16 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         try:
-            for text in self._generator.stream(self._generation):
+            for text in self._generator.stream(self._generation, self._ticket):
                 self.text += text
                 self.flowing.set()
         except errors.CogTritonError as error:
             self.error = error
+
+    def leave(self) -> None:
+        """Cancel it, as its client's leaving does."""
+        self._ticket.cancel()
+        self.join(PATIENCE_S)
 
     def end(self) -> errors.CogTritonError | None:
         self.join(PATIENCE_S)

@@ -333,8 +333,6 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     engine, text = configs["tensorrt_llm"], configs["vllm_model"]
     assert engine.backend == text.backend == "python"
     assert (engine.max_batch_size, text.max_batch_size) == (16, 0)
-    assert engine.parameters["socket"] == text.parameters["socket"]
-    assert engine.parameters["socket"] == configs[STEP_MODEL].parameters["socket"]
     assert text.parameters["max_model_len"].string_value == str(MAX_MODEL_LEN)
     for name in ("tensorrt_llm", "vllm_model"):
         code = (tmp_path / "repo" / name / "1" / "model.py").read_text("utf-8")
@@ -350,13 +348,6 @@ def test_engine_arguments_are_not_in_the_rendered_config(tmp_path: Path) -> None
     model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
     for path in (tmp_path / "repo").rglob("*"):
         assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
-
-
-def test_two_engines_have_different_sockets(tmp_path: Path) -> None:
-    sockets = {
-        render(tmp_path / name)["vllm_model"].parameters["socket"].string_value for name in "ab"
-    }
-    assert len(sockets) == 2
 
 
 @pytest.mark.parametrize("value", ["yes", True, "True"])
@@ -382,7 +373,7 @@ def test_serve_config_sets_arguments_of_both_models(value: Any, tmp_path: Path) 
         ("tensorrt_llm", "engine_pyton", "x", "did you mean 'engine_python'"),
         ("tensorrt_llm", "cancellation_check_period_ms", 0, "at least 1"),
         ("vllm_model", "REPORT_CUSTOM_METRIC", "yes", "did you mean 'REPORT_CUSTOM_METRICS'"),
-        ("vllm_model", "socket", "x", "unknown argument"),
+        ("vllm_model", "vllm_vers", "x", "unknown argument"),
         ("vllm_model", "cancellation_check_period_ms", "soon", "at least 1"),
     ],
 )

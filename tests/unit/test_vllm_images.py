@@ -110,7 +110,7 @@ def test_the_length_of_the_prompt_comes_before_its_answer(host: Running) -> None
             ended.set()
 
     opened = threading.Event()
-    client = StepClient(host.socket, opened.set, on_step, lambda: None)
+    client = StepClient(lambda: host.socket, opened.set, on_step, lambda: None)
     try:
         assert opened.wait(20)
         client.submit(7, tokens(PROMPT_IDS, 3, images=parts(data)))

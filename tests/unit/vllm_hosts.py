@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from started_engines import StartedEngine
 from vllm_engines import calls, vllm_engine
 
 from cog_triton.backend.engine_client import EngineClient
-from cog_triton.backend.engine_process import EngineProcess
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.vllm.host_messages import TextRequest
 from cog_triton.engines.vllm.sampling_arguments import from_client
@@ -35,10 +34,8 @@ class Running:
     def __init__(self, directory: Path, **parameters: str) -> None:
         self.journal = directory.parent / "journal"
         self.death = directory.parent / "death"
-        self.socket = f"test-{secrets.token_hex(8)}"
-        self.engine = EngineProcess(
-            HOST, {"engine_dir": str(directory), "socket": self.socket, **parameters}
-        )
+        self.engine = StartedEngine(HOST, {"engine_dir": str(directory), **parameters})
+        self.socket = self.engine.socket
         self.pid = self.engine._process.pid
 
     def guest(self) -> EngineClient:

@@ -21,12 +21,12 @@ from cog_triton.engines.resume_rules import ResumeRules
 MAX_LORA_RANK = 64
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.backend.token_model import make_token_model
 from cog_triton.engines.mock.mock_request import decode_request
 
 TritonPythonModel = make_token_model(
-    EngineProcess.opener("cog_triton.engines.mock.engine:MockEngine"), decode_request
+    LeasedEngine.opener("cog_triton.engines.mock.engine:MockEngine"), decode_request
 )
 '''
 

@@ -24,6 +24,7 @@ from cog_triton.errors import (
     Overloaded,
     TritonUnknownError,
 )
+from cog_triton.text.sampling import SamplingParams
 
 # Without these OpenVINO quantizes activations to int8 and the KV cache to u8, which a
 # 135M-parameter model does not survive; with them greedy output equals float32's.
@@ -77,7 +78,16 @@ class OpenVINOPipeline:
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Open the engine that a rendered model's parameters describe."""
         options = {name: value for name, value in parameters.items() if name not in NOT_OPTIONS}
-        return cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
+        engine = cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
+        engine.warm_up()
+        return engine
+
+    def warm_up(self) -> None:
+        """Generate a token: the first request has the KV cache allocated and kernels chosen."""
+        request = EngineRequest(input_ids=[0], sampling=SamplingParams(max_tokens=1))
+        self.submit(0, request)
+        while self._running:
+            self.step()
 
     def wait_s(self) -> float | None:
         """See `StepEngine.wait_s`."""

@@ -23,11 +23,11 @@ from cog_triton.errors import (
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(
-    EngineProcess.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
+    LeasedEngine.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
 )
 '''
 

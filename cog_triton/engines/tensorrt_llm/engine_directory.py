@@ -44,18 +44,6 @@ class Engine:
         """Decoding mode of an engine built for speculative decoding, None for others."""
         return _SPECULATIVE.get(self.config.build_config.speculative_decoding_mode or 0)
 
-    def max_input_len(self, *, chunked: bool) -> int:
-        """Longest prompt in tokens (TrtGptModel of TensorRT-LLM, since 0.12)."""
-        limits = self.config.build_config
-        plugins = limits.plugin_config
-        if self.contract.release < (0, 12):
-            return limits.max_input_len
-        if chunked:
-            return limits.seq_len - 1
-        if plugins.context_fmha and plugins.remove_input_padding and limits.max_num_tokens:
-            return min(limits.seq_len - 1, limits.max_num_tokens)
-        return limits.max_input_len
-
 
 def matches(directory: Path) -> bool:
     """Whether the manifest says so or, without one, there are config.json and rank*.engine."""

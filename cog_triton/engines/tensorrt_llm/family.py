@@ -44,7 +44,7 @@ class TensorRTLLMFamily(EngineFamily):
         super().__init__(
             engine.directory,
             EngineLimits(
-                max_input_len=engine.max_input_len(chunked=False),
+                max_input_len=engine.config.longest_prompt(chunked=False),
                 max_seq_len=limits.seq_len,
                 max_batch_size=limits.max_batch_size,
                 end_id=next(iter(engine.end_ids), None),
@@ -77,7 +77,8 @@ class TensorRTLLMFamily(EngineFamily):
         render_config.render_engine_config(config, parameters, self.engine)
         self._parameters = parameters
         chunked = parameters.enable_chunked_context
-        self.limits = replace(self.limits, max_input_len=self.engine.max_input_len(chunked=chunked))
+        longest = self.engine.config.longest_prompt(chunked=chunked)
+        self.limits = replace(self.limits, max_input_len=longest)
 
     @property
     def abilities(self) -> Abilities:

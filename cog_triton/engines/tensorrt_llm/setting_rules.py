@@ -14,8 +14,8 @@ from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import format_release
 from cog_triton.engines.tensorrt_llm.setting_types import notation
+from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import InvalidPredictorConfig
-from cog_triton.settings import IMAGE_ENGINE_DIR
 
 Problems = Iterator[tuple[str, str]]
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,13 +17,15 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
+from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
-from cog_triton.engines.step_items import STEPS
+from cog_triton.engines.step_items import OWNER, STEPS
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import cancelled, failed, prompt_length
+from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
 from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, MetricsRequest, TextRequest
 from cog_triton.engines.vllm.image_decoding import decode_images, image_error
@@ -32,10 +36,11 @@ from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_re
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.images.image_limits import ImagePart
+from cog_triton.keeper.sleep_messages import PARKABLE
 from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
-_HEALTH_PERIOD_S = 1.0
+_HEALTH_PERIOD_S = 0.1  # vLLM compares two flags for it
 _STATS_PERIOD_S = 0.1
 
 
@@ -45,7 +50,6 @@ class VLLMHost:
     def __init__(
         self,
         model: VLLMModel,
-        socket: str,
         *,
         allow_untested: bool = False,
         registry: AdapterRegistry | None = None,
@@ -56,7 +60,6 @@ class VLLMHost:
         self._loading = asyncio.Lock()
         self._rendering = asyncio.Lock()
         self._allow_untested = allow_untested
-        self._socket = socket
         self._metrics = MetricsBuffer()
         self._kv_cache = KVCacheMonitor()
         self._loop = asyncio.new_event_loop()
@@ -67,7 +70,8 @@ class VLLMHost:
         check_images(model, engine_api.image_limit(self._engine))
         self._peer_numbers = itertools.count(1)
         self._running: dict[int, dict[int, RunningRequest]] = {}  # by peer and handle
-        self._guests: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._owners: dict[Peer, KVCacheStats | None] = {}  # with what each was told
         self._aborts: set[asyncio.Task[None]] = set()
         self._order = SendOrder()
         self._death: Exception | None = None
@@ -84,19 +88,21 @@ class VLLMHost:
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Load the engine that a rendered model's parameters describe."""
         model = read_model(Path(parameters["engine_dir"]), installed_version())
+        if parameters.get(PARKABLE) == "true":
+            model = replace(model, arguments=parkable(model.arguments))
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
-        return cls(model, parameters["socket"], allow_untested=untested, registry=registry)
+        return cls(model, allow_untested=untested, registry=registry)
 
-    def serve(self, connection: Connection) -> None:
-        """Serve `connection`, and all who connect to the socket, until it asks to stop.
+    def serve(self, control: Connection, listener: socket.socket) -> None:
+        """Serve all who connect to `listener`, until `control` asks to stop.
 
-        Raises EOFError when `connection` hangs up, or the error that killed the engine.
+        Raises EOFError when `control` hangs up, or the error that killed the engine.
         """
         try:
-            self._loop.run_until_complete(self._serve(connection))
+            self._loop.run_until_complete(self._serve(control, listener))
         finally:
-            connection.close()
+            control.close()
             self._engine.shutdown()
             left = asyncio.all_tasks(self._loop)
             for task in left:
@@ -115,31 +121,37 @@ class VLLMHost:
         self._metrics.record(measurements)
         self._kv_cache.record(measurements)
 
-    async def _serve(self, connection: Connection) -> None:
-        owner = await wrap_connection(connection, self._order)
-        server = await listen(self._socket, self._accept_guest, self._order)
-        serving = asyncio.create_task(self._serve_peer(owner))
+    async def _serve(self, control: Connection, listener: socket.socket) -> None:
+        keeper = await wrap_connection(control, self._order)
+        server = await listen(listener, self._accept_peer, self._order)
+        obeying = asyncio.create_task(self._obey(keeper))
         watching = asyncio.create_task(self._watch_health())
-        telling = asyncio.create_task(self._send_stats(owner))
+        telling = asyncio.create_task(self._send_stats())
         try:
-            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (watching, serving):
+            await asyncio.wait({obeying, watching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, obeying):
                 if task.done():
                     task.result()
         finally:
             server.close()
-            tasks = [serving, watching, telling, *self._guests]
+            tasks = [obeying, watching, telling, *self._serving]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            owner.close()
+            keeper.close()
 
-    def _accept_guest(self, peer: Peer) -> None:
-        task = asyncio.create_task(self._serve_guest(peer))
-        self._guests.add(task)
-        task.add_done_callback(self._guests.discard)
+    async def _obey(self, keeper: Peer) -> None:
+        """Sleep and wake up as the keeper orders, until it asks to stop; EOFError without it."""
+        sleep = EngineSleep(self._engine, self._model.arguments)
+        while (order := await keeper.receive()) is not None:
+            keeper.write(await sleep.obey(order))
 
-    async def _serve_guest(self, peer: Peer) -> None:
+    def _accept_peer(self, peer: Peer) -> None:
+        task = asyncio.create_task(self._serve_until_gone(peer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve_until_gone(self, peer: Peer) -> None:
         try:
             await self._serve_peer(peer)
         except EOFError:
@@ -155,8 +167,10 @@ class VLLMHost:
         tasks: dict[RunningRequest, asyncio.Task[None]] = {}
         try:
             while (message := await peer.receive()) is not None:
-                if isinstance(message, str):  # a guest says what it wants to get
+                if isinstance(message, str):  # what it wants to get
                     peer.gets_steps = message == STEPS
+                    if message == OWNER:
+                        self._owners[peer] = None
                     continue
                 kind, handle, request = message
                 if kind == "cancel":
@@ -173,6 +187,7 @@ class VLLMHost:
                     task.add_done_callback(partial(_forget, tasks, run))
         finally:
             del self._running[number]
+            self._owners.pop(peer, None)
             left = list(running.values())
             dead = self._death and failed(coded_error(self._death))
             for run in left:
@@ -307,18 +322,18 @@ class VLLMHost:
                     self._loras[adapter.number] = made
         return self._loras[adapter.number]
 
-    async def _send_stats(self, owner: Peer) -> None:
-        """Tell the owner of the KV cache whenever that has changed, if vLLM tells us."""
-        told = None
+    async def _send_stats(self) -> None:
+        """Tell owners of the KV cache whenever that has changed, if vLLM tells us."""
         if self._model.arguments.get("disable_log_stats"):
             return
         while True:
             await asyncio.sleep(_STATS_PERIOD_S)
             block_size, blocks = engine_api.kv_cache_blocks(self._engine)
             stats = self._kv_cache.stats(block_size, blocks, idle=not any(self._running.values()))
-            if stats != told:
-                told = stats
-                owner.write(stats)
+            for owner, told in tuple(self._owners.items()):
+                if stats != told:
+                    self._owners[owner] = stats
+                    owner.write(stats)
 
     async def _watch_health(self) -> None:
         """Health check of an idle engine: raises the error that killed it."""

@@ -23,6 +23,7 @@ from cog_triton.engines.vllm.vllm_version import (
     require_tested,
 )
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
+from cog_triton.keeper.sleep_messages import SPARE_LOADS
 from cog_triton.system.secret_variables import HUB_TOKENS
 
 _log = logging.getLogger(__name__)
@@ -31,13 +32,15 @@ TEXT_MODEL = "vllm_model"
 _MAX_LOGPROBS = 20
 # vllm/config/lora.py of 0.26 and 0.33.
 DEFAULT_MAX_LORA_RANK = 16
+# vllm/config/cache.py; a share of a GPU's memory, of which contexts take some, too.
+_MEMORY_SHARE, _ROOM = 0.92, 0.94
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(
-    EngineProcess.opener("cog_triton.engines.vllm.engine_host:VLLMHost")
+    LeasedEngine.opener("cog_triton.engines.vllm.engine_host:VLLMHost")
 )
 '''
 _ENGINE_OPTIONS = {
@@ -139,6 +142,7 @@ class VLLMFamily(EngineFamily):
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself
         config.parameters.clear()
         options["engine_dir"] = str(self.directory.resolve())
+        options[SPARE_LOADS] = _spare_loads(self._model.arguments)
         for name, value in options.items():
             config.parameters[name].string_value = value
         return _MODEL_PY
@@ -163,13 +167,18 @@ class VLLMFamily(EngineFamily):
                 )
             config.parameters[name].string_value = str(value)
         _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
-        config.parameters["socket"].string_value = self.socket
         version = types_of(self._version).version
         config.parameters["vllm_version"].string_value = version
         config.parameters["embeds"].string_value = str(self._model.embeds).lower()
         config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
         config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
         config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)
+
+
+def _spare_loads(arguments: Mapping[str, Any]) -> str:
+    """Whether a GPU has room for two engines: vLLM starts where its share of memory is free."""
+    share = arguments.get("gpu_memory_utilization", _MEMORY_SHARE)
+    return "beside" if 2 * share <= _ROOM else "first"
 
 
 def _check_period(model: str, options: Mapping[str, str]) -> None:

@@ -1,25 +1,17 @@
-"""Connections of the vLLM host: asyncio on its side, `multiprocessing.connection` on the stubs'.
-
-The framing is that of `multiprocessing.connection`: a pickled message after its length in four
-bytes.
-"""
+"""Connections of the vLLM host: asyncio on its side, `multiprocessing.connection` on the stubs'."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import socket
-import struct
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.engines.request import TokenEvent
 from cog_triton.engines.step_items import StepBuffer
-from cog_triton.system import local_socket
-
-_LENGTH = struct.Struct("!i")
+from cog_triton.system import local_socket, message_stream
 
 
 class SendOrder:
@@ -68,11 +60,7 @@ class Peer:
 
     async def receive(self) -> Any:
         """The next message; raises EOFError when the peer is gone."""
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            return pickle.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise EOFError from error
+        return await message_stream.receive(self._reader)
 
     def sender(self, handle: int, width: int = 0) -> Callable[[Any, bool], None]:
         """What queues the events of one request, for `SendOrder.flush`.
@@ -105,8 +93,7 @@ class Peer:
 
     def write(self, message: Any) -> None:
         """Send one message at once."""
-        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._writer.write(_LENGTH.pack(len(content)) + content)
+        message_stream.send(self._writer, message)
 
     def flush(self) -> None:
         """Send what is queued, as one message."""
@@ -134,9 +121,9 @@ async def wrap_connection(connection: Connection, order: SendOrder) -> Peer:
 
 
 async def listen(
-    name: str, on_peer: Callable[[Peer], None], order: SendOrder
+    listener: socket.socket, on_peer: Callable[[Peer], None], order: SendOrder
 ) -> asyncio.AbstractServer:
-    """Listen on the socket `name`; `on_peer` gets every peer of our own user."""
+    """Accept peers at `listener`; `on_peer` gets every one of our own user."""
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if local_socket.is_same_user(writer.get_extra_info("socket")):
@@ -144,4 +131,4 @@ async def listen(
         else:
             writer.close()
 
-    return await asyncio.start_unix_server(accept, local_socket.address(name))
+    return await asyncio.start_unix_server(accept, sock=listener)

@@ -109,6 +109,12 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
     )
 
 
+def weight_bytes(model: Path) -> int:
+    """Size of the files with weights of one kind; 0 where they are not in this directory."""
+    sizes = (sum(path.stat().st_size for path in model.glob(kind)) for kind in _WEIGHTS)
+    return next(filter(None, sizes), 0)
+
+
 def _local(directory: Path, name: str) -> Path | None:
     path = (directory / Path(name).expanduser()).resolve()
     if path.is_dir():

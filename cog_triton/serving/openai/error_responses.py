@@ -17,6 +17,8 @@ _STATUS: dict[type[CogTritonError], int] = {
     errors.Unauthorized: 401,
     errors.NotFound: 404,
     errors.RequestTooLarge: 413,
+    # No 5xx: clients and gateways send these again, and the next engine would die of it, too.
+    errors.FatalRequest: 422,
     errors.Overloaded: 429,
     errors.TritonUnavailable: 503,
     errors.TritonTimeout: 504,
@@ -34,7 +36,7 @@ _RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 def status_of(error: CogTritonError) -> int:
-    """The HTTP status: 4xx for errors of the caller, 429 and 503 for transient ones."""
+    """The HTTP status: 4xx for errors of the caller and of the request, 429 and 503 may pass."""
     return _STATUS.get(type(error), 400 if isinstance(error, UserError) else 500)
 
 

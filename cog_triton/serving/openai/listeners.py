@@ -113,6 +113,12 @@ class HTTPListeners:
         metrics.register_counter(
             "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts
         )
+        metrics.register_counter(
+            "planned_restarts",
+            "How often Triton was restarted as planned, by the reason",
+            lambda: supervisor.planned_restarts,
+            reason="memory",
+        )
         if (steps := runtime.step_statistics) is not None:
             metrics.register_gauge(
                 "step_lag",

@@ -5,7 +5,7 @@ While a generation runs, only arrival times are recorded; everything is counted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -96,9 +96,11 @@ class Metrics:
         """Add a gauge that calls `value` whenever the metrics are read."""
         Gauge(f"cog_triton_{name}", help_text, registry=self.registry).set_function(value)
 
-    def register_counter(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+    def register_counter(
+        self, name: str, help_text: str, value: Callable[[], float], **labels: str
+    ) -> None:
         """Add a counter that calls `value` whenever the metrics are read."""
-        self.registry.register(_CallbackCounter(f"cog_triton_{name}", help_text, value))
+        self.registry.register(_CallbackCounter(f"cog_triton_{name}", help_text, value, labels))
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
         """See `Observer.refused`."""
@@ -162,8 +164,12 @@ def inter_token_latencies(arrivals: Iterable[tuple[float, int]]) -> Iterable[tup
 
 
 class _CallbackCounter(Collector):
-    def __init__(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        self._name, self._help, self._value = name, help_text, value
+    def __init__(
+        self, name: str, help_text: str, value: Callable[[], float], labels: Mapping[str, str]
+    ) -> None:
+        self._name, self._help, self._value, self._labels = name, help_text, value, labels
 
     def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._help, value=self._value())
+        family = CounterMetricFamily(self._name, self._help, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), self._value())
+        yield family

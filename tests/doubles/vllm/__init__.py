@@ -1,9 +1,10 @@
 """Double of the part of vLLM 0.26 and 0.33 that `cog_triton.engines.vllm` uses.
 
-Its model repeats the prompt, one token a step. Names, fields and signatures are those recorded of
-the version that VLLM_DOUBLE_VERSION names (tests/unit/test_vllm_double.py). Calls are written to
-the file that VLLM_DOUBLE_JOURNAL names, one JSON object a line; VLLM_DOUBLE_DELAY is the length of
-a step in seconds; once the file that VLLM_DOUBLE_DEATH names exists, the engine is dead.
+Its model repeats the prompt, or goes on with one that repeats itself, one token a step. Names,
+fields and signatures are those recorded of the version that VLLM_DOUBLE_VERSION names
+(tests/unit/test_vllm_double.py). Calls are written to the file that VLLM_DOUBLE_JOURNAL names, one
+JSON object a line; VLLM_DOUBLE_DELAY is the length of a step in seconds; once the file that
+VLLM_DOUBLE_DEATH names exists, the engine removes it and is dead.
 """
 
 import os

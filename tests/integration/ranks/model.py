@@ -8,7 +8,7 @@ import ctypes
 import time
 from collections.abc import Mapping
 
-from cog_triton.backend.engine_process import EngineProcess
+from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.backend.token_model import make_token_model
 
 
@@ -41,7 +41,7 @@ class World:
 
 
 Served = make_token_model(
-    EngineProcess.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
+    LeasedEngine.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
 )
 
 

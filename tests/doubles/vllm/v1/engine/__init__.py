@@ -3,8 +3,9 @@
 import enum
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+PauseMode = Literal["abort", "wait", "keep"]
 FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
 
 

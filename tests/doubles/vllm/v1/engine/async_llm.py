@@ -21,7 +21,7 @@ from vllm.recorded_versions import IS_0_26, since_0_33
 from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreRequest, PauseMode
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
@@ -322,6 +322,18 @@ class AsyncLLM:
         aborted = self.output_processor.abort_requests(names, internal)
         await self.engine_core.abort_requests_async(aborted)
 
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        self._write("sleep", {"level": level, "mode": mode})
+        await self.engine_core.sleep_async(level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool | None:
+        self._write("wake_up", {"tags": tags})
+        fully_awake = await self.engine_core.wake_up_async(tags)
+        return None if IS_0_26 else fully_awake
+
+    async def is_sleeping(self) -> bool:
+        return await self.engine_core.is_sleeping_async()
+
     async def add_lora(self, lora_request: Any) -> bool:
         """In vLLM a call of each worker, which reads the adapter's files."""
         path = Path(lora_request.lora_path)
@@ -341,6 +353,7 @@ class AsyncLLM:
     def errored(self) -> bool:
         death = os.environ.get("VLLM_DOUBLE_DEATH")
         if death and Path(death).exists() and not self.engine_core.resources.engine_dead:
+            Path(death).unlink()
             self.engine_core.die()
         return self.engine_core.resources.engine_dead or self.output_handler.done()
 

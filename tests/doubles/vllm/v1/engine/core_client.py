@@ -8,11 +8,18 @@ import os
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 from tokenizers import Tokenizer
 
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.device_allocator.cumem import CuMemAllocator
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    PauseMode,
+)
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.pooling import Pooled
 from vllm.v1.engine.repeating import Sequence
@@ -37,6 +44,10 @@ class AsyncMPClient(EngineCoreClient):
         self._max_model_len = vllm_config.model_config.max_model_len
         self._v2 = vllm_config.use_v2_model_runner
         self._model_config = vllm_config.model_config
+        arguments = vllm_config.engine_args
+        self._sleep_mode = bool(arguments.enable_sleep_mode)
+        self._asleep = False
+        self._memory = CuMemAllocator(arguments.gpu_memory_utilization)
         count = vllm_config.parallel_config.data_parallel_size
         self._engines = [
             EngineCore(n, vllm_config, self.resources, self.outputs_queue) for n in range(count)
@@ -75,6 +86,33 @@ class AsyncMPClient(EngineCoreClient):
                 for request_id in request_ids:
                     engine.live.pop(request_id, None)
 
+    async def sleep_async(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        self._check_alive()
+        if mode not in get_args(PauseMode):
+            raise ValueError(f"Invalid pause mode: {mode}")
+        for engine in self._engines:
+            engine.pause(abort=mode == "abort")
+        if level >= 1 and not self._asleep:
+            self._asleep = True
+            if self._sleep_mode:  # else nothing is in the pool that it empties
+                self._memory.sleep()
+
+    async def wake_up_async(self, tags: list[str] | None = None) -> bool:
+        self._check_alive()
+        if self._asleep and self._sleep_mode:
+            self._memory.wake_up()
+        self._asleep = False
+        for engine in self._engines:
+            engine.resume()
+        return True
+
+    async def is_sleeping_async(self) -> bool:
+        return self._asleep or any(engine.paused for engine in self._engines)
+
+    def _check_alive(self) -> None:
+        if self.resources.engine_dead:
+            raise EngineDeadError
+
     def die(self) -> None:
         self.resources.engine_dead = True
         self.outputs_queue.put_nowait(EngineDeadError())
@@ -101,10 +139,27 @@ class EngineCore:
         self._prefix = PrefixCacheStats()
         self._cached: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
+        self.paused = False
+
+    def pause(self, *, abort: bool) -> None:
+        """Step no more; requests that are running end as aborted, or wait, as new ones do."""
+        self.paused = True
+        if abort and self.live:
+            ended = [EngineCoreOutput(name, [], None, FinishReason.ABORT) for name in self.live]
+            self.live.clear()
+            self._queue.put_nowait(EngineCoreOutputs(self._index, ended, SchedulerStats()))
+
+    def resume(self) -> None:
+        """Step again."""
+        self.paused = False
+        self._go_on()
 
     def add(self, request: EngineCoreRequest, sequence: Sequence | Pooled) -> None:
         self._look_up(request.prompt_token_ids)
         self.live[request.request_id] = sequence
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
 
@@ -117,7 +172,7 @@ class EngineCore:
             self._cached.add(block)
 
     async def _step(self) -> None:
-        while self.live:
+        while self.live and not self.paused:
             await asyncio.sleep(self._delay)
             if self._resources.engine_dead:
                 return

@@ -1,4 +1,7 @@
-"""Model of the double: one sequence, which repeats the prompt."""
+"""Model of the double: one sequence, which repeats the prompt.
+
+Its next token follows from the tokens before it alone, so that it goes on with its own output.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 
 class Sequence:
-    """Sequence that repeats the prompt from token `index` on, until an end-of-sequence token."""
+    """Sequence that repeats the prompt from token `index` on, until an end-of-sequence token.
+
+    A prompt that repeats itself already goes on as it does.
+    """
 
     def __init__(
         self, index: int, request: EngineCoreRequest, tokenizer: Any, eos: int, room: int
@@ -23,7 +29,9 @@ class Sequence:
         prompt = request.prompt_token_ids
         structured = params.structured_outputs
         self.prompt_logprobs = self.of_prompt(prompt)
-        self.script = list(prompt[index:]) + list(prompt[:index])
+        unit = prompt[: _period(prompt)]
+        start = (len(prompt) + index) % len(unit)
+        self.script = [*unit[start:], *unit[:start]]
         if structured is not None and structured.choice:
             self.script = [*tokenizer.encode(structured.choice[0]).ids, eos]
 
@@ -77,3 +85,9 @@ class Sequence:
             if token in self.params.stop_token_ids:
                 return FinishReason.STOP, token
         return (FinishReason.LENGTH if len(self.tokens) >= self.most else None), None
+
+
+def _period(ids: list[int]) -> int:
+    """Number of tokens after which `ids` repeat themselves at least once; all if they do not."""
+    sizes = range(1, len(ids) // 2 + 1)
+    return next((size for size in sizes if ids[size:] == ids[:-size]), len(ids))

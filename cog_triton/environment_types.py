@@ -1,0 +1,59 @@
+"""Types of environment variables, in which a blank value is often an unset one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_core import PydanticCustomError
+
+IMAGE_ENGINE_DIR = Path("/src/triton_model_repo/tensorrt_llm/1")
+
+
+def _blank_is_unset(value: object) -> object:
+    return None if value == "" else value
+
+
+OptionalInt = Annotated[int | None, BeforeValidator(_blank_is_unset)]
+OptionalFloat = Annotated[
+    float | None, Field(allow_inf_nan=False), BeforeValidator(_blank_is_unset)
+]
+OptionalBool = Annotated[bool | None, BeforeValidator(_blank_is_unset)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_blank_is_unset)]
+EngineDir = Annotated[Path, BeforeValidator(lambda value: value or IMAGE_ENGINE_DIR)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+OptionalPort = Annotated[
+    int | None,
+    Field(ge=1, le=65535),
+    BeforeValidator(lambda value: None if value in ("", "0", 0) else value),
+]
+OptionalText = Annotated[str | None, BeforeValidator(_blank_is_unset)]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_blank_is_unset)]
+
+
+def _engine_by_name(value: object) -> object:
+    """Engine name: only mock, as every other engine is recognised by its directory."""
+    if value in (None, "", "mock"):
+        return value or None
+    raise PydanticCustomError(
+        "engine",
+        "must be mock; another engine is known by its directory, so name that or its engine.tar",
+    )
+
+
+def _level(value: object) -> object:
+    """Levels in any case, with the short name that other programs have for one."""
+    text = str(value or "info").lower()
+    return "warning" if text == "warn" else text
+
+
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)]
+ToolCallParser = Annotated[
+    Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "none"],
+    BeforeValidator(lambda value: value or "auto"),
+]
+ReasoningParser = Annotated[
+    Literal["auto", "think", "mistral", "none"], BeforeValidator(lambda value: value or "auto")
+]
+EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]

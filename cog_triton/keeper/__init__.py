@@ -1,0 +1,1 @@
+"""Engine keeper: starts engine processes and leases them to Triton's stubs."""

@@ -1,0 +1,74 @@
+"""Lease of an engine process, as Triton's stubs have it from the engine keeper."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from cog_triton.errors import CogTritonError, TritonUnavailable
+from cog_triton.keeper.keeper_messages import (
+    KEEPER_VARIABLE,
+    EngineSpec,
+    Leased,
+    LeaseRefused,
+    LeaseRequest,
+    Locate,
+    Release,
+)
+from cog_triton.system import local_socket
+
+
+def keeper_name() -> str:
+    """Name of the keeper's socket; raises E2105 in a Triton that was started without a keeper."""
+    name = os.environ.get(KEEPER_VARIABLE)
+    if not name:
+        raise TritonUnavailable(
+            f"{KEEPER_VARIABLE} is not set: this engine needs the engine keeper, which"
+            " `cog-triton serve` starts beside tritonserver on the same machine"
+        )
+    return name
+
+
+class EngineLease:
+    """Lease of one engine process at a time, of one stub."""
+
+    def __init__(self, keeper: str, spec: EngineSpec, owner: int = 0) -> None:
+        """`owner` is the process id of the stub's tritonserver, killed when the stub dies."""
+        self._request = LeaseRequest(spec, owner)
+        self._connection: Connection = local_socket.connect(keeper)
+
+    def obtain(self) -> str:
+        """Wait for an engine, in place of the last one, which is lost; returns its address.
+
+        Raises the engine's coded error when it does not load, RuntimeError when there is none, and
+        EOFError or OSError when the keeper is gone.
+        """
+        self._connection.send(self._request)
+        answer = self._connection.recv()
+        if isinstance(answer, LeaseRefused):
+            if isinstance(answer.error, CogTritonError):
+                raise answer.error
+            raise RuntimeError(answer.error)
+        assert isinstance(answer, Leased)
+        assert answer.address is not None
+        return answer.address
+
+    def release(self) -> None:
+        """End the lease; another thread's `obtain` fails."""
+        with suppress(OSError):
+            self._connection.send(Release())
+        self._connection.close()
+
+
+def locate_engine(keeper: str, owner: int) -> str:
+    """Address of the engine leased to the tritonserver `owner`, for its other stubs.
+
+    Waits for a moment; raises OSError or EOFError where there is none yet.
+    """
+    with local_socket.connect(keeper) as connection:
+        connection.send(Locate(owner))
+        answer = connection.recv()
+    if answer.address is None:
+        raise ConnectionRefusedError("no engine is leased yet")
+    return str(answer.address)

@@ -1,0 +1,131 @@
+"""Engine keeper as a child process, and what it tells its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from cog_triton.errors import TritonStartFailed
+from cog_triton.keeper.keeper_messages import (
+    KEEPER_VARIABLE,
+    EngineDied,
+    EngineLeased,
+    KillLeased,
+    Watch,
+)
+from cog_triton.system import local_socket, message_stream, reaper
+
+_PROGRAM = "cog_triton.keeper.keeper_process"
+_START_TIMEOUT_S = 30.0
+_GRACE_S = 12.0
+_POLL_S = 0.01
+
+
+class KeeperClient:
+    """An engine keeper under a reaper; its log and those of its engines are in one directory."""
+
+    def __init__(self, directory: Path, *, spare: bool = False) -> None:
+        """With a `spare` it keeps another engine ready beside those at work."""
+        self.name = f"cog-triton-keeper-{secrets.token_hex(8)}"
+        """Its socket, in Linux's abstract namespace."""
+        self._directory = directory
+        self._options = ["spare"] if spare else []
+        self._process: reaper.Reaped | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._deaths: asyncio.Queue[str] = asyncio.Queue()
+        self._leased = asyncio.Event()
+        self.lost = False
+        """Whether the keeper has died since its last start."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What tritonserver's environment needs."""
+        return {KEEPER_VARIABLE: self.name}
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Start it, with the environment for engines; raises E2106 if it does not listen."""
+        log_path = self._directory / "keeper.log"
+        with log_path.open("ab") as log:
+            self._process = reaper.spawn(
+                [sys.executable, "-m", _PROGRAM, self.name, str(self._directory), *self._options],
+                grace=_GRACE_S,
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+        address = local_socket.address(self.name)
+        for _ in range(round(_START_TIMEOUT_S / _POLL_S)):
+            with suppress(OSError):
+                reader, self._writer = await asyncio.open_unix_connection(address)
+                break
+            if not self.alive:
+                break
+            await asyncio.sleep(_POLL_S)
+        else:
+            self.kill()
+        if self._writer is None:
+            said = log_path.read_text("utf-8", "replace")
+            raise TritonStartFailed(f"the engine keeper does not start (log: {log_path}):\n{said}")
+        message_stream.send(self._writer, Watch())
+        self._deaths, self._leased, self.lost = asyncio.Queue(), asyncio.Event(), False
+        self._reading = asyncio.ensure_future(self._read(reader))
+
+    async def wait_until_leased(self) -> None:
+        """Wait until a stub has an engine."""
+        await self._leased.wait()
+
+    def forget_deaths(self) -> None:
+        """Forget the deaths of engines until now."""
+        while not self._deaths.empty():
+            self._deaths.get_nowait()
+
+    async def wait_for_death(self) -> str:
+        """Wait until a leased engine, or the keeper itself, has died; returns what happened."""
+        return await self._deaths.get()
+
+    def kill_engine(self, reason: str) -> None:
+        """Kill the leased engines, which are at fault; `wait_for_death` tells it."""
+        if self._writer is not None:
+            message_stream.send(self._writer, KillLeased(reason))
+
+    async def stop(self) -> None:
+        """End its engines and the keeper; what does not end in time is killed."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, _GRACE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the keeper and its engines; none is left when this returns."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            self._process.kill()
+        self._reading = self._writer = self._process = None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                event = await message_stream.receive(reader)
+                if isinstance(event, EngineLeased):
+                    self._leased.set()
+                elif isinstance(event, EngineDied) and event.leased:
+                    self._leased.clear()
+                    self._deaths.put_nowait(event.reason)
+        except EOFError:
+            self.lost = True
+            self._deaths.put_nowait("the engine keeper has died")

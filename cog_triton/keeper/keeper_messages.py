@@ -1,0 +1,123 @@
+"""Messages of the engine keeper: with stubs, engine processes and the supervisor.
+
+The first message of a connection says who connects: an `Attach`, a `LeaseRequest`, a `Locate` or a
+`Watch`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from typing_extensions import Self
+
+from cog_triton.errors import CogTritonError
+
+KEEPER_VARIABLE = "COG_TRITON_ENGINE_KEEPER"
+"""Environment variable of tritonserver with the name of the keeper's socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Specification of an engine process: those with equal ones can stand in for each other.
+
+    `engine` is ``module:class``, opened by ``from_parameters(parameters)`` in `python`. An
+    `isolated` Python gets this package and nothing else of ours.
+    """
+
+    engine: str
+    parameters: tuple[tuple[str, str], ...]
+    python: str
+    isolated: bool = False
+
+    @classmethod
+    def of(cls, engine: str, parameters: Mapping[str, str]) -> Self:
+        """For the Python that `parameters` name as ``engine_python``, by default our own."""
+        other = parameters.get("engine_python")
+        return cls(
+            engine=engine,
+            parameters=tuple(sorted(parameters.items())),
+            python=other or sys.executable,
+            isolated=bool(other),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """From an engine process that has started: its number, and its process id."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """From an engine process that has loaded its engine, and listens.
+
+    `progress` is the descriptor of its `ProgressRecord`, if it keeps one.
+    """
+
+    progress: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """From a stub: lease an engine for the tritonserver `owner`, 0 for none.
+
+    The connection is the lease; a second request on it says that the leased engine was lost.
+    """
+
+    spec: EngineSpec
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """From a stub: the lease ends as intended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """From another stub of tritonserver `owner`: where is the engine that is leased to it?"""
+
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """To stubs: the engine listens on the socket `address`; None where it is not known yet."""
+
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRefused:
+    """To a stub: the engine does not load; `error` is its coded error, or what is known."""
+
+    error: CogTritonError | str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """From the supervisor: tell what happens to engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillLeased:
+    """From the supervisor: kill the leased engines, since they are at fault."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDied:
+    """To the supervisor: an engine process died; `leased` unless it was a spare."""
+
+    reason: str
+    leased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLeased:
+    """To the supervisor: a stub has got the lease of an engine."""

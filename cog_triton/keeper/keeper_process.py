@@ -1,0 +1,198 @@
+"""Program of the engine keeper: ``python -m cog_triton.keeper.keeper_process NAME DIRECTORY``.
+
+It listens on the socket NAME, in Linux's abstract namespace, for stubs that want an engine, for its
+engine processes, and for the supervisor; files go to DIRECTORY. With a third argument, "spare", it
+keeps another engine ready. SIGTERM ends it, and its engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
+from cog_triton.keeper.keeper_messages import (
+    Attach,
+    EngineDied,
+    EngineLeased,
+    EngineSpec,
+    KillLeased,
+    Leased,
+    LeaseRefused,
+    LeaseRequest,
+    Locate,
+    Release,
+    Watch,
+)
+from cog_triton.keeper.kept_engine import EngineState, KeptEngine
+from cog_triton.keeper.sleep_messages import parkable
+from cog_triton.system import local_socket, log_format, message_stream
+
+_log = logging.getLogger("cog_triton.keeper.keeper_process")  # it is run as __main__
+_LOCATE_S = 0.5
+_DEATH_S = 1.0
+
+
+class EngineKeeper:
+    """Keeper of engine processes: serves every connection to its socket."""
+
+    def __init__(self, name: str, directory: Path, *, spare: bool = False) -> None:
+        """`name` is its socket; logs of engines go to `directory`; with a `spare` beside them."""
+        self._name = name
+        self._directory = directory
+        self._numbers = itertools.count(1)
+        self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
+        self._spare = spare
+        self._watchers: set[asyncio.StreamWriter] = set()
+        self._leases: dict[int, KeptEngine] = {}
+        self._leased = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`; then end all engines."""
+        address = local_socket.address(self._name)
+        server = await asyncio.start_unix_server(self._accept, address)
+        await stop.wait()
+        server.close()
+        await self._pool.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start_engine(self, spec: EngineSpec) -> KeptEngine:
+        number = next(self._numbers)
+        _log.info("engine process %d starts: %s", number, spec.engine)
+        return KeptEngine(number, spec, self._name, self._directory)
+
+    def _tell(self, event: EngineDied | EngineLeased) -> None:
+        for watcher in self._watchers:
+            message_stream.send(watcher, event)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not local_socket.is_same_user(writer.get_extra_info("socket")):
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve_peer(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            message = await message_stream.receive(reader)
+            if isinstance(message, Attach):
+                engine = self._pool.engine(message.number)
+                if engine is not None:
+                    await engine.attached(message.pid, reader, writer)
+            elif isinstance(message, LeaseRequest):
+                await self._serve_lease(message, reader, writer)
+            elif isinstance(message, Locate):
+                await self._locate(message.owner, writer)
+            elif isinstance(message, Watch):
+                await self._serve_watcher(reader, writer)
+        except EOFError:
+            pass
+        finally:
+            writer.close()
+
+    async def _serve_lease(
+        self, request: LeaseRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Lease engines to one stub, one after the other, until it says `Release` or hangs up."""
+        owner = request.owner
+        # By descriptor: a process that is gone may have its number taken by another.
+        descriptor = os.pidfd_open(owner) if owner else None
+        engine = None
+        try:
+            message: LeaseRequest | Release = request
+            while isinstance(message, LeaseRequest):
+                if engine is not None:
+                    await engine.end(_DEATH_S, "the connection to the engine's process has ended")
+                following = asyncio.ensure_future(message_stream.receive(reader))
+                try:
+                    engine = await self._lease(message.spec, following)
+                    if engine is not None:
+                        await self._publish(owner, engine)
+                        message_stream.send(writer, Leased(engine.address))
+                        self._tell(EngineLeased())
+                    message = await following
+                except EngineNotLoaded as error:
+                    message_stream.send(writer, LeaseRefused(error.error))
+                    return
+                finally:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+        except EOFError:
+            # Requests in the stub would wait forever, and Triton does not notice its death.
+            if descriptor is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+            if engine is not None:
+                if self._leases.get(owner) is engine:
+                    del self._leases[owner]
+                self._pool.release(engine)
+
+    async def _lease(self, spec: EngineSpec, following: asyncio.Future[Any]) -> KeptEngine | None:
+        """Lease an engine; None if `following`, the stub's next message or its end, comes first."""
+        leasing = asyncio.ensure_future(self._pool.lease(parkable(spec) if self._spare else spec))
+        await asyncio.wait({leasing, following}, return_when=asyncio.FIRST_COMPLETED)
+        if leasing.done():
+            return leasing.result()
+        leasing.cancel()
+        return None
+
+    async def _publish(self, owner: int, engine: KeptEngine) -> None:
+        _log.info("engine process %d is leased", engine.number)
+        async with self._leased:
+            self._leases[owner] = engine
+            self._leased.notify_all()
+
+    async def _locate(self, owner: int, writer: asyncio.StreamWriter) -> None:
+        def is_leased() -> bool:
+            engine = self._leases.get(owner)
+            return engine is not None and engine.state is EngineState.LEASED
+
+        async with self._leased:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._leased.wait_for(is_leased), _LOCATE_S)
+        address = self._leases[owner].address if is_leased() else None
+        message_stream.send(writer, Leased(address))
+
+    async def _serve_watcher(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._watchers.add(writer)
+        try:
+            while True:
+                message = await message_stream.receive(reader)
+                if isinstance(message, KillLeased):
+                    self._pool.kill_leased(message.reason)
+        finally:
+            self._watchers.discard(writer)
+
+
+async def _main(name: str, directory: Path, *, spare: bool) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await EngineKeeper(name, directory, spare=spare).serve(stop)
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    name, directory, *options = sys.argv[1:]
+    log_format.configure("console", os.environ.get("LOG_LEVEL", ""))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
+    asyncio.run(_main(name, Path(directory), spare="spare" in options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A running ``cog-triton serve`` of the double of vLLM."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from lora_adapters import adapter
+from stack import Stack
+from vllm_engines import double_environment, hugging_face
+
+
+class VLLMStack(Stack):
+    """``cog-triton serve`` on model.json, which names weights elsewhere; vLLM is the double."""
+
+    def __init__(self, directory: Path, *, serve_config: str = "", **environment: str) -> None:
+        self.journal = directory / "journal"
+        self.death = directory / "death"
+        hugging_face(directory / "weights")
+        engine = directory / "engine"
+        engine.mkdir()
+        arguments = {"model": "../weights", "max_model_len": 4096, "enable_lora": "true"}
+        (engine / "model.json").write_text(json.dumps(arguments))
+        adapter(directory / "doll")
+        (engine / "multi_lora.json").write_text('{"doll": "../doll"}')
+        config = directory / "serve.yaml"
+        config.write_text(serve_config)
+        environment = double_environment(
+            self.journal,
+            VLLM_DOUBLE_DEATH=str(self.death),
+            COG_TRITON_CONFIG=str(config),
+            **environment,
+        )
+        super().__init__(directory / "work", str(engine), **environment)
+
+    def generate(self, *, status: int = 200, **values: Any) -> dict[str, Any]:
+        response = httpx.post(
+            f"{self.triton}/v2/models/vllm_model/generate", json=values, timeout=30
+        )
+        assert response.status_code == status, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+    def events(self, **values: Any) -> list[dict[str, Any]]:
+        url = f"{self.triton}/v2/models/vllm_model/generate_stream"
+        with httpx.stream("POST", url, json=values, timeout=30) as response:
+            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+        return [json.loads(line[6:]) for line in lines]
+
+    def metrics_text(self) -> str:
+        return httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text
+
+    def until_published(self) -> None:
+        """Until vLLM's metrics have not changed for longer than they take to be published."""
+        text = ""
+        while text != (text := "\n".join(re.findall("^vllm:.*$", self.metrics_text(), re.M))):
+            time.sleep(0.7)
+
+    def value(self, name: str) -> float:
+        for line in self.metrics_text().splitlines():
+            if line.startswith(f'{name}{{model="vllm_model",version="1"}}'):
+                return float(line.split()[-1])
+        return 0.0

@@ -205,6 +205,7 @@ def served(
         triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics
     )
     server = TritonServer(settings, target, directory)
+    server.keeper = None  # the stand-in computes in its stub
     running = Served(settings, family, seen)
 
     async def start() -> None:

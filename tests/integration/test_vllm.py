@@ -216,11 +216,16 @@ def test_engine_steps_carry_sixteen_streams_together(vllm: VLLMStack) -> None:
     prompt = b"every token in order "
     try:
         with ThreadPoolExecutor(18) as pool:
+            vllm.hold.touch()
+            added = len(calls(vllm.journal, "add_request"))
             stopped = pool.submit(client.submit, 17, 4000, prompt)
-            answers = list(pool.map(lambda n: client.submit(n, 200 + n, prompt), range(16)))
-            text = vllm.generate(text_input="text beside it", parameters={"max_tokens": 9})
+            begun = [pool.submit(client.submit, n, 200 + n, prompt) for n in range(16)]
+            wait_until(lambda: len(calls(vllm.journal, "add_request")) == added + 17)
+            vllm.hold.unlink()
             assert client.command("stop", step_handle=17)[0] == 200
             assert stopped.result()[1]["finish_reason"] == "cancelled"
+            text = vllm.generate(text_input="text beside it", parameters={"max_tokens": 9})
+            answers = [answer.result() for answer in begun]
         for handle, (status, answer) in enumerate(answers):
             assert (status, answer["finish_reason"]) == (200, "length"), answer
             client.until_ended(handle)

@@ -20,6 +20,7 @@ class VLLMStack(Stack):
     def __init__(self, directory: Path, *, serve_config: str = "", **environment: str) -> None:
         self.journal = directory / "journal"
         self.death = directory / "death"
+        self.hold = directory / "hold"
         hugging_face(directory / "weights")
         engine = directory / "engine"
         engine.mkdir()
@@ -32,6 +33,7 @@ class VLLMStack(Stack):
         environment = double_environment(
             self.journal,
             VLLM_DOUBLE_DEATH=str(self.death),
+            VLLM_DOUBLE_HOLD=str(self.hold),
             COG_TRITON_CONFIG=str(config),
             **environment,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from scripted_server import wait_until
 
 from cog_triton.serving.cog_liveness import CogProcesses
+from cog_triton.triton.liveness import process_state
 
 SLEEP = "import time; time.sleep(60)"
 COMMANDS = {
@@ -21,39 +24,54 @@ COMMANDS = {
 }
 
 
+# Their parent, so that servers which other tests keep are not among its descendants.
+START = """
+import json, subprocess, sys
+commands = json.loads(sys.argv[1])
+started = {role: subprocess.Popen(command) for role, command in commands.items()}
+print(json.dumps({role: process.pid for role, process in started.items()}), flush=True)
+sys.stdin.read()
+for process in started.values():
+    process.kill()
+    process.wait()
+"""
+
+
+class StandIns:
+    """Stand-ins of Cog's processes, and the process that started them."""
+
+    def __init__(self) -> None:
+        self.starter = subprocess.Popen(
+            [sys.executable, "-c", START, json.dumps(COMMANDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.starter.stdout is not None
+        self.pids: dict[str, int] = json.loads(self.starter.stdout.readline())
+        self.processes = CogProcesses(self.starter.pid)
+
+
 @pytest.fixture
-def started() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    processes = {role: subprocess.Popen(command) for role, command in COMMANDS.items()}
-    yield processes
-    for process in processes.values():
-        process.kill()
-        process.wait()
-
-
-def look() -> str | None:
-    deadline = time.monotonic() + 5
-    found = None
-    while found is None and time.monotonic() < deadline:
-        found = CogProcesses(os.getpid()).stopped()
-        time.sleep(0.01)
-    return found
+def cog() -> Iterator[StandIns]:
+    started = StandIns()
+    yield started
+    started.starter.communicate()
 
 
 @pytest.mark.parametrize("role", list(COMMANDS))
-def test_a_stopped_process_is_named(started: dict[str, subprocess.Popen[bytes]], role: str) -> None:
-    time.sleep(0.05)
-    assert CogProcesses(os.getpid()).stopped() is None
-    started[role].send_signal(signal.SIGSTOP)
-    assert look() == f"Cog's {role} (process {started[role].pid}) was stopped"
+def test_a_stopped_process_is_named(cog: StandIns, role: str) -> None:
+    assert cog.processes.stopped() is None
+    os.kill(cog.pids[role], signal.SIGSTOP)
+    wait_until(lambda: cog.processes.stopped() is not None)
+    assert cog.processes.stopped() == f"Cog's {role} (process {cog.pids[role]}) was stopped"
 
 
 @pytest.mark.parametrize("role", ["worker", "parent"])
-def test_only_one_role_is_killed(started: dict[str, subprocess.Popen[bytes]], role: str) -> None:
-    time.sleep(0.05)
-    assert CogProcesses(os.getpid()).kill(role)
-    assert started.pop(role).wait(5) == -signal.SIGKILL
-    assert all(process.poll() is None for process in started.values())
-    assert not CogProcesses(os.getpid()).kill(role)
+def test_only_one_role_is_killed(cog: StandIns, role: str) -> None:
+    wait_until(lambda: cog.processes.kill(role))
+    wait_until(lambda: process_state(cog.pids[role]) == "Z")
+    others = (pid for other, pid in cog.pids.items() if other != role)
+    assert all(process_state(pid) in "RSD" for pid in others)
 
 
 def test_a_stopped_child_of_the_front_door_is_no_reason_to_end() -> None:

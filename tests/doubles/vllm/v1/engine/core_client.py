@@ -136,6 +136,7 @@ class EngineCore:
         self._index, self._resources, self._queue = index, resources, queue
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
+        self._hold = os.environ.get("VLLM_DOUBLE_HOLD")
         self._prefix = PrefixCacheStats()
         self._cached: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
@@ -174,6 +175,8 @@ class EngineCore:
     async def _step(self) -> None:
         while self.live and not self.paused:
             await asyncio.sleep(self._delay)
+            if self._hold and os.path.exists(self._hold):
+                continue
             if self._resources.engine_dead:
                 return
             running = list(islice(self.live.values(), self._max_num_seqs))

@@ -136,7 +136,8 @@ class EngineCore:
         self._index, self._resources, self._queue = index, resources, queue
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
-        self._hold = os.environ.get("VLLM_DOUBLE_HOLD")
+        hold = os.environ.get("VLLM_DOUBLE_HOLD")
+        self._hold = Path(hold) if hold else None
         self._prefix = PrefixCacheStats()
         self._cached: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
@@ -175,7 +176,7 @@ class EngineCore:
     async def _step(self) -> None:
         while self.live and not self.paused:
             await asyncio.sleep(self._delay)
-            if self._hold and os.path.exists(self._hold):
+            if self._hold and self._hold.exists():
                 continue
             if self._resources.engine_dead:
                 return

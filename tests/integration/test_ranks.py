@@ -125,9 +125,12 @@ def running(pid: int) -> bool:
         return False
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(ranks: Ranks, main: Coroutine[Any, Any, None]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(main, 120)
+        try:
+            await asyncio.wait_for(main, 120)
+        finally:
+            ranks.server.kill_engines()
 
     asyncio.run(limited())
 
@@ -151,7 +154,7 @@ def test_ranks_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
         assert "exited with" not in log
         assert list(ranks.directory.glob("ompi.*")) == []
 
-    run(main())
+    run(ranks, main())
 
 
 def test_the_supervisor_restarts_the_group_when_a_rank_dies(
@@ -186,7 +189,7 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
         assert given_up == []
         ranks.assert_nothing_is_left()
 
-    run(main())
+    run(ranks, main())
 
 
 def test_exit_of_rank_0_ends_the_other_ranks(tmp_path: Path, engine_dir: Path) -> None:
@@ -199,7 +202,7 @@ def test_exit_of_rank_0_ends_the_other_ranks(tmp_path: Path, engine_dir: Path) -
         await ranks.until_dead()
         ranks.assert_nothing_is_left()
 
-    run(main())
+    run(ranks, main())
 
 
 def test_rank_that_cannot_start_fails_the_start(tmp_path: Path, engine_dir: Path) -> None:
@@ -215,7 +218,7 @@ def test_rank_that_cannot_start_fails_the_start(tmp_path: Path, engine_dir: Path
         assert "rank 1 is broken" in ranks.server.log.read_text()
         ranks.assert_nothing_is_left()
 
-    run(main())
+    run(ranks, main())
 
 
 @simulates_machines
@@ -241,7 +244,7 @@ def test_ranks_run_on_two_machines(tmp_path: Path, engine_dir: Path, how: str) -
         else:
             os.kill(ranks.tritonserver(1), signal.SIGKILL)
             await ranks.until_dead()
-            ranks.server.kill_engines()
+        ranks.server.kill_engines()
         ranks.assert_nothing_is_left()
 
-    run(main())
+    run(ranks, main())

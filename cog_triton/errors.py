@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -326,7 +327,7 @@ def from_text(text: str) -> CogTritonError | None:
     return cls(match[2].partition("\n\nAt:\n")[0].strip()) if cls else None
 
 
-def nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: Sequence[str]) -> str:
     """A ``; did you mean ...?`` suffix naming the closest of `known`, or ``""``."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

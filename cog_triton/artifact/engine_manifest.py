@@ -1,7 +1,8 @@
 """Engine manifest, ``cog-triton.json``: contents and target machine, verified before loading.
 
-Schema 1, see docs/build.md, "engine.tar": engine family, model, versions, limits, and size and
-SHA-256 of every other file.
+See docs/build.md, "engine.tar": engine family, model, versions, limits, and size and SHA-256 of
+every other file. Schema 2 also has how the engine is to be served; it is written only where there
+is something to say about that, so that older versions read all other engines.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from typing_extensions import Self
 
+from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.errors import EngineCorrupt
 from cog_triton.system.printable import printable
 
 MANIFEST_NAME = "cog-triton.json"
 _CHUNK = 1 << 20
+_SCHEMA_2 = ("runtime",)
 
 
 class FileEntry(BaseModel):
@@ -30,11 +34,14 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Manifest, schema 1; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens."""
+    """Manifest; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens.
+
+    `runtime` are settings of the engine's family by name, defaults of a server; schema 1 has none.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schema_: Literal[1] = Field(default=1, alias="schema")
+    schema_: Literal[1, 2] = Field(default=1, alias="schema")
     engine: str
     model_id: str
     revision: str | None = None
@@ -46,18 +53,29 @@ class Manifest(BaseModel):
     max_input_len: int = Field(ge=1)
     max_seq_len: int = Field(ge=1)
     max_batch_size: int = Field(ge=1)
+    runtime: dict[str, JsonValue] = {}
     files: dict[str, FileEntry]
+
+    @model_validator(mode="after")
+    def _schema_has_the_keys(self) -> Self:
+        later = [key for key in _SCHEMA_2 if getattr(self, key)]
+        if later and self.schema_ == 1:
+            raise ValueError(f"{later[0]} needs schema 2")
+        if later and self.engine != TENSORRT_LLM:
+            raise ValueError(f"{later[0]} is for engines of {TENSORRT_LLM}")
+        return self
 
     def to_json(self) -> str:
         """Text of cog-triton.json; equal for equal manifests."""
-        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+        left_out = {key for key in _SCHEMA_2 if not getattr(self, key)}
+        return self.model_dump_json(by_alias=True, indent=2, exclude=left_out) + "\n"
 
 
 def load(engine_dir: Path) -> Manifest | None:
     """Load the manifest of an engine directory; None if it has none.
 
     Raises:
-        EngineCorrupt: it is there but unreadable or not of schema 1.
+        EngineCorrupt: it is there but unreadable or of a later schema.
     """
     path = engine_dir / MANIFEST_NAME
     try:
@@ -81,7 +99,10 @@ def parse(text: bytes, origin: str) -> Manifest:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         value = repr(first["input"])[:80]
-        raise EngineCorrupt(f"{origin}: {where}: {value}: {first['msg']}") from error
+        rule = first["msg"].removeprefix("Value error, ")
+        if where == "schema":
+            rule = "must be 1 or 2; a later version of cog-triton wrote it, and reads it"
+        raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
 
 
 def verify(engine_dir: Path, manifest: Manifest, *, checksums: bool) -> None:

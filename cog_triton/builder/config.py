@@ -24,6 +24,7 @@ from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.legacy.image_paths import MODEL, MODELS, relative
 from cog_triton.download import redaction
+from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
 
 # Names that the builder itself uses in the work directory.
@@ -191,6 +192,9 @@ class BuildConfig(BaseModel):
     """Environment variables of all steps."""
     timeout: Seconds | None = None
     """Seconds after which any one step is stopped (E2301)."""
+    runtime: RuntimeSettings | None = None
+    """How the engine is served, where the serve config does not say otherwise; it is packed, and
+    changes no step."""
     convert: StepConfig | None = None
     """Converts the model's checkpoint."""
     convert_to_ft: StepConfig | None = None
@@ -216,6 +220,8 @@ class BuildConfig(BaseModel):
         for key in ("revision", "files"):
             if self.model_tar_url is not None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
+        if self.runtime is not None and self.example_name == "openvino":
+            raise ValueError("runtime is for engines of TensorRT-LLM")
         self._outputs_do_not_overlap()
         for name, step in self.steps():
             ranks = _ranks(step.args)
@@ -283,5 +289,13 @@ def parse_config(text: str, origin: str) -> BuildConfig:
     try:
         return BuildConfig.model_validate(raw)
     except ValidationError as error:
-        known = {"": list(BuildConfig.model_fields), "step": list(StepConfig.model_fields)}
-        raise BuildConfigInvalid(f"{origin}: {describe(error, known)}") from None
+        raise BuildConfigInvalid(f"{origin}: {describe(error, known_keys())}") from None
+
+
+def known_keys() -> dict[str, list[str]]:
+    """The keys that there are, see `config_errors.describe`."""
+    return {
+        "": list(BuildConfig.model_fields),
+        "runtime": list(NAMES),
+        "step": list(StepConfig.model_fields),
+    }

@@ -26,7 +26,8 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
     """One line per mistake: YAML path, value, rule, and the nearest valid key or value.
 
     Args:
-        known: the keys that there are, at the top (``""``) and in a step (``"step"``).
+        known: the keys that there are, at the top (``""``), in a step (``"step"``), and below
+            others by their names.
     """
     lines: dict[str, str] = {}
     for found in error.errors(include_url=False):
@@ -45,7 +46,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
         if kind == "missing":
             line = f"{where} is missing"
         elif kind == "extra_forbidden":
-            keys = known["" if len(loc) == 1 else "step"]
+            keys = known["" if len(loc) == 1 else loc[0] if loc[0] in known else "step"]
             line = f"{where}: unknown key{nearest(loc[-1], keys)}"
         elif kind == "literal_error":
             choices = _choices(found.get("ctx", {}).get("expected", ""))

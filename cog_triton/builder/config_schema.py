@@ -7,6 +7,7 @@ import json
 from pydantic import BaseModel
 
 from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 
 
 def as_json() -> str:
@@ -25,7 +26,9 @@ def as_markdown() -> str:
         "Of the config:\n\n"
         f"{_table(BuildConfig)}\n"
         "Of each step (`convert`, `quantize`, `build`):\n\n"
-        f"{_table(StepConfig)}"
+        f"{_table(StepConfig)}\n"
+        "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
+        f"{_table(RuntimeSettings)}"
     )
 
 

@@ -11,8 +11,9 @@ from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_
 from cog_triton.artifact.canary import CANARY_NAME
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.builder import build_canary, provenance
+from cog_triton.builder import build_canary, built_engine, provenance
 from cog_triton.builder.config import BuildConfig
+from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.inspection import required_files
 
@@ -75,6 +76,7 @@ def write(
 
     Raises:
         InvalidArgument: `output` has another suffix than a tar's.
+        BuildConfigInvalid: the engine cannot be served with what `config` says of that.
         BuildStepFailed: the engine has no usable config.json, or not the files that it asks for.
         EngineIncompatible: NVIDIA's driver does not work.
         DiskFull: there is no room for `output`.
@@ -94,6 +96,8 @@ def write(
     members: dict[str, Path | bytes] = {**_tokenizer(described, model_dir), **files}
     if "tokenizer.json" not in members:
         echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
+    built_engine.check(config, described, engine_dir)
+    runtime = carried(config.runtime)
     versions = provenance.versions(described, echo)
     sm, gpu_name = provenance.gpus(described, echo)
     limits = described.build_config
@@ -105,6 +109,7 @@ def write(
 
     def describe(entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(
+            schema=2 if runtime else 1,
             engine=described.engine,
             model_id=config.model_id,
             revision=revision,
@@ -116,6 +121,7 @@ def write(
             max_input_len=limits.max_input_len,
             max_seq_len=limits.seq_len,
             max_batch_size=limits.max_batch_size,
+            runtime=runtime,
             files=entries,
         )
 

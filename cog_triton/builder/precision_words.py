@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from cog_triton.builder.command_line import ArgumentValue, shown
-from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy.image_paths import MODEL
@@ -64,8 +64,7 @@ def spelled_out(config: BuildConfig, families: Families, echo: Echo) -> BuildCon
     try:
         return BuildConfig(**{**given, **steps})
     except ValidationError as error:
-        keys = {"": list(BuildConfig.model_fields), "step": list(StepConfig.model_fields)}
-        raise BuildConfigInvalid(f"{', '.join(words)}: {describe(error, keys)}") from None
+        raise BuildConfigInvalid(f"{', '.join(words)}: {describe(error, known_keys())}") from None
 
 
 def _check_sm(words: dict[str, object], meant: int | None, here: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.errors import EngineCorrupt
 from cog_triton.inspection import required_files
 from cog_triton.inspection.engine_contents import EngineContents, no_engine
@@ -76,6 +77,8 @@ def describe(contents: EngineContents) -> EngineDescription:
     if manifest is None or manifest.engine in (TENSORRT_LLM, *CPU_FAMILIES):
         config = _config(contents)
         _check_files(contents, config)
+    if config is not None and config.engine == TENSORRT_LLM:
+        runtime_settings.of_manifest(manifest, str(path))
     if manifest is not None:
         if config is not None:
             _check_agreement(contents, manifest, config)

@@ -48,6 +48,7 @@ def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
         "max_batch_size": engine.max_batch_size,
         "max_beam_width": limits.max_beam_width if limits else None,
         "max_num_tokens": limits.max_num_tokens if limits else None,
+        "runtime": manifest.runtime if manifest else None,
         "manifest": manifest is not None,
         "size": engine.size,
         "files": {
@@ -92,6 +93,8 @@ def _facts(engine: EngineDescription, check: GpuCheck | None) -> Iterator[tuple[
     yield "versions", ", ".join(f"{name} {version}" for name, version in engine.versions.items())
     yield "limits", ", ".join(_limits(engine))
     yield "ranks", _ranks(engine)
+    if manifest and manifest.runtime:
+        yield "runtime", ", ".join(f"{name} {value}" for name, value in manifest.runtime.items())
 
 
 def _gpu(engine: EngineDescription) -> str:

@@ -124,7 +124,7 @@ def test_manifest_of_a_tensorrt_llm_engine(
     )
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", str(python))
     manifest, lines = written(tmp_path, directory(tmp_path / "engine", V1, 4), revision="abc")
-    assert manifest.model_dump(exclude={"files", "config_sha256", "schema_"}) == {
+    assert manifest.model_dump(exclude={"files", "config_sha256", "schema_", "runtime"}) == {
         "engine": "tensorrt_llm",
         "model_id": "Qwen/Qwen3-8B",
         "revision": "abc",

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import yaml
 from pydantic import ValidationError
 
-from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy.image_paths import relative
@@ -258,8 +258,9 @@ def _translated(config: BuildConfig, draft: Draft) -> BuildConfig:
     try:
         return BuildConfig(**{**given, **steps})
     except ValidationError as error:
-        keys = {"": list(BuildConfig.model_fields), "step": list(StepConfig.model_fields)}
-        raise BuildConfigInvalid(f"the translated config: {describe(error, keys)}") from None
+        raise BuildConfigInvalid(
+            f"the translated config: {describe(error, known_keys())}"
+        ) from None
 
 
 def _step(step: StepDraft, config: BuildConfig) -> StepConfig:

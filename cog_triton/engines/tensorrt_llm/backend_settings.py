@@ -8,7 +8,7 @@ the engine where the table says so. What a setting requires of others, or of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -247,16 +247,22 @@ class Parameters(BaseModel):
 
 def _problem(item: Any) -> str:
     name = str(item["loc"][0])
-    rule = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    rule = rule_of(item, name, list(Parameters.model_fields))
+    return f"tensorrt_llm.args.{name}={item['input']!r}: {rule}"
+
+
+def rule_of(item: Any, name: str, known: Sequence[str]) -> str:
+    """The rule that setting `name` breaks, by pydantic's error `item`; `known` settings exist."""
     if item["type"] == "extra_forbidden":
-        hint = nearest(name, list(Parameters.model_fields))
+        hint = nearest(name, known)
         if name == "worker_path":
             hint = "; TensorRT-LLM 0.10 renamed it to executor_worker_path"
-        rule = f"unknown setting of a TensorRT-LLM engine{hint}"
-    elif item["type"] == "literal_error":
+        return f"unknown setting of a TensorRT-LLM engine{hint}"
+    if item["type"] == "literal_error":
         choices = choices_of(Parameters.model_fields[name].annotation)
-        rule = f"must be {' or '.join(choices)}{nearest(str(item['input']), choices)}"
-    return f"tensorrt_llm.args.{name}={item['input']!r}: {rule}"
+        return f"must be {' or '.join(choices)}{nearest(str(item['input']), choices)}"
+    rule: str = item["msg"]
+    return rule.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def choices_of(annotation: Any) -> list[str]:

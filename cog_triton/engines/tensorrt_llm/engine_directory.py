@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cog_triton.artifact import engine_config, engine_manifest
 from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, EngineConfig
+from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -20,13 +22,17 @@ _SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """TensorRT-LLM engine; the first of `end_ids` is sent as end_id; there may be none."""
+    """TensorRT-LLM engine; the first of `end_ids` is sent as end_id; there may be none.
+
+    `runtime` are the settings that it carries, see `runtime_settings`.
+    """
 
     directory: Path
     config: EngineConfig
     contract: ReleaseContract
-    end_ids: tuple[int, ...]
-    pad_id: int | None
+    end_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+    runtime: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -77,7 +83,9 @@ def read_engine(directory: Path) -> Engine:
     if len(held) > ranks:
         raise EngineCorrupt(f"{directory}: {len(held)} rank*.engine, config.json says {ranks}")
     end_ids, pad_id = _special_ids(directory)
-    return Engine(directory, config, ReleaseContract.of(config.version), end_ids, pad_id)
+    runtime = runtime_settings.of_manifest(engine_manifest.load(directory), str(directory))
+    contract = ReleaseContract.of(config.version)
+    return Engine(directory, config, contract, end_ids, pad_id, runtime)
 
 
 def _rank_files(directory: Path) -> set[str]:

@@ -21,6 +21,7 @@ from cog_triton.engines.tensorrt_llm import (
     backend_errors,
     engine_directory,
     render_config,
+    runtime_settings,
     setting_rules,
 )
 from cog_triton.engines.tensorrt_llm.adapter_tensors import HF_MODULES, task_id
@@ -71,9 +72,14 @@ class TensorRTLLMFamily(EngineFamily):
         return {"tensorrt_llm": self.engine.config.version}
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> None:
-        """See `EngineFamily.render`; arguments are the fields of `Parameters`."""
-        parameters = render_config.resolve_defaults(Parameters.parse(arguments), self.engine)
-        setting_rules.check(parameters, self.engine)
+        """See `EngineFamily.render`; arguments are the fields of `Parameters`.
+
+        They go before the settings that the engine carries.
+        """
+        chosen = runtime_settings.below(arguments, self.engine.runtime)
+        parameters = render_config.resolve_defaults(Parameters.parse(chosen), self.engine)
+        own = chosen.keys() - arguments.keys()
+        setting_rules.check(parameters, self.engine, own)
         render_config.render_engine_config(config, parameters, self.engine)
         self._parameters = parameters
         chunked = parameters.enable_chunked_context

@@ -7,7 +7,7 @@ are refused before it starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
@@ -23,18 +23,26 @@ _TOKENIZER_INFO = ("encoded_vocab", "tokenizer_str", "stop_token_ids")
 DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 
 
-def check(parameters: Parameters, engine: Engine) -> None:
+def check(parameters: Parameters, engine: Engine, own: Collection[str] = ()) -> None:
     """Raise E1202 naming every setting that cannot be honoured, with its value and the rule.
 
-    `parameters` are resolved: see `render_config.resolve_defaults`.
+    `parameters` are resolved: see `render_config.resolve_defaults`. `own` are the names of those
+    that the engine carries itself.
     """
-    problems = [
-        f"tensorrt_llm.args.{name}={_shown(parameters, name)}: {rule}"
-        for rules in (_release, _batching, _cache, _parallel, _decoding, _guided, _lora, _types)
-        for name, rule in rules(parameters, engine)
+    broken = [
+        f"tensorrt_llm.args.{name}={shown}: {rule}"
+        + ("; it is one that the engine carries, and a serve config overrides" * (name in own))
+        for name, shown, rule in problems(parameters, engine)
     ]
-    if problems:
-        raise InvalidPredictorConfig("; ".join(problems))
+    if broken:
+        raise InvalidPredictorConfig("; ".join(broken))
+
+
+def problems(parameters: Parameters, engine: Engine) -> Iterator[tuple[str, str, str]]:
+    """Every setting that cannot be honoured: its name, its value and the rule, see `check`."""
+    for rules in (_release, _batching, _cache, _parallel, _decoding, _guided, _lora, _types):
+        for name, rule in rules(parameters, engine):
+            yield name, _shown(parameters, name), rule
 
 
 def _shown(parameters: Parameters, name: str) -> str:

@@ -1,6 +1,6 @@
 """Fault injection under load (make faults): prints each fault, and writes the table of the page.
 
-    make faults ARGS="--faults 1000 --engine mock,openvino --seed 1"
+    make faults ARGS="--faults 760,240 --engine mock,openvino --jobs 3"
 
 Exits with 1 when an aim of a scenario was missed. Ctrl-C prints the table so far; --resume goes on.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from faults.scenario import ScenarioError  # noqa: E402
 from faults.target import ServerFailure  # noqa: E402
 
 RESULTS = ROOT / ".work" / "faults"
+_FAULTS = "of all engines together, or of each one, by comma; 1000"
 PAGE = ROOT / "docs" / "reliability.md"
 
 
@@ -38,10 +40,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", type=int, default=1000, help="of all engines together; 1000")
+    parser.add_argument("--faults", type=_names, default=("1000",), help=_FAULTS)
     parser.add_argument("--engine", type=_names, default=tuple(PROFILES), help="by comma; all")
     parser.add_argument("--only", type=_names, default=(), help="scenarios, by comma; all")
     parser.add_argument("--seed", type=int, default=1, help="of the plan and the load; 1")
+    parser.add_argument("--jobs", type=int, default=1, help="servers side by side; 1")
     parser.add_argument("--minutes", type=float, help="end after so many, whatever is left")
     parser.add_argument("--resume", action="store_true", help="go on with what --results has")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of a run")
@@ -49,9 +52,22 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if unknown := set(args.engine) - set(PROFILES):
         parser.error(f"--engine={','.join(unknown)}: must be of {','.join(PROFILES)}")
-    if args.faults < 1:
-        parser.error(f"--faults={args.faults}: must be 1 or more")
+    if not all(one.isdecimal() and int(one) for one in args.faults):
+        parser.error(f"--faults={','.join(args.faults)}: must be 1 or more")
+    if len(args.faults) not in (1, len(args.engine)):
+        parser.error(f"--faults={','.join(args.faults)}: must be one number, or one an engine")
+    if args.jobs < 1:
+        parser.error(f"--jobs={args.jobs}: must be 1 or more")
+    args.faults = _shares([int(one) for one in args.faults], args.engine)
     return args
+
+
+def _shares(faults: list[int], engines: tuple[str, ...]) -> dict[str, int]:
+    """Faults of each engine; one number is shared evenly, and what is over is the first one's."""
+    if len(faults) < len(engines):
+        share, over = divmod(faults[0], len(engines))
+        faults = [share + over, *[share] * (len(engines) - 1)]
+    return dict(zip(engines, faults, strict=True))
 
 
 def main() -> int:
@@ -81,17 +97,18 @@ def _run(
     args: argparse.Namespace, scenarios: dict[str, scenario.Scenario], records: Records
 ) -> list[str]:
     """Run each engine's part of the plan; returns notes."""
-    began, notes = time.monotonic(), []
-    first, share = 0, args.faults // len(args.engine)
-    for place, engine in enumerate(args.engine):
-        count = share if place else args.faults - share * (len(args.engine) - 1)
-        end = began + (args.minutes * 60 if args.minutes else 1e9) * (place + 1) / len(args.engine)
-        runner = Runner(scenarios, records, args.results / f"{engine}.log", end, _report.say)
-        asyncio.run(runner.run(scenario.plan(scenarios, engine, count, args.seed, first)))
-        first += count
-        if runner.left_out:
-            notes.append(f"{engine}: {runner.left_out} texts not compared, as not sure enough")
-    return notes
+    end = time.monotonic() + (args.minutes * 60 if args.minutes else math.inf)
+    plans: list[list[scenario.Event]] = []
+    for engine, count in args.faults.items():
+        first = sum(map(len, plans))
+        plans.append(scenario.plan(scenarios, engine, count, args.seed, first))
+    runner = Runner(scenarios, records, args.results, end, _report.say)
+    asyncio.run(runner.run(plans, args.jobs))
+    return [
+        f"{engine}: {count} texts not compared, as not sure enough"
+        for engine, count in runner.left_out.items()
+        if count
+    ]
 
 
 def _tell(
@@ -112,15 +129,15 @@ def _tell(
         missed.append(f"the front end grew by {grown:.0f} MB")
     notes.append(f"the front end's memory grew by {grown:.0f} MB at most in one server's life")
     notes.append(
-        f"{len(records.all)} of {records.header.faults} planned faults were injected;"
-        f" the machine's load was {os.getloadavg()[2]:.0f}"
+        f"{len(records.all)} of {records.header.total} planned faults were injected;"
+        f" {args.jobs} servers ran side by side; the machine's load was {os.getloadavg()[2]:.0f}"
     )
     table = report.grid(scenarios, records.all)
     _report.show(table)
     for line in (*notes, *missed, broken):
         print(line)
     if args.write and not broken:
-        report.write(PAGE, report.markdown(records.header, table, notes))
+        report.write(PAGE, report.markdown(records.header, records.all, table, notes))
     print(f"{len(records.all)} faults: {'aims MISSED' if missed else 'all aims met'}")
     return 1 if missed or broken else 0
 
@@ -132,7 +149,6 @@ def _header(args: argparse.Namespace) -> Header:
     return Header(
         seed=args.seed,
         faults=args.faults,
-        engines=args.engine,
         only=args.only,
         commit=commit.stdout.strip() or "unknown",
         machine=f"{_report.machine_name()}, {os.uname().sysname} {os.uname().release}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ ENGINE_TAR = Path(__file__).parents[2] / "engine.tar"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Arguments and environment of ``cog-triton serve``; answers take some 1 to 6 s undisturbed."""
+    """Arguments and environment of ``cog-triton serve``; answers take some 1 to 4 s undisturbed."""
 
     arguments: tuple[str, ...]
     lengths: Lengths
@@ -27,14 +28,15 @@ class Profile:
         """Questions with known answers, and how many were left out."""
         if not self.is_model:
             return questions.of_mock(self.lengths, seed), 0
-        return questions.of_model(target.urls, await target.model(), self.lengths, seed)
+        model = await target.model()
+        return await asyncio.to_thread(questions.of_model, target.urls, model, self.lengths, seed)
 
 
 PROFILES = {
-    "mock": Profile(("--engine=mock", "--step-ms=20"), Lengths(50, 250)),
+    "mock": Profile(("--engine=mock", "--step-ms=40"), Lengths(25, 100)),
     "openvino": Profile(
         (str(ENGINE_TAR),),
-        Lengths(8, 24),
+        Lengths(6, 14),
         {"PROMPT_TEMPLATE": "{prompt}"},  # as /v1/completions has it
         is_model=True,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from faults import cgroups
@@ -13,11 +14,11 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _LIMIT, _BALLAST = 16 << 20, 64 << 20
 _DEADLINE_S = 20.0
 _NEVER = -1000
-# Joins the group, is exempt from the OOM killer, and asks for more than the group may have.
+# Is exempt from the OOM killer, joins the group, and asks for more than the group may have.
 _GREEDY = """
 import os, sys
-open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 open("/proc/self/oom_score_adj", "w").write("{never}")
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 held = b"x" * {size}
 os.read(0, 1)
 """
@@ -44,7 +45,8 @@ async def oom_kill(pid: int) -> None:
                 await asyncio.sleep(0.02)
             raise RuntimeError(f"process {pid} lives on in a group without memory")
         finally:
-            greedy.kill()
+            with suppress(ProcessLookupError):  # it ends by itself when it gets no memory
+                greedy.kill()
             await greedy.wait()
 
 

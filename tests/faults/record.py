@@ -16,8 +16,8 @@ class Header(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: int
-    faults: int
-    engines: tuple[str, ...]
+    faults: dict[str, int]
+    """By engine."""
     only: tuple[str, ...]
     commit: str
     machine: str
@@ -25,8 +25,13 @@ class Header(BaseModel):
 
     def fits(self, other: Header) -> bool:
         """Whether both are of one plan, at whatever commit."""
-        mine, its = ((one.seed, one.faults, one.engines, one.only) for one in (self, other))
+        mine, its = ((one.seed, [*one.faults.items()], one.only) for one in (self, other))
         return mine == its
+
+    @property
+    def total(self) -> int:
+        """Planned faults of all engines."""
+        return sum(self.faults.values())
 
 
 class Record(BaseModel):
@@ -35,6 +40,9 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     event: Event
+    commit: str = ""
+    server: int = -1
+    """Number of the first event that struck the same server."""
     in_flight: int = 0
     lost: int = 0
     hung: int = 0
@@ -85,14 +93,15 @@ class Records:
         except ValidationError as error:
             raise RecordsError(f"{self.path}: is no file of records: {error}") from error
         if not header.fits(self.header):
+            counts = ",".join(map(str, header.faults.values()))
             raise RecordsError(
                 f"{self.path}: --resume needs the arguments of its run: --seed={header.seed}"
-                f" --faults={header.faults} --engine={','.join(header.engines)}"
+                f" --faults={counts} --engine={','.join(header.faults)}"
             )
-        self.header = header
 
     def add(self, record: Record) -> None:
-        """Append a record."""
+        """Append a record, of this run's commit."""
+        record.commit = self.header.commit
         self.all.append(record)
         with self.path.open("a") as file:
             file.write(record.model_dump_json() + "\n")

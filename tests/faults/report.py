@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -75,19 +76,20 @@ def _row(name: str, engine: str, records: Sequence[Record]) -> Iterable[object]:
 
 def growth_mb(records: Sequence[Record]) -> float:
     """Most that the front end's memory has grown by since the first fault of a server."""
-    most, first = 0.0, None
-    for one in records:
-        if not one.memory_mb:  # this server has ended
-            first = None
-            continue
-        first = one.memory_mb if first is None else first
-        most = max(most, one.memory_mb - first)
-    return most
+    first: dict[int, float] = {}
+    grown = [
+        one.memory_mb - first.setdefault(one.server, one.memory_mb)
+        for one in records
+        if one.memory_mb  # the server has ended otherwise
+    ]
+    return max(grown, default=0.0)
 
 
-def markdown(header: Header, table: Grid, notes: Sequence[str]) -> str:
+def markdown(header: Header, records: Sequence[Record], table: Grid, notes: Sequence[str]) -> str:
     """The table as it stands in the page, with what it is of."""
-    told = f"{header.date}, commit {header.commit}, seed {header.seed}; {header.machine}."
+    commits = Counter(one.commit for one in records)
+    of = ", ".join(f"{commit} ({count} faults)" for commit, count in commits.items())
+    told = f"{header.date}, commit {of}, seed {header.seed}; {header.machine}."
     rule = " | ".join(["---", "---", *["--:"] * (len(table.columns) - 2)])
     lines = [" | ".join(table.columns), rule, *(" | ".join(row) for row in table.rows)]
     body = "\n".join(f"| {line} |" for line in lines)

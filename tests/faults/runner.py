@@ -1,11 +1,13 @@
-"""Runner: the plan of each engine, one fault after the other, on as few servers as that takes."""
+"""Runner: the plans of all engines, on as few servers as that takes, some of them side by side."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from faults.answers import COMPLETE, LEFT, Question
@@ -15,13 +17,13 @@ from faults.load import Load
 from faults.processes import Held
 from faults.record import Record, Records
 from faults.report import missed
-from faults.scenario import Event, Scenario, Setup
-from faults.scenario import Load as LoadShape
+from faults.scenario import Event, Scenario, lives
 from faults.setups import prepared, why_not
 from faults.strike import Striker
 from faults.target import ServerFailure, Target, served
 
 _WARM_UP_S, _POLL_S, _IDLE_S = 120.0, 0.02, 1.0
+_PREFIX = "cog-triton-setup-"
 Say = Callable[[str], None]
 
 
@@ -36,59 +38,80 @@ def possible(scenarios: dict[str, Scenario]) -> tuple[dict[str, Scenario], dict[
 
 
 class Runner:
-    """Runs the events of one engine until they or the time are over."""
+    """Runs plans until they or the time are over."""
 
     def __init__(
-        self, scenarios: dict[str, Scenario], records: Records, log: Path, deadline: float, say: Say
+        self,
+        scenarios: dict[str, Scenario],
+        records: Records,
+        logs: Path,
+        deadline: float,
+        say: Say,
     ) -> None:
-        """`deadline` is by time.monotonic(); `log` gets the logs of all servers."""
-        self.scenarios, self.records, self.log = scenarios, records, log
+        """`deadline` is by time.monotonic(); `logs` is a directory, for a file of each engine."""
+        self.scenarios, self.records, self.logs = scenarios, records, logs
         self.deadline, self.say = deadline, say
-        self.left_out = 0
-        """Questions that were left out, since near ties are possible in their texts."""
-        self._questions: list[Question] = []
+        self.left_out: dict[str, int] = {}
+        """Questions by engine that were left out, since near ties are possible in their texts."""
+        self._questions: dict[str, list[Question]] = {}
+        self._asking = asyncio.Lock()
+        self._busy: Counter[str] = Counter()
 
-    async def run(self, events: Sequence[Event]) -> None:
-        """Run the events that have no record yet, all of one engine."""
-        todo = [one for one in events if one.number not in self.records.done]
-        # Servers of a setup of their own come last, each for all of its faults.
-        todo.sort(key=lambda one: (self._server_of(one)[0] != Setup(), repr(self._server_of(one))))
+    async def run(self, plans: Sequence[Sequence[Event]], jobs: int) -> None:
+        """Run the events that have no record yet, on `jobs` servers at a time."""
+        todo = [
+            life
+            for plan in plans
+            for life in lives(self.scenarios, [one for one in plan if self._is_open(one)])
+        ]
+        workers = [asyncio.create_task(self._work(todo)) for _ in range(jobs)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    def _is_open(self, event: Event) -> bool:
+        return event.number not in self.records.done
+
+    async def _work(self, todo: list[list[Event]]) -> None:
+        """Take lives until none is left, of the engine that the fewest others are at."""
         while todo and time.monotonic() < self.deadline:
-            first, profile = todo[0], PROFILES[todo[0].engine]
-            with (
-                tempfile.TemporaryDirectory(prefix="cog-triton-setup-") as directory,
-                prepared(
-                    profile, self._server_of(first)[0], Path(directory), first.number
-                ) as start,
-            ):
-                async with served(start, self.log) as target:
-                    await self._on_one_server(target, profile, todo)
+            life = min(todo, key=lambda one: self._busy[one[0].engine])
+            todo.remove(life)
+            engine = life[0].engine
+            self._busy[engine] += 1
+            while life and time.monotonic() < self.deadline:
+                await self._on_one_server(PROFILES[engine], life)
+            self._busy[engine] -= 1
 
-    def _server_of(self, event: Event) -> tuple[Setup, LoadShape]:
-        """What faults must have in common to strike one server."""
-        scenario = self.scenarios[event.scenario]
-        return scenario.setup, scenario.load
-
-    async def _on_one_server(self, target: Target, profile: Profile, todo: list[Event]) -> None:
+    async def _on_one_server(self, profile: Profile, todo: list[Event]) -> None:
         """Strike until the server has ended; what was done is taken from `todo`."""
-        if not self._questions:
-            self._questions, self.left_out = await profile.questions(
-                target, self.records.header.seed
-            )
-        here = self._server_of(todo[0])
-        load = Load(
-            target.urls,
-            await target.model(),
-            self._questions,
-            here[1],
-            str(todo[0].number),
-        )
-        async with load.running():
-            striker = Striker(target, load, await warm_up(target, load))
-            while todo and time.monotonic() < self.deadline and not target.has_ended:
-                if self._server_of(todo[0]) != here:
-                    return
-                self._add(await self._strike(striker, todo.pop(0)))
+        first, scenario = todo[0], self.scenarios[todo[0].scenario]
+        with ExitStack() as stack:
+            # In threads, beside which the streams of other servers go on.
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
+            setup = prepared(profile, scenario.setup, directory, first.number)
+            start = await asyncio.to_thread(stack.enter_context, setup)
+            log = self.logs / f"{first.engine}.log"
+            async with served(start, log) as target:
+                questions = await self._questions_of(first.engine, profile, target)
+                model, seed = await target.model(), str(first.number)
+                load = Load(target.urls, model, questions, scenario.load, seed)
+                async with load.running():
+                    striker = Striker(target, load, await warm_up(target, load))
+                    while todo and time.monotonic() < self.deadline and not target.has_ended:
+                        record = await self._strike(striker, todo.pop(0))
+                        record.server = first.number
+                        self._add(record)
+
+    async def _questions_of(self, engine: str, profile: Profile, target: Target) -> list[Question]:
+        async with self._asking:
+            if engine not in self._questions:
+                found = await profile.questions(target, self.records.header.seed)
+                self._questions[engine], self.left_out[engine] = found
+        return self._questions[engine]
 
     async def _strike(self, striker: Striker, event: Event) -> Record:
         try:
@@ -104,7 +127,7 @@ class Runner:
         verdict = "; ".join(missed(scenario, record))
         ends = ", ".join(f"{count} {name}" for name, count in sorted(record.ends.items()))
         self.say(
-            f"{event.number + 1}/{self.records.header.faults} {event.engine}, {event.scenario} of"
+            f"{event.number + 1}/{self.records.header.total} {event.engine}, {event.scenario} of"
             f" {event.victim} ({event.lasts:g} s): {ends}; {_seconds(record)}"
             f"{f'; MISSED: {verdict}' if verdict else ''}"
         )

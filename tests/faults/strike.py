@@ -75,6 +75,7 @@ class Striker:
     ) -> None:
         """Wait until it is READY and all answers have ended, and see what it holds then."""
         await asyncio.sleep(_SILENCE_S)
+        self.target.ready_at = time.monotonic()  # at the earliest, for a restart may be over by now
         await self.target.until_ready(scenario.checks.back_within)
         ready = self.target.ready_at
         self.load.hold()

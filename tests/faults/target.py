@@ -95,15 +95,17 @@ class Target:
         return "UNREACHABLE"
 
     async def until_ready(self, seconds: float = _READY_S) -> None:
-        """Wait for READY; raises ServerFailure."""
-        deadline = time.monotonic() + seconds
+        """Wait for READY; raises ServerFailure. `ready_at` is kept if it is READY already."""
+        deadline, has_waited = time.monotonic() + seconds, False
         while (said := await self.health()) != "READY":
             if self.has_ended:
                 raise ServerFailure(f"the server ended with {self.process.poll()}: {self.tail()}")
             if time.monotonic() > deadline:
                 raise ServerFailure(f"{said} for {seconds:g} s: {self.tail()}")
+            has_waited = True
             await asyncio.sleep(_POLL_S)
-        self.ready_at = time.monotonic()
+        if has_waited:
+            self.ready_at = time.monotonic()
 
     async def model(self) -> str:
         """Name of its model in /v1."""

@@ -14,13 +14,11 @@ from faults.answers import (
     Question,
 )
 from faults.record import Header, Record, Records, RecordsError
-from faults.scenario import Event, Scenario, ScenarioError
+from faults.scenario import Event, Scenario, ScenarioError, Setup
 
 FIRST = {"report": "killed", "fault": "kill", "victims": ["engine"]}
 EVENT = Event(number=0, engine="mock", scenario="kill", victim="engine", after=6, lasts=0)
-HEADER = Header(
-    seed=1, faults=2, engines=("mock",), only=(), commit="c", machine="m", date="2026-01-01"
-)
+HEADER = Header(seed=1, faults={"mock": 2}, only=(), commit="c1", machine="m", date="2026-01-01")
 
 
 def test_all_scenarios_are_read_and_planned() -> None:
@@ -106,14 +104,39 @@ def test_missed_aims_are_told() -> None:
     ]
 
 
+def test_a_server_takes_faults_until_one_of_the_front_end() -> None:
+    scenarios = scenario.read_all()
+    events = scenario.plan(scenarios, "openvino", 200, seed=1)
+    lives = scenario.lives(scenarios, events)
+    assert sorted(one.number for life in lives for one in life) == list(range(200))
+    for life in lives:
+        setups = {scenarios[one.scenario].setup for one in life}
+        assert len(setups) == 1
+        assert setups == {Setup()} or len(life) <= 5
+        assert "front_end" not in [one.scenario for one in life[:-1]]
+    assert max(map(len, lives)) > 5
+    # A run that is cut short has had all kinds.
+    assert {life[0].scenario for life in lives[:20]} >= {"clock_jump", "cut_download", "rank"}
+
+
 def test_a_run_is_resumed_with_its_own_plan_alone(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     Records(path, HEADER, resume=True).add(Record(event=EVENT, back_s=1.5))
-    assert Records(path, HEADER, resume=True).done == {0}
+    newer = Records(path, HEADER.model_copy(update={"commit": "c2"}), resume=True)
+    assert newer.done == {0}
+    newer.add(Record(event=EVENT.model_copy(update={"number": 1})))
+    told = report.markdown(newer.header, newer.all, report.grid({}, []), [])
+    assert "commit c1 (1 faults), c2 (1 faults), seed 1" in told
     other = HEADER.model_copy(update={"seed": 2})
-    with pytest.raises(RecordsError, match="--seed=1"):
+    with pytest.raises(RecordsError, match="--seed=1 --faults=2 --engine=mock"):
         Records(path, other, resume=True)
     assert Records(path, other, resume=False).done == set()
+
+
+def test_growth_is_of_one_server() -> None:
+    grown = [(0, 100.0), (7, 300.0), (0, 130.0), (7, 310.0), (7, 0.0)]
+    records = [Record(event=EVENT, server=server, memory_mb=mb) for server, mb in grown]
+    assert report.growth_mb(records) == 30
 
 
 def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
@@ -121,7 +144,7 @@ def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
     page.write_text(f"before\n{report.MARKS[0]}old\n{report.MARKS[1]}\nafter\n")
     records = [Record(event=EVENT, in_flight=32, back_s=seconds) for seconds in (1.0, 3.0)]
     table = report.grid({"kill": Scenario.model_validate(FIRST)}, records)
-    report.write(page, report.markdown(HEADER, table, ["a note"]))
+    report.write(page, report.markdown(HEADER, records, table, ["a note"]))
     text = page.read_text()
     assert "old" not in text
     assert "| killed | mock | 2 | 64 | 0 | 0 | 0 | " in text

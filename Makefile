@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-deploy test-upstream test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-clients test-deploy test-upstream test-slurm test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -38,6 +38,10 @@ test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kube
 test-upstream: setup ## run TensorRT-LLM's own scripts of TRTLLM=DIR, its sources (ARGS="llama --tp 2")
 	@scripts/setup-upstream
 	@$(BIN)/python tests/upstream/run_upstream.py $(or $(TRTLLM),$(error TRTLLM=DIR, TensorRT-LLM's sources)) $(ARGS)
+
+test-slurm: setup ## run deploy/slurm.sh under a real Slurm of two nodes on this machine (root, Debian)
+	@scripts/setup-slurm
+	@$(BIN)/python -m pytest -q tests/slurm $(ARGS)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)

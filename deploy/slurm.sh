@@ -13,6 +13,7 @@
 #SBATCH --exclusive
 #SBATCH --time=1-00:00:00
 #SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=cog-triton-%j.out
 set -euo pipefail
 
@@ -37,9 +38,14 @@ srun --mpi=pmix --kill-on-bad-exit=1 --wait=15 "${container[@]}" bash -c '
   export COG_TRITON_RANK=$SLURM_PROCID
   export COG_TRITON_WORK_DIR=/tmp/cog-triton-$SLURM_JOB_ID-$SLURM_PROCID
   if [[ $SLURM_PROCID == 0 ]]; then
-    exec cog-triton serve "$ENGINE" --host 0.0.0.0
+    exec cog-triton serve "$ENGINE" --host "${COG_HOST:-0.0.0.0}"
   fi
-  exec cog-triton serve "$ENGINE" --triton-only
+  # Rank 0 is told of a death before Slurm kills it, so that its streams end with E2105.
+  trap "" USR1
+  cog-triton serve "$ENGINE" --triton-only && exit
+  status=$?
+  scancel --signal=USR1 "$SLURM_JOB_ID.$SLURM_STEP_ID" && sleep 3
+  exit $status
 ' || status=$?
 if ((status)) && [[ -n ${REQUEUE:-} ]]; then
   scontrol requeue "$SLURM_JOB_ID"

@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.cog_health import HealthClient, HealthLimits, HealthMonitor
@@ -97,6 +98,11 @@ class CogWatch:
         except TritonUnavailable:
             self._fail_requests()
             raise
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Fail running requests, and raise E2105."""
+        self._fail_requests()
+        raise TritonUnavailable(f"{reason}; stopping")
 
     def _fail_requests(self) -> None:
         if self._processes.kill("worker" if self._health.parent_answers() else "parent"):

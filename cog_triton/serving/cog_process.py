@@ -61,7 +61,10 @@ def ready_message(settings: Settings, host: str, port: int, seconds: float) -> s
 
 
 class CogServer:
-    """Cog on one address, run until SIGINT or SIGTERM."""
+    """Cog on one address, run until SIGINT or SIGTERM.
+
+    SIGUSR1 tells that a rank which another launcher started has died: all requests are failed.
+    """
 
     def __init__(
         self, settings: Settings, host: str, port: int, max_concurrency: int, *, verbose: bool
@@ -70,6 +73,7 @@ class CogServer:
         self._host = host
         self._port = port
         self._stops = 0
+        self._rank_died = False
         self._wake = threading.Event()
         self._health = HealthClient(host, port, settings.cog_probe_timeout)
         self._drain_file = settings.work_dir.resolve() / f"drain-{os.getpid()}"
@@ -93,7 +97,7 @@ class CogServer:
         oom_kills = OomKills()
         previous = {
             number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         }
         process = reaper.spawn(
             [sys.executable, "-m", "cog_triton.door", "--watched"],
@@ -123,7 +127,10 @@ class CogServer:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stops += 1
+        if number == signal.SIGUSR1:
+            self._rank_died = True
+        else:
+            self._stops += 1
         self._wake.set()
 
     def _wait_until_ready(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
@@ -162,6 +169,8 @@ class CogServer:
             if (code := process.poll()) is not None:
                 reason = f": {watch.failure}" if watch.failure else ""
                 raise errors.TritonUnavailable(f"Cog exited with code {code}{reason}")
+            if self._rank_died:
+                watch.give_up("another rank has died (SIGUSR1)")
             if line := watch.check():
                 echo(line)
             self._wake.wait(self._settings.cog_probe_period)

@@ -115,17 +115,16 @@ def _from_wheel(work_dir: Path, backends: Path | None) -> TritonInstallation:
 
 
 def _link_backends(source: Path, stub: Path, target: Path) -> Path:
-    """Link the wheel's backends into `target`, and put the stub, which it keeps apart, in place.
-
-    Links, since an image's files are read-only, and so would be the modes of copies.
-    """
+    """Link the wheel's backends into `target`, and put the stub, which it keeps apart, in place."""
     placed = target / "python" / _STUB
-    for path in source.rglob("*"):
-        copied = target / path.relative_to(source)
-        if not path.is_dir():
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            copied.unlink(missing_ok=True)
-            copied.symlink_to(path)
+    for directory, _, names in os.walk(source, followlinks=True):
+        copied = target / Path(directory).relative_to(source)
+        copied.mkdir(parents=True, exist_ok=True)
+        # As the runtime of other backends Triton takes no link out of its directory.
+        place = shutil.copyfile if copied.name == "python" else os.symlink
+        for name in names:
+            (copied / name).unlink(missing_ok=True)
+            place(Path(directory, name), copied / name)
     placed.unlink(missing_ok=True)
     shutil.copy(stub, placed)
     placed.chmod(0o755)

@@ -99,10 +99,15 @@ def test_no_process_outlives_a_killed_parent(
 
 
 @pytest.mark.parametrize(
-    ("program", "role"), [("coglet.http_server", "parent"), ("_run_worker", "worker")]
+    ("program", "sent", "words"),
+    [
+        ("coglet.http_server", signal.SIGSTOP, "Cog's parent"),
+        ("_run_worker", signal.SIGSTOP, "Cog's worker"),
+        ("-m cog_triton serve", signal.SIGUSR1, "another rank has died (SIGUSR1)"),
+    ],
 )
 def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
-    make_stack: Callable[..., Stack], program: str, role: str
+    make_stack: Callable[..., Stack], program: str, sent: signal.Signals, words: str
 ) -> None:
     stack = make_stack(**MOCK, COG_PROBE_TIMEOUT="1")
     stack.start()
@@ -110,13 +115,13 @@ def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
     with ThreadPoolExecutor() as pool, stack.stream("Say hello.", max_tokens=2000) as events:
         next(events)
         rest = pool.submit(list, events)
-        os.kill(pid_of(stack, program), signal.SIGSTOP)
+        os.kill(pid_of(stack, program), sent)
         code, output = stack.finish(seconds=SECONDS_TO_FAIL)
         kind, last = rest.result(60)[-1]
         assert (kind, last["status"]) == ("completed", "failed")
         assert last["error"].startswith("E2105 TritonUnavailable: ")
     assert code == 1
-    assert f"E2105 TritonUnavailable: Cog's {role}" in output
+    assert f"E2105 TritonUnavailable: {words}" in output
     assert processes_of(stack.work_dir) == {}
 
 

@@ -31,7 +31,7 @@ from cog_triton.triton.token_transport import as_list
 
 pytestmark = [pytest.mark.integration, needs_mpirun]
 
-MODEL = Path(__file__).parent / "ranks" / "model.py"
+MODEL = Path(__file__).parent / "ranks"
 # What stands for ssh: it stays here, in an environment as bare as a login's, but for the name of
 # the engine keeper, which no engine of several machines has. Two daemons on one machine would share
 # the files that each has on its own elsewhere, so these get a place per host.
@@ -59,7 +59,7 @@ class Ranks:
             ServeConfig({"tensorrt_llm": {"num_threads": 1}}),
             directory / "model_repo",
         )
-        shutil.copy(MODEL, repository / "tensorrt_llm" / "1")
+        shutil.copytree(MODEL, repository / "tensorrt_llm" / "1", dirs_exist_ok=True)
         self.server = TritonServer(self.settings, repository, directory, 2)
         self.client = TritonClient(self.settings.triton_url, 60, TritonUnknownError)
         self.processes: set[int] = set()

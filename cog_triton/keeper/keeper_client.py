@@ -45,8 +45,8 @@ class KeeperClient:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
+        """Whether it runs; its reaper does for longer, to end the engines of a dead one."""
+        return not self.lost and self._process is not None and self._process.poll() is None
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -54,7 +54,12 @@ class KeeperClient:
         return {KEEPER_VARIABLE: self.name}
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Start it, with the environment for engines; raises E2106 if it does not listen."""
+        """Start it, with the environment for engines; raises E2106 if it does not listen.
+
+        What a dead one has left is killed before.
+        """
+        self.kill()
+        self.lost = False
         log_path = self._directory / "keeper.log"
         with log_path.open("ab") as log:
             self._process = reaper.spawn(
@@ -78,7 +83,7 @@ class KeeperClient:
             said = log_path.read_text("utf-8", "replace")
             raise TritonStartFailed(f"the engine keeper does not start (log: {log_path}):\n{said}")
         message_stream.send(self._writer, Watch())
-        self._deaths, self._leased, self.lost = asyncio.Queue(), asyncio.Event(), False
+        self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
         self._reading = asyncio.ensure_future(self._read(reader))
 
     async def wait_until_leased(self) -> None:

@@ -164,6 +164,19 @@ def test_the_supervisor_has_a_faulty_engine_killed(keeper: Keeper) -> None:
     owner.engine.close()
 
 
+def test_a_dead_keeper_is_started_anew_while_its_reaper_is_at_work(keeper: Keeper) -> None:
+    (pid,) = keeper.pids
+    assert keeper.client._process is not None
+    os.kill(keeper.client._process.process.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    assert keeper.death() == "the engine keeper has died"
+    assert not keeper.client.alive
+    keeper.start()
+    owner = Owner(keeper)
+    assert owner.answer(1) == [2, 3, 4]
+    owner.engine.close()
+
+
 def test_an_engine_that_raises_is_replaced(keeper: Keeper) -> None:
     owner = Owner(keeper)
     owner.submit(BROKEN, 3)

@@ -10,9 +10,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self
 
 from cog_triton.artifact.engine_config import TENSORRT_LLM
@@ -21,7 +29,9 @@ from cog_triton.system.printable import printable
 
 MANIFEST_NAME = "cog-triton.json"
 _CHUNK = 1 << 20
-_SCHEMA_2 = ("runtime",)
+_SCHEMA_2 = ("runtime", "lora_adapters")
+AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+"""Name of a packed adapter, which is also that of its directory."""
 
 
 class FileEntry(BaseModel):
@@ -33,10 +43,26 @@ class FileEntry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class AdapterEntry(BaseModel):
+    """LoRA adapter in the engine's ``lora/NAME``: where it came from, and what it is.
+
+    `source` is without secrets, `revision` by which the same can be had again, and `base_model`
+    what it was trained on, by its own config.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    source: str
+    revision: str | None = None
+    rank: int = Field(ge=1)
+    base_model: str | None = None
+
+
 class Manifest(BaseModel):
     """Manifest; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens.
 
-    `runtime` are settings of the engine's family by name, defaults of a server; schema 1 has none.
+    `runtime` are settings of the engine's family by name, defaults of a server. Schema 1 has
+    neither them nor `lora_adapters`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -54,6 +80,7 @@ class Manifest(BaseModel):
     max_seq_len: int = Field(ge=1)
     max_batch_size: int = Field(ge=1)
     runtime: dict[str, JsonValue] = {}
+    lora_adapters: dict[AdapterName, AdapterEntry] = {}
     files: dict[str, FileEntry]
 
     @model_validator(mode="after")
@@ -69,6 +96,11 @@ class Manifest(BaseModel):
         """Text of cog-triton.json; equal for equal manifests."""
         left_out = {key for key in _SCHEMA_2 if not getattr(self, key)}
         return self.model_dump_json(by_alias=True, indent=2, exclude=left_out) + "\n"
+
+
+def adapter_directory(name: str) -> str:
+    """Directory of a packed adapter, from the engine's."""
+    return f"lora/{name}"
 
 
 def load(engine_dir: Path) -> Manifest | None:

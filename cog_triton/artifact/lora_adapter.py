@@ -19,6 +19,8 @@ from cog_triton.errors import EngineCorrupt, EngineIncompatible
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 """All that an engine gets of an adapter."""
+CONVERTED_FILES = ("model.lora_weights.npy", "model.lora_config.npy")
+"""What engine.tar has beside them: the adapter as TensorRT-LLM takes it, by its names for that."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_CONFIG = 1 << 20
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from cog_triton.artifact.lora_adapter import read_adapter
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.bls_engine import Engine, EngineRequest
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.tensor_contract import LORA_NAME, scalar
-from cog_triton.engines.tensorrt_llm.adapter_tensors import task_id, to_tensors
+from cog_triton.engines.tensorrt_llm.adapter_tensors import load_tensors, task_id
 from cog_triton.errors import CogTritonError
 
 _log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class TritonPythonModel:
             "request_output_len": np.ones((1, 1), np.int32),
             "streaming": np.zeros((1, 1), np.bool_),
             "lora_task_id": number,
-            **to_tensors(read_adapter(adapter.directory)),
+            **load_tensors(adapter.directory),
         }
         request = EngineRequest(f"lora-{uuid.uuid4().hex}", inputs, ())
         for _ in self._engine.call(request):

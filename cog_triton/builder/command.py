@@ -52,6 +52,11 @@ def look(
         checked = not check or check_arguments(
             planned.steps, echo, against_installed=against_installed
         )
+        if check and planned.config.lora_adapters:
+            from cog_triton.builder import packed_adapters
+
+            for line in packed_adapters.look(planned.config, _local_model(planned)):
+                echo(f"[check] lora_adapters: {line}")
     if plan:
         from cog_triton.builder.plan_report import as_lines
 
@@ -65,6 +70,12 @@ def clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
     workspace = Workspace(work_dir)
     freed = workspace.clean(None if config is None else load_config(config))
     echo(f"[clean] {workspace.root}: removed {freed / 1e6:.0f} MB")
+
+
+def _local_model(plan: Plan) -> Path | None:
+    """The model, where it is a directory that needs no download."""
+    path = Path(plan.config.model_id).expanduser()
+    return path if path.is_dir() and plan.config.model_tar_url is None else None
 
 
 def _planned(path: Path, workspace: Workspace, echo: Echo) -> Plan:

@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from cog_triton.builder import config_yaml
+from cog_triton.builder import adapter_config, config_yaml
+from cog_triton.builder.adapter_config import Adapters, AdapterSource
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.legacy.image_paths import MODEL, MODELS, relative
@@ -28,7 +29,7 @@ from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSetti
 from cog_triton.errors import BuildConfigInvalid
 
 # Names that the builder itself uses in the work directory.
-RESERVED = (MODEL, MODELS, "logs", "stamps", "python")
+RESERVED = (MODEL, MODELS, "logs", "lora", "stamps", "python")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -195,6 +196,9 @@ class BuildConfig(BaseModel):
     runtime: RuntimeSettings | None = None
     """How the engine is served, where the serve config does not say otherwise; it is packed, and
     changes no step."""
+    lora_adapters: Adapters = {}
+    """LoRA adapters by the names that requests have for them: a directory, ORG/NAME of the hub or
+    a tar's URL, or these with more keys. They are checked before any step, and packed."""
     convert: StepConfig | None = None
     """Converts the model's checkpoint."""
     convert_to_ft: StepConfig | None = None
@@ -222,6 +226,11 @@ class BuildConfig(BaseModel):
                 raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
         if self.runtime is not None and self.example_name == "openvino":
             raise ValueError("runtime is for engines of TensorRT-LLM")
+        if self.lora_adapters:
+            if self.example_name == "openvino":
+                raise ValueError("lora_adapters is for engines of TensorRT-LLM")
+            if lacking := adapter_config.problem(self.build.args):
+                raise ValueError(f"lora_adapters: {lacking}")
         self._outputs_do_not_overlap()
         for name, step in self.steps():
             ranks = _ranks(step.args)
@@ -252,11 +261,13 @@ class BuildConfig(BaseModel):
     def to_yaml(self) -> str:
         """The config as it is run, without its secrets: equal text for equal configs.
 
-        Those are its token, and the user, password and query of model_tar_url.
+        Those are its token, and the user, password and query of URLs.
         """
         value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
         if self.model_tar_url is not None:
             value["model_tar_url"] = redaction.redact_url(self.model_tar_url)
+        for adapter in value.get("lora_adapters", {}).values():
+            adapter["source"] = redaction.redact_address(adapter["source"])
         return yaml.safe_dump(value, sort_keys=False)
 
 
@@ -296,6 +307,7 @@ def known_keys() -> dict[str, list[str]]:
     """The keys that there are, see `config_errors.describe`."""
     return {
         "": list(BuildConfig.model_fields),
+        "lora_adapters": list(AdapterSource.model_fields),
         "runtime": list(NAMES),
         "step": list(StepConfig.model_fields),
     }

@@ -6,6 +6,7 @@ import json
 
 from pydantic import BaseModel
 
+from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 
@@ -28,7 +29,9 @@ def as_markdown() -> str:
         "Of each step (`convert`, `quantize`, `build`):\n\n"
         f"{_table(StepConfig)}\n"
         "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
-        f"{_table(RuntimeSettings)}"
+        f"{_table(RuntimeSettings)}\n"
+        "Of each of `lora_adapters`:\n\n"
+        f"{_table(AdapterSource)}"
     )
 
 

@@ -22,7 +22,7 @@ def notes(plan: Plan, model: Path) -> Iterator[str]:
     """What to know of `model`, a directory, before the convert step of `plan` runs."""
     first = plan.steps[0]
     family = PurePosixPath(first.script.name).parent.name
-    config = _object(model / "config.json")
+    config = json_object(model / "config.json")
     if family in _READS_LM_HEAD and config.get("tie_word_embeddings") and not _has_lm_head(model):
         yield (
             f"[{first.name}] warning: the model ties its embeddings and has no {_LM_HEAD}, for"
@@ -45,7 +45,7 @@ def _has_lm_head(model: Path) -> bool:
     from cog_triton.artifact.safetensors_file import read_header  # it imports numpy
 
     if (model / _INDEX).is_file():
-        return _LM_HEAD in _object(model / _INDEX).get("weight_map", {})
+        return _LM_HEAD in json_object(model / _INDEX).get("weight_map", {})
     files = list(model.glob("*.safetensors"))
     try:
         return not files or any(_LM_HEAD in read_header(file) for file in files)
@@ -53,7 +53,7 @@ def _has_lm_head(model: Path) -> bool:
         return True
 
 
-def _object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is none."""
     try:
         value = json.loads(path.read_text("utf-8"))

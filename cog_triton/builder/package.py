@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_compression
 from cog_triton.artifact.canary import CANARY_NAME
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.builder import build_canary, built_engine, provenance
+from cog_triton.builder import build_canary, built_engine, packed_adapters, provenance
 from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.inspection import required_files
@@ -65,6 +66,7 @@ def write(
     output: Path,
     *,
     revision: str | None = None,
+    adapters: Sequence[PackedAdapter] = (),
     echo: Echo,
 ) -> None:
     """Pack `engine_dir` with its tokenizer, build_config.yaml and cog-triton.json into `output`.
@@ -72,13 +74,14 @@ def write(
     Args:
         model_dir: where tokenizer files are taken from that `engine_dir` lacks.
         revision: of the model, as its origin names it.
+        adapters: LoRA adapters to pack with it.
         echo: gets progress and warnings, a line each.
 
     Raises:
         InvalidArgument: `output` has another suffix than a tar's.
         BuildConfigInvalid: the engine cannot be served with what `config` says of that.
         BuildStepFailed: the engine has no usable config.json, or not the files that it asks for.
-        EngineIncompatible: NVIDIA's driver does not work.
+        EngineIncompatible: NVIDIA's driver does not work, or an adapter does not fit.
         DiskFull: there is no room for `output`.
     """
     described = _read_config(engine_dir)
@@ -97,6 +100,9 @@ def write(
     if "tokenizer.json" not in members:
         echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
     built_engine.check(config, described, engine_dir)
+    packed_adapters.check_built(adapters, described, engine_dir)
+    for each in adapters:
+        members |= each.members()
     runtime = carried(config.runtime)
     versions = provenance.versions(described, echo)
     sm, gpu_name = provenance.gpus(described, echo)
@@ -109,7 +115,7 @@ def write(
 
     def describe(entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(
-            schema=2 if runtime else 1,
+            schema=2 if runtime or adapters else 1,
             engine=described.engine,
             model_id=config.model_id,
             revision=revision,
@@ -122,6 +128,7 @@ def write(
             max_seq_len=limits.seq_len,
             max_batch_size=limits.max_batch_size,
             runtime=runtime,
+            lora_adapters={each.name: each.entry for each in adapters},
             files=entries,
         )
 

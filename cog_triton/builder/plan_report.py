@@ -11,6 +11,7 @@ from cog_triton.builder import step_cache
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import model_source
+from cog_triton.download.redaction import redact_address
 from cog_triton.errors import ModelUnavailable
 
 
@@ -29,6 +30,9 @@ def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
         yield f"          {plan.here.path if plan.here else f'to be downloaded, {size}'}"
     except ModelUnavailable as error:
         yield f"          NOT HERE: {error}"
+    for name, adapter in plan.config.lora_adapters.items():
+        at = adapter.revision or adapter.sha256
+        yield f"lora      {name}: {redact_address(adapter.source)}{f' at {at}' if at else ''}"
     states = [_state(step, others) for step in plan.steps]
     yield f"work dir  {plan.work_dir}"
     yield f"          {_disk(plan, download, states)}"

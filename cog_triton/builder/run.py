@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cog_triton.builder import model_notes, package, step_cache
+from cog_triton.builder import model_notes, package, packed_adapters, step_cache
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.legacy.image_paths import MODEL
@@ -77,9 +77,12 @@ def run_build(
                 point_at(link, fetched.path)
             for note in model_notes.notes(plan, fetched.path):
                 echo(note)
+            adapters = packed_adapters.prepare(
+                plan.config, fetched.path, workspace.models, plan.work_dir, echo
+            )
             engine_dir = _run_steps(plan, workspace, cache, echo, begin)
             begin(PACKAGE_STAGE)
-            with step_cache.packing(plan, output) as is_packed:
+            with step_cache.packing(plan, output, adapters) as is_packed:
                 if cache and is_packed:
                     echo(f"[package] {output} is already written")
                 else:
@@ -90,6 +93,7 @@ def run_build(
                         plan.model,
                         output,
                         revision=fetched.revision,
+                        adapters=adapters,
                         echo=echo,
                     )
     return output

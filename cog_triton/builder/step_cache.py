@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from cog_triton import __version__
 from cog_triton.builder.canary_run import PROMPT, TOKENS
+from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.download import model_source
 from cog_triton.download.model_request import FetchedModel
@@ -123,18 +124,18 @@ def adopt(step: Step, others: Iterable[Path]) -> Path | None:
 
 
 @contextlib.contextmanager
-def packing(plan: Plan, output: Path) -> Iterator[bool]:
+def packing(plan: Plan, output: Path, adapters: Sequence[PackedAdapter] = ()) -> Iterator[bool]:
     """Whether `output` is what the last build of `plan` packed, untouched; recorded at the end."""
     path = _path(plan.work_dir, _PACKAGE)
     try:
-        known = bool(json.loads(path.read_text("utf-8")) == _packed(plan, output))
+        known = bool(json.loads(path.read_text("utf-8")) == _packed(plan, output, adapters))
     except (OSError, ValueError):
         known = False
     yield known
-    _write(path, _packed(plan, output))
+    _write(path, _packed(plan, output, adapters))
 
 
-def _packed(plan: Plan, output: Path) -> dict[str, Any]:
+def _packed(plan: Plan, output: Path, adapters: Sequence[PackedAdapter]) -> dict[str, Any]:
     stat = output.stat()
     identity = [str(output.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
     fingerprint = plan.steps[-1].fingerprint
@@ -143,6 +144,10 @@ def _packed(plan: Plan, output: Path) -> dict[str, Any]:
         "output": identity,
         "versions": versions(),
         "canary": [PROMPT, TOKENS],
+        "adapters": [
+            [each.name, each.entry.model_dump(), _listing(each.adapter.directory)]
+            for each in adapters
+        ],
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cog_triton.artifact.lora_adapter import CONFIG_FILE, FILES
 from cog_triton.download import fetch as downloads
-from cog_triton.download.model_request import ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
@@ -22,8 +22,10 @@ def fetch_adapter(
     echo: Echo,
     *,
     token: str | None = None,
+    revision: str | None = None,
+    sha256: str | None = None,
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
-) -> Path:
+) -> FetchedModel:
     """The directory of an adapter; it is downloaded if it is not here.
 
     Args:
@@ -32,6 +34,8 @@ def fetch_adapter(
         store: where what is downloaded is kept.
         max_bytes: of a download; more is refused before it begins, if its size is told.
         token: for the hub.
+        revision: branch, tag or commit on the hub.
+        sha256: what the tar must have.
 
     Raises:
         ModelUnavailable: it cannot be had, or is too large; says which one and why.
@@ -42,12 +46,13 @@ def fetch_adapter(
         from cog_triton.download.model_tar import ModelTar  # takes its time, as the hub does
 
         name = downloads.redacted_name(source)
-        tar = ModelTar(source, None, store)
+        tar = ModelTar(source, sha256, store)
         _require_size(name, tar.size(), max_bytes)
-        return _only_adapter(tar.fetch(echo, retry, threading.Event()).path, source)
+        fetched = tar.fetch(echo, retry, threading.Event())
+        return FetchedModel(_only_adapter(fetched.path, source), fetched.revision)
     path = base / Path(source).expanduser()
     if path.is_dir():
-        return path
+        return FetchedModel(path, None)
     from cog_triton.download.model_source import is_hub_id
 
     if not is_hub_id(source):
@@ -57,9 +62,9 @@ def fetch_adapter(
         )
     from cog_triton.download import hub
 
-    request = ModelRequest(source, files=FILES, token=token)
+    request = ModelRequest(source, revision, files=FILES, token=token)
     _require_size(source, hub.size(request, store), max_bytes)
-    return hub.fetch(request, store, echo, retry, threading.Event()).path
+    return hub.fetch(request, store, echo, retry, threading.Event())
 
 
 def _require_size(name: str, size: int | None, max_bytes: int) -> None:

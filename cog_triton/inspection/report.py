@@ -49,6 +49,9 @@ def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
         "max_beam_width": limits.max_beam_width if limits else None,
         "max_num_tokens": limits.max_num_tokens if limits else None,
         "runtime": manifest.runtime if manifest else None,
+        "lora_adapters": {name: each.model_dump() for name, each in manifest.lora_adapters.items()}
+        if manifest
+        else None,
         "manifest": manifest is not None,
         "size": engine.size,
         "files": {
@@ -95,6 +98,9 @@ def _facts(engine: EngineDescription, check: GpuCheck | None) -> Iterator[tuple[
     yield "ranks", _ranks(engine)
     if manifest and manifest.runtime:
         yield "runtime", ", ".join(f"{name} {value}" for name, value in manifest.runtime.items())
+    if manifest and manifest.lora_adapters:
+        adapters = manifest.lora_adapters.items()
+        yield "LoRA", ", ".join(f"{name} (rank {each.rank})" for name, each in adapters)
 
 
 def _gpu(engine: EngineDescription) -> str:

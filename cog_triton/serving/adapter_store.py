@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,13 +61,24 @@ class AdapterStore:
         """The loaded adapter of a name."""
         return self._adapters.get(name)
 
-    def fetch(self, name: str, source: str, base: Path, token: str | None = None) -> None:
-        """Load an adapter that the operator names; see `fetch_adapter`."""
+    def fetch(
+        self,
+        name: str,
+        source: str,
+        base: Path,
+        token: str | None = None,
+        *,
+        converted: bool = False,
+    ) -> None:
+        """Load an adapter that the operator names; see `fetch_adapter`.
+
+        `converted` ones are the engine's own, packed as it takes them, and copied so.
+        """
         with _naming(name):
             store = self._settings.work_dir / "models"
             limit = self._settings.max_lora_bytes
-            directory = fetch_adapter(source, base, store, limit, _log.info, token=token)
-            self.load(name, directory)
+            found = fetch_adapter(source, base, store, limit, _log.info, token=token)
+            self.load(name, found.path, more=lora_adapter.CONVERTED_FILES if converted else ())
 
     def load_requested(self, name: str, path: str, *, replace: bool) -> RegisteredAdapter:
         """Load an adapter that a client names; raises E1009 or E1005 for a path out of LORA_DIR."""
@@ -87,9 +98,15 @@ class AdapterStore:
             return self.load(name, directory, root, replace=replace)
 
     def load(
-        self, name: str, directory: Path, root: Path | None = None, *, replace: bool = False
+        self,
+        name: str,
+        directory: Path,
+        root: Path | None = None,
+        *,
+        replace: bool = False,
+        more: Sequence[str] = (),
     ) -> RegisteredAdapter:
-        """Check an adapter, copy it, and let requests name it.
+        """Check an adapter, copy it with what there is of `more`, and let requests name it.
 
         Raises:
             InvalidArgument: the name is none, or is taken and not to be replaced.
@@ -104,7 +121,7 @@ class AdapterStore:
             )
         with self._lock:
             self._require_free(name, replace=replace)
-            adapter, copied = self._copy(directory, root)
+            adapter, copied = self._copy(directory, root, more)
             self._number += 1
             # "#" is in no name.
             unused = name not in self._names_used
@@ -144,7 +161,9 @@ class AdapterStore:
         elif len(self._adapters) >= (most := self._settings.max_loras_loaded):
             raise Overloaded(f"{most} LoRA adapters are loaded, as many as may be; unload one")
 
-    def _copy(self, directory: Path, root: Path | None) -> tuple[LoRAAdapter, Path]:
+    def _copy(
+        self, directory: Path, root: Path | None, more: Sequence[str]
+    ) -> tuple[LoRAAdapter, Path]:
         """Copy an adapter and check it; it is kept once, in a directory named by its content."""
         present = [name for name in lora_adapter.FILES if (directory / name).is_file()]
         if len(present) < len(lora_adapter.FILES):
@@ -160,7 +179,7 @@ class AdapterStore:
         scratch.mkdir()
         digest = hashlib.sha256()
         with disk_full_errors(self._files, f"{directory}: needs {megabytes(size)}", size):
-            for name in present:
+            for name in [*present, *(each for each in more if (directory / each).is_file())]:
                 _copy_file(directory / name, scratch / name, limit, digest, root)
         try:
             adapter = lora_adapter.read_adapter(scratch)

@@ -88,7 +88,10 @@ def _load_adapters(
     store = AdapterStore(settings, family.lora_limits(), run_dir)
     token = os.environ.get("HF_TOKEN") or None
     for name, source in family.adapters.items():
-        store.fetch(name, source, family.directory, token)
+        if name in config.adapters:
+            _log.info("LoRA adapter %r: the serve config's, not the engine's own", name)
+        else:
+            store.fetch(name, source, family.directory, token, converted=True)
     for name, source in config.adapters.items():
         store.fetch(name, source, config.directory, token)
     family.registry = store.registry

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import json
 import queue
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,83 +47,7 @@ import tensorrt_llm_engines
 pytestmark = pytest.mark.integration
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
-STAND_IN = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.path = json.loads(args["model_config"])["parameters"]["seen"]["string_value"]
-        self.held = []
-        self.tasks = set()
-
-    def execute(self, requests):
-        for request in requests:
-            seen = {t.name(): t.as_numpy().ravel().tolist() for t in request.inputs()}
-            seen = {name: value for name, value in seen.items() if value}
-            seen["shapes"] = {t.name(): t.as_numpy().shape for t in request.inputs()}
-            with open(self.path, "a") as file:
-                file.write(json.dumps(seen, default=str) + "\\n")
-            sender = request.get_response_sender()
-            task = seen.get("lora_task_id", [0])[0]
-            if "lora_weights" in seen:
-                self.tasks.add(task)
-            elif task and task not in self.tasks:
-                text = f"[ERROR] LoRA task {task} not found in cache. Please send LoRA weights"
-                sender.send(
-                    pb_utils.InferenceResponse(error=pb_utils.TritonError(text)),
-                    flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-                )
-                continue
-            if seen["request_output_len"] == [17]:  # as when others take its place
-                self.tasks.clear()
-            if seen["request_output_len"] == [13]:
-                text = "[ERROR] Prompt length (900) exceeds maximum input length (512)"
-                sender.send(
-                    pb_utils.InferenceResponse(error=pb_utils.TritonError(text)),
-                    flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-                )
-                continue
-            if seen["request_output_len"] == [64]:  # all 64 of them must be here at once
-                self.held.append((sender, seen))
-                for held in self.held if len(self.held) == 64 else ():
-                    self.answer(*held)
-                continue
-            self.answer(sender, seen)
-
-    def answer_whole(self, sender, seen):
-        ids = seen["input_ids"]
-        echo = [] if seen.get("exclude_input_in_output") == [True] else ids
-        whole = [*echo, *ids]
-        tensors = [
-            pb_utils.Tensor("output_ids", np.array([[[*whole, 0, 0]]], dtype=np.int32)),
-            pb_utils.Tensor("sequence_length", np.array([[len(whole)]], dtype=np.int32)),
-        ]
-        sender.send(
-            pb_utils.InferenceResponse(output_tensors=tensors),
-            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-        )
-
-    def answer(self, sender, seen):
-        if seen.get("streaming") == [False]:
-            self.answer_whole(sender, seen)
-            return
-        for place, token in enumerate(seen["input_ids"]):
-            tensors = [
-                pb_utils.Tensor("output_ids", np.array([[[token]]], dtype=np.int32)),
-                pb_utils.Tensor("sequence_length", np.array([[1]], dtype=np.int32)),
-            ]
-            if seen.get("return_log_probs") == [True]:
-                values = np.array([-0.1, -np.inf][place % 2 :], dtype=np.float32)
-                tensors.append(pb_utils.Tensor("output_log_probs", values.reshape(1, 1, -1)))
-            if seen.get("return_context_logits") == [True]:
-                logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
-                tensors.append(pb_utils.Tensor("context_logits", logits))
-            sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+BACKEND = Path(__file__).parents[1] / "tensorrt_llm_tree" / "backend" / "model.py"
 
 
 class Served:
@@ -199,7 +124,7 @@ def served(
     engine.backend = "python"
     engine.parameters["seen"].string_value = str(seen)
     path.write_text(text_format.MessageToString(engine), "utf-8")
-    (target / "tensorrt_llm" / "1" / "model.py").write_text(STAND_IN)
+    shutil.copy(BACKEND, target / "tensorrt_llm" / "1" / "model.py")
     http, grpc, metrics = free_ports(3)
     settings = load_settings(
         triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics

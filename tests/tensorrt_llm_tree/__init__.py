@@ -7,9 +7,11 @@ a Hugging Face model, and write files of the real names and shapes.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
+import sys
 import venv
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,3 +99,23 @@ def driver(directory: Path) -> dict[str, str] | None:
     library = directory / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, _HERE / "libcuda.c"], check=True)
     return {"LD_LIBRARY_PATH": str(directory)}
+
+
+def backends(directory: Path) -> Path:
+    """Triton's backends with a look-alike of ``tensorrtllm``, for TRITONSERVER_BACKEND_DIR.
+
+    It is the Python backend under another name, which runs the model.py beside it.
+    """
+    found = importlib.util.find_spec("pytriton")
+    assert found is not None
+    (package,) = found.submodule_search_locations or ()
+    root = Path(package) / "tritonserver"
+    python, ours = root / "backends" / "python", directory / "tensorrtllm"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    shutil.copytree(python, directory / "python")
+    shutil.copytree(python, ours)
+    (ours / "libtriton_python.so").rename(ours / "libtriton_tensorrtllm.so")
+    shutil.copy(root / "python_backend_stubs" / version / "triton_python_backend_stub", ours)
+    (ours / "triton_python_backend_stub").chmod(0o755)
+    shutil.copy(_HERE / "backend" / "model.py", ours)
+    return directory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 HIDDEN, LAYERS, HEADS, LONGEST = 16, 2, 4, 64
 
@@ -96,6 +96,7 @@ def _tokenizer(directory: Path) -> int:
     vocabulary = {character: number for number, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LONGEST}))
     return len(vocabulary) + 1  # an odd number, so that two ranks need a padded one

@@ -6,37 +6,17 @@ layer, its lora_A and its scaled lora_B flat, one after the other, padded to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.artifact.lora_adapter import LoRAAdapter
-from cog_triton.errors import EngineIncompatible
+from cog_triton.artifact.lora_adapter import CONVERTED_FILES, LoRAAdapter, read_adapter
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES, MODULE_IDS
+from cog_triton.errors import EngineCorrupt, EngineIncompatible
 
-# tensorrt_llm/lora_manager.py: LoraManager.LORA_MODULE_IDS, and the default names of modules in
-# Hugging Face models, get_default_trtllm_modules_to_hf_modules.
-MODULE_IDS: Mapping[str, int] = {
-    "attn_qkv": 0,
-    "attn_q": 1,
-    "attn_k": 2,
-    "attn_v": 3,
-    "attn_dense": 4,
-    "mlp_h_to_4h": 5,
-    "mlp_4h_to_h": 6,
-    "mlp_gate": 7,
-}
-HF_MODULES: Mapping[str, str] = {
-    "attn_qkv": "qkv_proj",
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_dense": "o_proj",
-    "mlp_h_to_4h": "gate_proj",
-    "mlp_4h_to_h": "down_proj",
-    "mlp_gate": "up_proj",
-}
 _IDS = {theirs: MODULE_IDS[ours] for ours, theirs in HF_MODULES.items()}
 _FIRST_TASK = 1 << 32
 
@@ -46,23 +26,68 @@ def task_id(number: int) -> int:
     return _FIRST_TASK + number
 
 
+def load_tensors(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of an adapter, as `to_tensors`; as the builder converted them, if it did.
+
+    Raises E1306 if what was converted is not of this adapter, and what `to_tensors` does.
+    """
+    adapter = read_adapter(directory)
+    weights, config = (directory / name for name in CONVERTED_FILES)
+    if not (weights.is_file() and config.is_file()):
+        return to_tensors(adapter)
+    try:
+        found = {
+            "lora_weights": np.load(weights, allow_pickle=False),
+            "lora_config": np.load(config, allow_pickle=False),
+        }
+    except (OSError, ValueError, EOFError) as error:
+        raise EngineCorrupt(f"{directory}: {' or '.join(CONVERTED_FILES)}: {error}") from error
+    rows = np.array([rows_of(adapter)], np.int32)
+    longest = max(prod(m.down.shape) + prod(m.up.shape) for m in adapter.modules)
+    if (
+        found["lora_config"].dtype != np.int32
+        or not np.array_equal(found["lora_config"], rows)
+        or found["lora_weights"].dtype != np.float16
+        or found["lora_weights"].shape != (1, len(adapter.modules), longest)
+    ):
+        raise EngineCorrupt(f"{directory}: {' and '.join(CONVERTED_FILES)} are not of its adapter")
+    return found
+
+
+def save_tensors(adapter: LoRAAdapter, directory: Path) -> None:
+    """Write `to_tensors` of an adapter as hf_lora_convert.py does, for `load_tensors`."""
+    tensors = to_tensors(adapter)
+    for name, tensor in zip(CONVERTED_FILES, ("lora_weights", "lora_config"), strict=True):
+        np.save(directory / name, tensors[tensor])
+
+
+def rows_of(adapter: LoRAAdapter) -> list[tuple[int, int, int]]:
+    """A row of lora_config for each module: its id, its layer and its rank.
+
+    Raises E1305 for a module that TensorRT-LLM does not know.
+    """
+    rows = []
+    for module in adapter.modules:
+        if module.kind not in _IDS or module.layer is None:
+            raise EngineIncompatible(f"{module.name}: TensorRT-LLM adapts {', '.join(_IDS)} only")
+        rows.append((_IDS[module.kind], module.layer, module.rank))
+    return rows
+
+
 def to_tensors(adapter: LoRAAdapter) -> dict[str, npt.NDArray[Any]]:
     """lora_weights, FP16 [1, modules, length], and lora_config, INT32 [1, modules, 3].
 
     Raises E1305 for a module that TensorRT-LLM does not know, and for values beyond FP16.
     """
     rows: list[npt.NDArray[np.float16]] = []
-    config: list[tuple[int, int, int]] = []
+    config = rows_of(adapter)
     for module in adapter.modules:
-        if module.kind not in _IDS or module.layer is None:
-            raise EngineIncompatible(f"{module.name}: TensorRT-LLM adapts {', '.join(_IDS)} only")
         down, up = module.down.floats(), module.up.floats() * np.float32(module.scale)
         with np.errstate(over="ignore"):
             row = np.concatenate([down.ravel(), up.ravel()]).astype(np.float16)
         if not np.isfinite(row).all():
             raise EngineIncompatible(f"{module.name}: has values that FP16 does not hold")
         rows.append(row)
-        config.append((_IDS[module.kind], module.layer, module.rank))
     weights = np.zeros((1, len(rows), max(map(len, rows))), np.float16)
     for place, row in enumerate(rows):
         weights[0, place, : len(row)] = row

@@ -24,7 +24,8 @@ _SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
 class Engine:
     """TensorRT-LLM engine; the first of `end_ids` is sent as end_id; there may be none.
 
-    `runtime` are the settings that it carries, see `runtime_settings`.
+    `runtime` are the settings that it carries, see `runtime_settings`, and `adapters` the names of
+    the LoRA adapters that it was packed with.
     """
 
     directory: Path
@@ -33,6 +34,7 @@ class Engine:
     end_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     runtime: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -83,9 +85,11 @@ def read_engine(directory: Path) -> Engine:
     if len(held) > ranks:
         raise EngineCorrupt(f"{directory}: {len(held)} rank*.engine, config.json says {ranks}")
     end_ids, pad_id = _special_ids(directory)
-    runtime = runtime_settings.of_manifest(engine_manifest.load(directory), str(directory))
+    manifest = engine_manifest.load(directory)
+    runtime = runtime_settings.of_manifest(manifest, str(directory))
     contract = ReleaseContract.of(config.version)
-    return Engine(directory, config, contract, end_ids, pad_id, runtime)
+    adapters = tuple(manifest.lora_adapters) if manifest else ()
+    return Engine(directory, config, contract, end_ids, pad_id, runtime, adapters)
 
 
 def _rank_files(directory: Path) -> set[str]:

@@ -10,7 +10,8 @@ from typing import Any
 from typing_extensions import Self
 
 from cog_triton import errors
-from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, LoRABuild
+from cog_triton.artifact.engine_config import TENSORRT_LLM
+from cog_triton.artifact.engine_manifest import adapter_directory
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.abilities import Abilities
@@ -18,16 +19,15 @@ from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.tensorrt_llm import (
+    adapter_limits,
     backend_errors,
     engine_directory,
     render_config,
     runtime_settings,
     setting_rules,
 )
-from cog_triton.engines.tensorrt_llm.adapter_tensors import HF_MODULES, task_id
+from cog_triton.engines.tensorrt_llm.adapter_tensors import task_id
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
-
-_MAX_LORA_RANK = 64  # trtllm-build's default of max_lora_rank
 
 
 class TensorRTLLMFamily(EngineFamily):
@@ -101,26 +101,15 @@ class TensorRTLLMFamily(EngineFamily):
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`; what the engine was built for."""
-        build, model = self.engine.config.build_config, self.engine.config.pretrained_config
-        where = self.directory / CONFIG_NAME
-        if not build.plugin_config.lora_plugin:
-            raise errors.EngineIncompatible(
-                f"{where}: the engine takes no LoRA adapters: build it with lora_plugin"
-            )
-        if model.dtype != "float16":
-            raise errors.EngineIncompatible(
-                f"{where}: dtype={model.dtype}: TensorRT-LLM takes adapters of the model's own type"
-                " alone, and its Triton model has lora_weights in FP16: build with dtype float16"
-            )
-        lora = build.lora_config or LoRABuild()
-        targets = [HF_MODULES[name] for name in lora.lora_target_modules if name in HF_MODULES]
-        return LoRALimits(
-            max_rank=lora.max_lora_rank or _MAX_LORA_RANK,
-            max_loras=build.max_batch_size,
-            modules=frozenset(targets or HF_MODULES.values()),
-            hidden_size=model.hidden_size,
-            layers=model.num_hidden_layers,
-        )
+        return adapter_limits.of_engine(self.engine.config, self.directory)
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """See `EngineFamily.adapters`; those that the engine was packed with."""
+        return {
+            name: str(self.directory.absolute() / adapter_directory(name))
+            for name in self.engine.adapters
+        }
 
     def adapt_text_model(self, config: Any) -> None:
         render_config.adapt_text_config(config, self._parameters, self.engine)

@@ -23,9 +23,19 @@ _SAME = (
     "max_draft_len",
     "monitor_memory",
 )
+# tensorrt_llm/models/modeling_utils.py: SpeculativeDecodingMode.
+_SPECULATIVE = {
+    None: 1,
+    "draft_tokens_external": 2,
+    "medusa": 4,
+    "lookahead_decoding": 8,
+    "explicit_draft_tokens": 16,
+    "eagle": 32,
+}
 _PLUGINS = (
     "gpt_attention_plugin",
     "gemm_plugin",
+    "lora_plugin",
     "remove_input_padding",
     "context_fmha",
     "use_paged_context_fmha",
@@ -58,6 +68,12 @@ def _build_config(args: Namespace, config: dict[str, Any]) -> dict[str, Any]:
         "max_seq_len": longest,
         **{name: getattr(args, name) for name in _SAME if hasattr(args, name)},
         "kv_cache_type": getattr(args, "kv_cache_type", "PAGED").upper(),
+        "speculative_decoding_mode": _SPECULATIVE[args.speculative_decoding_mode],
+        "lora_config": {
+            "lora_dir": args.lora_dir or [],
+            "max_lora_rank": args.max_lora_rank,
+            "lora_target_modules": args.lora_target_modules or [],
+        },
         "strongly_typed": True,
         "use_refit": False,
         "use_strip_plan": args.strip_plan,

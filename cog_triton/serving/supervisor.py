@@ -222,7 +222,19 @@ class Supervisor:
         self.state = SupervisorState.READY
 
     async def _verify(self) -> None:
-        """Check the engine with a real request, as soon as it is leased to Triton."""
+        """Check the engine with a real request, as soon as it is leased to Triton.
+
+        E2105 is no answer yet: on a busy machine a stub may still be at the last steps of an engine
+        that has died, when another is leased already.
+        """
+        try:
+            await self._check_leased()
+        except TritonUnavailable as error:
+            _log.info("the first request is sent again: %s", error)
+            self._transport.disconnect()
+            await self._check_leased()
+
+    async def _check_leased(self) -> None:
         if (keeper := self._server.keeper) is not None:
             await keeper.wait_until_leased()
             keeper.forget_deaths()
@@ -374,6 +386,8 @@ def _first_line(text: str) -> str:
 async def _done_within(task: asyncio.Future[Any], seconds: float) -> bool:
     """Whether `task` is done in time, counted in ticks of this loop, so that its own delays
     are not taken for the task's."""
+    # Its failure may come when nobody waits any more, which asyncio would log.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     for _ in range(math.ceil(seconds / _TICK_S)):
         if (await asyncio.wait({task}, timeout=_TICK_S))[0]:
             return True

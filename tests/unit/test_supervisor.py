@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -325,6 +326,22 @@ def test_engine_that_fails_every_request_is_restarted(supervised: Supervised) ->
     assert "the engine fails every request" in str(supervised.supervisor.error)
     supervised.triton.recover()
     supervised.until(SupervisorState.READY)
+
+
+def test_a_first_request_to_an_engine_that_is_gone_is_sent_again(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, sent = supervised.generator.probe, itertools.count(1)
+
+    def fail_first() -> None:
+        if next(sent) == 1:
+            raise TritonUnavailable("the engine's process has ended; try again later")
+        probe()
+
+    monkeypatch.setattr(supervised.supervisor, "_probe", fail_first)
+    supervised.start()
+    assert supervised.supervisor.state is SupervisorState.READY
+    assert next(sent) == 3
 
 
 def test_one_failed_check_does_not_restart(

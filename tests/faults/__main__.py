@@ -85,7 +85,7 @@ def main() -> int:
     notes = [f"{name}: left out here: {why}" for name, why in left_out.items()]
     broken = ""
     try:
-        notes += _run(args, scenarios, records)
+        _run(args, scenarios, records)
     except KeyboardInterrupt:
         broken = "interrupted"
     except ServerFailure as error:
@@ -95,8 +95,8 @@ def main() -> int:
 
 def _run(
     args: argparse.Namespace, scenarios: dict[str, scenario.Scenario], records: Records
-) -> list[str]:
-    """Run each engine's part of the plan; returns notes."""
+) -> None:
+    """Run each engine's part of the plan."""
     end = time.monotonic() + (args.minutes * 60 if args.minutes else math.inf)
     plans: list[list[scenario.Event]] = []
     for engine, count in args.faults.items():
@@ -104,11 +104,6 @@ def _run(
         plans.append(scenario.plan(scenarios, engine, count, args.seed, first))
     runner = Runner(scenarios, records, args.results, end, _report.say)
     asyncio.run(runner.run(plans, args.jobs))
-    return [
-        f"{engine}: {count} texts not compared, as not sure enough"
-        for engine, count in runner.left_out.items()
-        if count
-    ]
 
 
 def _tell(
@@ -132,12 +127,13 @@ def _tell(
         f"{len(records.all)} of {records.header.total} planned faults were injected;"
         f" {args.jobs} servers ran side by side; the machine's load was {os.getloadavg()[2]:.0f}"
     )
-    table = report.grid(scenarios, records.all)
-    _report.show(table)
+    tables = report.grid(scenarios, records.all), report.returns(records.all)
+    for table in tables:
+        _report.show(table)
     for line in (*notes, *missed, broken):
         print(line)
     if args.write and not broken:
-        report.write(PAGE, report.markdown(records.header, records.all, table, notes))
+        report.write(PAGE, report.markdown(records.header, records.all, tables, notes))
     print(f"{len(records.all)} faults: {'aims MISSED' if missed else 'all aims met'}")
     return 1 if missed or broken else 0
 

@@ -24,10 +24,10 @@ class Profile:
     environment: Mapping[str, str] = field(default_factory=dict)
     is_model: bool = False
 
-    async def questions(self, target: Target, seed: int) -> tuple[list[Question], int]:
-        """Questions with known answers, and how many were left out."""
+    async def questions(self, target: Target, seed: int) -> list[Question]:
+        """Questions with known answers."""
         if not self.is_model:
-            return questions.of_mock(self.lengths, seed), 0
+            return questions.of_mock(self.lengths, seed)
         model = await target.model()
         return await asyncio.to_thread(questions.of_model, target.urls, model, self.lengths, seed)
 

@@ -43,10 +43,8 @@ def of_mock(lengths: Lengths, seed: int, count: int = 200) -> list[Question]:
     return [Question("Tell me about the sea.", size, known(size)) for size in sizes]
 
 
-def of_model(
-    urls: Mapping[str, str], model: str, lengths: Lengths, seed: int
-) -> tuple[list[Question], int]:
-    """Questions with the greedy text of an undisturbed server; and how many were left out.
+def of_model(urls: Mapping[str, str], model: str, lengths: Lengths, seed: int) -> list[Question]:
+    """Questions with the greedy text of an undisturbed server, but those that it is not sure of.
 
     A prompt is a numbered list, which the model goes on with: at other prompts a small model is
     hardly ever as sure of all its tokens as LEAST_PROBABILITY.
@@ -62,7 +60,7 @@ def of_model(
     sure = [question for question, probability in found if probability >= LEAST_PROBABILITY]
     if len(sure) < _LEAST:
         raise RuntimeError(f"{model} is sure of {len(sure)} texts, {_LEAST} are needed")
-    return sure, len(found) - len(sure)
+    return sure
 
 
 def _ask(

@@ -19,6 +19,8 @@ COLUMNS = (
     *("processes", "shm", "descriptors", "requests", "ended s"),
     *("return s p50", "p99"),
 )
+DEATHS = ("kill", "segfault", "out_of_memory")
+"""Scenarios whose victims die at once, and of nothing that goes on."""
 GROWTH_MB = 60.0
 """What the front end may grow by in one server's life: caches fill, and malloc keeps pages."""
 
@@ -74,6 +76,19 @@ def _row(name: str, engine: str, records: Sequence[Record]) -> Iterable[object]:
         yield f"{np.percentile(back, percentile):.1f}" if back else "never" if behind else ""
 
 
+def returns(records: Sequence[Record]) -> Grid:
+    """Return times by process that died at once, which a kind of fault may do to several."""
+    table = Grid("", ("process that died", "engine", "faults", "return s p50", "p90", "most"))
+    found: dict[tuple[str, str], list[float]] = {}
+    for one in records:
+        if one.event.scenario in DEATHS and one.back_s is not None:
+            found.setdefault((one.event.engine, one.event.victim), []).append(one.back_s)
+    for (engine, victim), back in sorted(found.items()):
+        p50, p90 = np.percentile(back, (50, 90))
+        table.add(victim, engine, len(back), f"{p50:.1f}", f"{p90:.1f}", f"{max(back):.1f}")
+    return table
+
+
 def growth_mb(records: Sequence[Record]) -> float:
     """Most that the front end's memory has grown by since the first fault of a server."""
     first: dict[int, float] = {}
@@ -85,15 +100,21 @@ def growth_mb(records: Sequence[Record]) -> float:
     return max(grown, default=0.0)
 
 
-def markdown(header: Header, records: Sequence[Record], table: Grid, notes: Sequence[str]) -> str:
-    """The table as it stands in the page, with what it is of."""
+def markdown(
+    header: Header, records: Sequence[Record], tables: Sequence[Grid], notes: Sequence[str]
+) -> str:
+    """The tables as they stand in the page, with what they are of."""
     commits = Counter(one.commit for one in records)
     of = ", ".join(f"{commit} ({count} faults)" for commit, count in commits.items())
     told = f"{header.date}, commit {of}, seed {header.seed}; {header.machine}."
+    parts = [part for table in tables for part in (_markdown_of(table), "")]
+    return "\n".join([told, "", *parts, *(f"- {note}" for note in notes), ""])
+
+
+def _markdown_of(table: Grid) -> str:
     rule = " | ".join(["---", "---", *["--:"] * (len(table.columns) - 2)])
     lines = [" | ".join(table.columns), rule, *(" | ".join(row) for row in table.rows)]
-    body = "\n".join(f"| {line} |" for line in lines)
-    return "\n".join([told, "", body, "", *(f"- {note}" for note in notes), ""])
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def write(page: Path, text: str) -> None:

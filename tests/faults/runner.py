@@ -51,8 +51,6 @@ class Runner:
         """`deadline` is by time.monotonic(); `logs` is a directory, for a file of each engine."""
         self.scenarios, self.records, self.logs = scenarios, records, logs
         self.deadline, self.say = deadline, say
-        self.left_out: dict[str, int] = {}
-        """Questions by engine that were left out, since near ties are possible in their texts."""
         self._questions: dict[str, list[Question]] = {}
         self._asking = asyncio.Lock()
         self._busy: Counter[str] = Counter()
@@ -109,8 +107,8 @@ class Runner:
     async def _questions_of(self, engine: str, profile: Profile, target: Target) -> list[Question]:
         async with self._asking:
             if engine not in self._questions:
-                found = await profile.questions(target, self.records.header.seed)
-                self._questions[engine], self.left_out[engine] = found
+                seed = self.records.header.seed
+                self._questions[engine] = await profile.questions(target, seed)
         return self._questions[engine]
 
     async def _strike(self, striker: Striker, event: Event) -> Record:

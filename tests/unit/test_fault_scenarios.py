@@ -125,7 +125,7 @@ def test_a_run_is_resumed_with_its_own_plan_alone(tmp_path: Path) -> None:
     newer = Records(path, HEADER.model_copy(update={"commit": "c2"}), resume=True)
     assert newer.done == {0}
     newer.add(Record(event=EVENT.model_copy(update={"number": 1})))
-    told = report.markdown(newer.header, newer.all, report.grid({}, []), [])
+    told = report.markdown(newer.header, newer.all, [report.grid({}, [])], [])
     assert "commit c1 (1 faults), c2 (1 faults), seed 1" in told
     other = HEADER.model_copy(update={"seed": 2})
     with pytest.raises(RecordsError, match="--seed=1 --faults=2 --engine=mock"):
@@ -144,10 +144,13 @@ def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
     page.write_text(f"before\n{report.MARKS[0]}old\n{report.MARKS[1]}\nafter\n")
     records = [Record(event=EVENT, in_flight=32, back_s=seconds) for seconds in (1.0, 3.0)]
     table = report.grid({"kill": Scenario.model_validate(FIRST)}, records)
-    report.write(page, report.markdown(HEADER, records, table, ["a note"]))
+    report.write(
+        page, report.markdown(HEADER, records, [table, report.returns(records)], ["a note"])
+    )
     text = page.read_text()
     assert "old" not in text
     assert "| killed | mock | 2 | 64 | 0 | 0 | 0 | " in text
+    assert "| engine | mock | 2 | 2.0 | 2.8 | 3.0 |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     page.write_text("no marks")

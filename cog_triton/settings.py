@@ -351,6 +351,14 @@ class Settings(BaseSettings):
         5, ge=0, description="Failed restarts in a row before the server exits; 0: none is tried."
     )
     spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
+    park_engine: bool = Field(
+        False,
+        description="Whether the engine outlives a `cog-triton serve` that is stopped, off the GPU,"
+        " for the next one (parking.md).",
+    )
+    cog_triton_parking: OptionalText = Field(
+        None, description="Name of this server in its parking lot; `cog-triton serve` sets it."
+    )
     triton_memory_limit: OptionalInt = Field(
         None,
         ge=1,

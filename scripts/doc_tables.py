@@ -57,6 +57,8 @@ SECTIONS = {
             "resume",
             "resume_timeout",
             "spare_engine",
+            "park_engine",
+            "cog_triton_parking",
             "triton_memory_limit",
             "cog_probe_period",
             "cog_probe_timeout",

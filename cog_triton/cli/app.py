@@ -15,6 +15,7 @@ from cog_triton.cli.client import client
 from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
+from cog_triton.cli.park import park
 from cog_triton.cli.prune import prune
 from cog_triton.cli.roll import roll
 from cog_triton.cli.schema import schema
@@ -67,6 +68,7 @@ _add(init)
 _add(schema)
 _add(serve)
 _add(roll)
+_add(park)
 _add(setup)
 _add(inspect_engine, "inspect")
 _add(bench)

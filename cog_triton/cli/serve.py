@@ -78,6 +78,12 @@ def serve(
         int | None,
         typer.Option(min=1, metavar="N", help="Ranks, a GPU for each (WORLD_SIZE)."),
     ] = None,
+    park: Annotated[
+        bool,
+        typer.Option(
+            "--park", help="When stopped, leave the engine to the next start (PARK_ENGINE)."
+        ),
+    ] = False,
     triton_only: Annotated[
         bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
     ] = False,
@@ -159,6 +165,8 @@ def serve(
 
     Example: cog-triton serve Qwen/Qwen3-0.6B
 
+    Example: cog-triton serve Qwen/Qwen3-0.6B --park
+
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
 
     Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
@@ -193,6 +201,7 @@ def serve(
             **mock,
             "cog_triton_engine": engine_name,
             "world_size": world_size,
+            "park_engine": park or None,
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
             "triton_metrics_port": triton_metrics_port,

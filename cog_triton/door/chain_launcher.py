@@ -57,6 +57,8 @@ class ChainLauncher:
             **variant.environment,
             "COG_TRITON_DRAIN_FILE": str(drain_file),
         }
+        if self._started > 1:  # the parking place is the first one's
+            environment["PARK_ENGINE"] = "0"
         python = variant.python or sys.executable
         if variant.python is not None:  # coglet starts its worker as `python` of PATH
             path = environment.get("PATH", os.defpath)

@@ -67,7 +67,7 @@ class EngineParking:
                     pids = await asyncio.to_thread(self._checkpoint, engine.root_pid)
                 except EngineNotParked as error:
                     reason = error.detail
-            held = _resident_bytes(engine.root_pid)
+            held = resident_bytes(engine.root_pid)
             parked = ParkedEngine(held, time.monotonic() - began, pids, reason)
             self._parked[engine.number] = parked
             engine.state = EngineState.PARKED
@@ -88,6 +88,10 @@ class EngineParking:
             await engine.ask(WakeUp(), _WAKE_S)
             engine.state = EngineState.READY
             return time.monotonic() - began
+
+    def parked(self, engine: KeptEngine) -> ParkedEngine | None:
+        """How an engine is parked, if it is."""
+        return self._parked.get(engine.number)
 
     async def settled(self) -> None:
         """Wait until no engine is on its way."""
@@ -116,7 +120,7 @@ class EngineParking:
         return tuple(states)
 
 
-def _resident_bytes(root: int) -> int:
+def resident_bytes(root: int) -> int:
     """Host memory that the processes below `root` have; what two share counts twice."""
     found = 0
     for pid in reaper.descendants(root):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
+from cog_triton.keeper.adoption import AdoptedKeeper, ParkingPlace, adopt
 from cog_triton.keeper.keeper_messages import (
     KEEPER_VARIABLE,
     EngineDied,
@@ -29,11 +30,20 @@ _POLL_S = 0.01
 class KeeperClient:
     """An engine keeper under a reaper; its log and those of its engines are in one directory."""
 
-    def __init__(self, directory: Path, *, spare: bool = False) -> None:
-        """With a `spare` it keeps another engine ready beside those at work."""
-        self.name = f"cog-triton-keeper-{secrets.token_hex(8)}"
+    def __init__(
+        self, directory: Path, *, spare: bool = False, place: ParkingPlace | None = None
+    ) -> None:
+        """With a `spare` it keeps another engine ready beside those at work.
+
+        With a `place` in a parking lot, the keeper and its engine can outlive this server.
+        """
+        self._own_name = f"cog-triton-keeper-{secrets.token_hex(8)}"
+        self.name = self._own_name
         """Its socket, in Linux's abstract namespace."""
         self._directory = directory
+        self._spare = spare
+        self._place = place
+        self._adopted: AdoptedKeeper | None = None
         self._options = ["spare"] if spare else []
         self._process: reaper.Reaped | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -46,6 +56,8 @@ class KeeperClient:
     @property
     def alive(self) -> bool:
         """Whether it runs; its reaper does for longer, to end the engines of a dead one."""
+        if self._adopted is not None:
+            return not self.lost and self._adopted.program.alive
         return not self.lost and self._process is not None and self._process.poll() is None
 
     @property
@@ -54,12 +66,20 @@ class KeeperClient:
         return {KEEPER_VARIABLE: self.name}
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Start it, with the environment for engines; raises E2106 if it does not listen.
+        """Start or adopt it, with the environment for engines; raises E2106 without one.
 
         What a dead one has left is killed before.
         """
         self.kill()
         self.lost = False
+        if self._place is not None:
+            self._adopted = await adopt(self._place, environment, spare=self._spare)
+            self._place = None  # once killed, it is not to be trusted with an engine again
+        if self._adopted is not None:
+            self.name = self._adopted.name
+            self._follow(self._adopted.reader, self._adopted.writer)
+            return
+        self.name = self._own_name
         log_path = self._directory / "keeper.log"
         with log_path.open("ab") as log:
             self._process = reaper.spawn(
@@ -83,6 +103,10 @@ class KeeperClient:
             said = log_path.read_text("utf-8", "replace")
             raise TritonStartFailed(f"the engine keeper does not start (log: {log_path}):\n{said}")
         message_stream.send(self._writer, Watch())
+        self._follow(reader, self._writer)
+
+    def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
         self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
         self._reading = asyncio.ensure_future(self._read(reader))
 
@@ -104,8 +128,19 @@ class KeeperClient:
         if self._writer is not None:
             message_stream.send(self._writer, KillLeased(reason))
 
+    def spare_parked(self, *, stopped: bool) -> None:
+        """Let go of an adopted keeper, as the server ends: `stopped`, or before it had an engine.
+
+        The keeper decides what stays; `kill` would have ended it.
+        """
+        if self._adopted is not None and (stopped or not self._leased.is_set()):
+            self._hang_up()
+
     async def stop(self) -> None:
-        """End its engines and the keeper; what does not end in time is killed."""
+        """End its engines and the keeper, in time or killed; one that was adopted is left."""
+        if self._adopted is not None:
+            self._hang_up()
+            return
         if self._process is not None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -114,13 +149,20 @@ class KeeperClient:
 
     def kill(self) -> None:
         """Kill the keeper and its engines; none is left when this returns."""
+        adopted = self._adopted
+        self._hang_up()
+        if adopted is not None:
+            adopted.program.kill()
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
+
+    def _hang_up(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
         if self._writer is not None:
             self._writer.close()
-        if self._process is not None:
-            self._process.kill()
-        self._reading = self._writer = self._process = None
+        self._reading = self._writer = self._adopted = None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -49,7 +49,7 @@ class EngineKeeper:
         self._directory = directory
         self._numbers = itertools.count(1)
         self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
-        self._spare = spare
+        self._parks = spare
         self._watchers: set[asyncio.StreamWriter] = set()
         self._leases: dict[int, KeptEngine] = {}
         self._leased = asyncio.Condition()
@@ -96,10 +96,17 @@ class EngineKeeper:
                 await self._locate(message.owner, writer)
             elif isinstance(message, Watch):
                 await self._serve_watcher(reader, writer)
+            else:
+                await self._serve_other(message, reader, writer)
         except EOFError:
             pass
         finally:
             writer.close()
+
+    async def _serve_other(
+        self, message: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve who begins with a message of another kind; an ordinary keeper has none."""
 
     async def _serve_lease(
         self, request: LeaseRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -143,7 +150,7 @@ class EngineKeeper:
 
     async def _lease(self, spec: EngineSpec, following: asyncio.Future[Any]) -> KeptEngine | None:
         """Lease an engine; None if `following`, the stub's next message or its end, comes first."""
-        leasing = asyncio.ensure_future(self._pool.lease(parkable(spec) if self._spare else spec))
+        leasing = asyncio.ensure_future(self._pool.lease(parkable(spec) if self._parks else spec))
         await asyncio.wait({leasing, following}, return_when=asyncio.FIRST_COMPLETED)
         if leasing.done():
             return leasing.result()

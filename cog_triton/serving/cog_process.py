@@ -16,6 +16,7 @@ from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.serving.cog_environment import cog_environment
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
+from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import open_files, reaper
 from cog_triton.system.oom_kills import OomKills
@@ -95,6 +96,7 @@ class CogServer:
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
         oom_kills = OomKills()
+        parking = EngineParkingAtStop(settings)
         previous = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -102,7 +104,7 @@ class CogServer:
         process = reaper.spawn(
             [sys.executable, "-m", "cog_triton.door", "--watched"],
             grace=settings.drain_timeout + _EXIT_S,
-            env=self._environment,
+            env={**self._environment, **parking.variables},
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),
         )
         try:
@@ -113,7 +115,10 @@ class CogServer:
                 seconds = time.monotonic() - started
                 echo(ready_message(settings, self._host, self._port, seconds))
                 self._watch(process, echo)
+                parking.keep()
                 self._drain(process, echo)
+            else:
+                parking.keep()
             process.terminate()
             self._wait(lambda: process.poll() is not None, _EXIT_S)
         except errors.FrameworkError as error:
@@ -123,6 +128,7 @@ class CogServer:
         finally:
             process.kill()
             self._drain_file.unlink(missing_ok=True)
+            parking.finish(echo, lambda: self._stops > 1)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 

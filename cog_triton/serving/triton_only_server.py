@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
+from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.triton_door import TritonDoor
 from cog_triton.settings import Settings, url_host
@@ -43,6 +44,8 @@ async def serve_triton_only(
         ports.require_free(settings.triton_ports)
     open_files.raise_soft_limit()
     repository, world_size, run_dir, secrets = await _model_repository(settings, repository)
+    parking = EngineParkingAtStop(settings)
+    settings = settings.model_copy(update={"cog_triton_parking": parking.name})
     door = None if rank else TritonDoor(settings)
     triton_settings = door.triton_settings if door else settings
     server = TritonServer(triton_settings, repository, run_dir, world_size, secrets)
@@ -60,6 +63,8 @@ async def serve_triton_only(
             echo(_ready_line(settings, world_size, server.log, time.monotonic() - began))
             await _wait_for_exit(server, door, stops.first)
     finally:
+        if stops.first.done():
+            await asyncio.to_thread(parking.keep)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         stopping = asyncio.ensure_future(server.stop())
@@ -69,6 +74,7 @@ async def serve_triton_only(
         server.kill_engines()
         if door is not None:
             door.close()
+        await asyncio.to_thread(parking.finish, echo, stops.second.done)
         stops.close()
 
 

@@ -61,5 +61,15 @@ def connect(name: str) -> Connection:
 
 def is_same_user(own: socket.socket) -> bool:
     """Whether our own user is at the other end."""
+    return bool(_peer(own)[1] == os.getuid())
+
+
+def peer_pid(own: Connection) -> int:
+    """Process id of who listens at the other end."""
+    with socket.socket(fileno=os.dup(own.fileno())) as duplicate:
+        return int(_peer(duplicate)[0])
+
+
+def _peer(own: socket.socket) -> tuple[int, ...]:
     raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())
+    return _CREDENTIALS.unpack(raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import signal
 import time
@@ -19,8 +20,10 @@ from cog_triton.system.run_dir import new_shm_prefix
 from cog_triton.system.secret_variables import without_secrets
 from cog_triton.system.work_dir import work_dir_errors
 from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
+from cog_triton.triton.engine_identity import parking_place
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _TAIL_LINES = 25
 _PORT_IN_USE = re.compile(r"Socket '\S*:(\d+)' already in use")
@@ -49,9 +52,13 @@ class TritonServer:
         self._work_dir = work_dir
         self.log = work_dir / "triton.log"
         self._process: reaper.Reaped | None = None
-        keeper = KeeperClient(work_dir, spare=settings.spare_engine)
-        self.keeper = keeper if _has_engine_process(repository) else None
+        self.keeper: KeeperClient | None = None
         """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
+        if _has_engine_process(repository):
+            place = parking_place(settings, repository)
+            self.keeper = KeeperClient(work_dir, spare=settings.spare_engine, place=place)
+        elif settings.park_engine:
+            _log.warning("PARK_ENGINE: not with this engine, which computes inside tritonserver")
         self._oom_kills = OomKills()
 
     @property
@@ -103,8 +110,10 @@ class TritonServer:
             )
         try:
             await self.wait_until_ready(is_ready, probe)
-        except BaseException:
+        except BaseException as error:
             self.kill()
+            if self.keeper is not None:
+                self.keeper.spare_parked(stopped=isinstance(error, asyncio.CancelledError))
             self.kill_engines()
             raise
         for pid in liveness.tritonserver_pids(self.root_pid):

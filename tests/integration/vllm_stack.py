@@ -17,17 +17,23 @@ from vllm_engines import double_environment, hugging_face
 class VLLMStack(Stack):
     """``cog-triton serve`` on model.json, which names weights elsewhere; vLLM is the double."""
 
-    def __init__(self, directory: Path, *, serve_config: str = "", **environment: str) -> None:
+    def __init__(
+        self, directory: Path, *, serve_config: str = "", loras: bool = True, **environment: str
+    ) -> None:
         self.journal = directory / "journal"
         self.death = directory / "death"
         self.hold = directory / "hold"
         hugging_face(directory / "weights")
         engine = directory / "engine"
         engine.mkdir()
-        arguments = {"model": "../weights", "max_model_len": 4096, "enable_lora": "true"}
+        arguments: dict[str, Any] = {"model": "../weights", "max_model_len": 4096}
+        if loras:
+            arguments["enable_lora"] = "true"
+            adapter(directory / "doll")
+            (engine / "multi_lora.json").write_text('{"doll": "../doll"}')
+        else:
+            arguments["gpu_memory_utilization"] = 0.4
         (engine / "model.json").write_text(json.dumps(arguments))
-        adapter(directory / "doll")
-        (engine / "multi_lora.json").write_text('{"doll": "../doll"}')
         config = directory / "serve.yaml"
         config.write_text(serve_config)
         environment = double_environment(

@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 
+from cog_triton.keeper.adoption import ParkingPlace
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.system import reaper
 
@@ -16,8 +17,10 @@ PATIENCE_S = 60
 class Keeper:
     """A keeper process, whose deaths of engines are read on a loop of its own."""
 
-    def __init__(self, directory: Path, *, spare: bool = False) -> None:
-        self.client = KeeperClient(directory, spare=spare)
+    def __init__(
+        self, directory: Path, *, spare: bool = False, place: ParkingPlace | None = None
+    ) -> None:
+        self.client = KeeperClient(directory, spare=spare, place=place)
         self.directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -24,6 +24,7 @@ RUN_WITH_M = {
     "cog_triton.door.large_bodies_child": "parsing of large bodies, beside the front door",
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
     "cog_triton.keeper.keeper_process": "engine processes, leased to Triton's stubs",
+    "cog_triton.keeper.lot_keeper": "a keeper of engines that outlives its server",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
     "cog_triton.system.checkpoint_child": "the driver's checkpoint calls, with a time limit",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",

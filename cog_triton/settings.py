@@ -182,7 +182,7 @@ class Settings(BaseSettings):
         1,
         ge=1,
         description="Predictions that Cog takes at once, waiting ones included; HTTP 503 beyond."
-        " At most 500. `cog-triton serve` and the runner images set 256.",
+        " At most 500, which `cog-triton serve` and the runner images set.",
     )
     max_concurrency: OptionalInt = Field(
         None,
@@ -192,8 +192,8 @@ class Settings(BaseSettings):
     max_queue: OptionalInt = Field(
         None,
         ge=0,
-        description="Requests that may wait; E2107 beyond. Unset: 64, less if"
-        " `COG_MAX_CONCURRENCY` leaves no room.",
+        description="Requests that may wait; E2107 beyond. Unset: four times those in the engine,"
+        " 64 at least.",
     )
     drain_timeout: float = Field(
         25, ge=0, description="Seconds that running requests get to end in, once told to stop."
@@ -241,7 +241,7 @@ class Settings(BaseSettings):
         " one; numbers of Triton's tensors do not count.",
     )
     max_connections: int = Field(
-        1024,
+        4096,
         ge=1,
         description="Connections of clients on all ports together; less where the limit of open"
         " files is lower. A new one takes the place of the oldest that awaits no answer; 503 if"

@@ -71,7 +71,7 @@ def serve(
             envvar="COG_MAX_CONCURRENCY",
             min=1,
             help="Concurrent predictions that Cog accepts.",
-            show_default="256; twice the streams with --engine mock",
+            show_default="500, as many as there may be",
         ),
     ] = None,
     world_size: Annotated[
@@ -189,7 +189,8 @@ def serve(
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
     from cog_triton.download.redaction import redact_address
-    from cog_triton.serving.cog_process import CogServer, default_concurrency, require_ports
+    from cog_triton.serving.cog_process import CogServer, require_ports
+    from cog_triton.serving.coglet.slot_limit import MAX_SLOTS
     from cog_triton.settings import load_settings
 
     if model_repo is not None and (engine or engine_name or not triton_only):
@@ -230,7 +231,5 @@ def serve(
 
             asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, say))
             return
-        server = CogServer(
-            settings, host, port, max_concurrency or default_concurrency(settings), verbose=verbose
-        )
+        server = CogServer(settings, host, port, max_concurrency or MAX_SLOTS, verbose=verbose)
         server.run(say)

@@ -25,7 +25,7 @@ class Limits:
     header_bytes: int = 32 << 10
     json_depth: int = 64
     json_values: int = 32768
-    connections: int = 1024
+    connections: int = 4096
     arrival_s: float = 30.0
     idle_s: float = 75.0
 

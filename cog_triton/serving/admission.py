@@ -21,7 +21,8 @@ from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_QUEUE = 64
+_LEAST_QUEUE = 64
+_QUEUED_BATCHES = 4
 
 
 class Ticket:
@@ -280,25 +281,21 @@ def _tell(turns: Iterable[Ticket]) -> None:
 
 
 def admission_for(settings: Settings, max_batch_size: int) -> Admission:
-    """Admission control with the engine's batch size as limit, and a queue that Cog has room for.
+    """Admission control with the engine's batch size as limit, and a queue four times as long.
 
-    MAX_CONCURRENCY and MAX_QUEUE override both. Cog itself refuses requests beyond
-    COG_MAX_CONCURRENCY; those that are rejected here with E2107 briefly count there, too.
+    MAX_CONCURRENCY and MAX_QUEUE override both. A longer queue only makes its last ones wait for
+    more than four whole batches. Beyond COG_MAX_CONCURRENCY the front door refuses predictions.
     """
     slots = settings.max_concurrency or max_batch_size
-    cog_limit = settings.cog_max_concurrency
     queue = settings.max_queue
     if queue is None:
-        queue = min(DEFAULT_MAX_QUEUE, max(0, cog_limit * 3 // 4 - slots))
-    needed = math.ceil((slots + queue) * 4 / 3)
-    if cog_limit < needed:
+        queue = max(_LEAST_QUEUE, _QUEUED_BATCHES * slots)
+    if (cog_limit := settings.cog_max_concurrency) < slots:
         _log.warning(
-            "COG_MAX_CONCURRENCY=%d: with %d predictions at once and a queue of %d, Cog refuses"
-            " some of them itself; it should be %d or more, and can be %d",
+            "COG_MAX_CONCURRENCY=%d: the engine takes %d at once, which predictions cannot reach;"
+            " it can be %d, and the OpenAI API has no such limit",
             cog_limit,
             slots,
-            queue,
-            needed,
             MAX_SLOTS,
         )
     return Admission(slots, queue, resumes=settings.resume)

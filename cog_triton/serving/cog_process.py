@@ -12,7 +12,6 @@ from types import FrameType
 
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
-from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.serving.cog_environment import cog_environment
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
@@ -30,13 +29,6 @@ _STOPPED_S = 0.5
 _HEARTBEAT_S = 30
 _WEBHOOKS_S = 0.5
 _EXIT_S = 15
-
-
-def default_concurrency(settings: Settings) -> int:
-    """Default of COG_MAX_CONCURRENCY: for the mock, its batch and as many queued or rejected."""
-    if settings.cog_triton_engine is None:
-        return 256
-    return 2 * int(settings.mock_max_batch_size or MockOptions().max_batch_size)
 
 
 def require_ports(settings: Settings, host: str, port: int) -> None:

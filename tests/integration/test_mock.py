@@ -1,5 +1,6 @@
 """The mock engine behind the real Cog and the real Triton: what it says, and how it breaks."""
 
+import asyncio
 import ctypes
 import errno
 import importlib
@@ -116,6 +117,31 @@ def from_triton(stack: Stack, prompt: list[int], **values: Any) -> Iterator[dict
 def ids_of(event: dict[str, Any]) -> list[int]:
     ids = event["output_ids"]
     return ids if isinstance(ids, list) else [ids]
+
+
+async def answer_to(host: str, port: int, body: dict[str, Any]) -> bytes:
+    """A whole HTTP response, over a connection of its own."""
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    found = await reader.read(-1)
+    writer.close()
+    await writer.wait_closed()
+    return found
+
+
+def test_a_burst_of_1024_streams_is_served_by_default(mock: Stack) -> None:
+    async def burst() -> list[bytes]:
+        body = {"model": "mock", "prompt": "Hi", "max_tokens": 4, "stream": True}
+        return await asyncio.gather(
+            *(answer_to("127.0.0.1", mock.openai, body) for _ in range(1024))
+        )
+
+    answers = asyncio.run(burst())
+    assert {answer.split(b"\r\n", 1)[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
+    assert all(b"data: [DONE]" in answer for answer in answers)
 
 
 def test_output_repeats_the_passage(mock: Stack, says: Says) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.cog_process import CogServer, default_concurrency, ready_message
+from cog_triton.serving.cog_process import CogServer, ready_message
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
 
@@ -78,13 +78,6 @@ def test_an_address_of_another_machine_is_rejected() -> None:
     error = start_error(server("203.0.113.7"))
     assert error.startswith("PORT=")
     assert "203.0.113.7" in error
-
-
-def test_default_concurrency_leaves_room_for_as_many_queued_as_running() -> None:
-    assert default_concurrency(load_settings()) == 256
-    assert default_concurrency(load_settings(cog_triton_engine="mock")) == 512
-    small = load_settings(cog_triton_engine="mock", mock_max_batch_size=8)
-    assert default_concurrency(small) == 16
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-BACKLOG = 1024
+BACKLOG = 4096
 
 
 class HTTPServer:

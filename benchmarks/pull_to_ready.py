@@ -29,8 +29,8 @@ from _report import Figure, Grid, Report, main, say
 
 from cog_triton.system.ports import free_ports
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "nix"))
-from registry import Registry
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from local_registry import Registry
 
 COMPRESSIONS = ("gzip", "zstd", "zstd:chunked")
 INSIDE = "/src/engine.tar"

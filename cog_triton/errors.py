@@ -295,6 +295,12 @@ class BuildCancelled(FrameworkError):
     code = "E2303"
 
 
+class PushFailed(FrameworkError):
+    """A registry failed, or could not be reached, time after time; what it has got stays there."""
+
+    code = "E2304"
+
+
 class NothingSucceeded(FrameworkError):
     """Every request of a measurement failed, or those that warm up did; carries the reason."""
 

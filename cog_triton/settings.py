@@ -43,7 +43,13 @@ class Settings(BaseSettings):
     cog_weights: str | None = Field(
         None,
         description="engine.tar to unpack and serve (also .tar.gz, .tar.zst, or a directory): a"
-        " path, or a `file://` or `http(s)://` URL, whose download goes on after a restart.",
+        " path, a `file://` or `http(s)://` URL, whose download goes on after a restart, or an"
+        " engine in a registry, `oci://REF` (oci.md).",
+    )
+    cog_triton_plain_http: OptionalText = Field(
+        None,
+        description="Registries, with commas between, that `oci://` reaches by HTTP, without TLS:"
+        " `registry.lan:5000`. This machine's own are always (oci.md).",
     )
     cog_triton_config: OptionalPath = Field(
         None,
@@ -413,6 +419,12 @@ class Settings(BaseSettings):
     def mpi_host_names(self) -> list[str]:
         """MPI_HOSTS as a list."""
         return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
+
+    @property
+    def plain_http_registries(self) -> tuple[str, ...]:
+        """COG_TRITON_PLAIN_HTTP as a tuple."""
+        named = (self.cog_triton_plain_http or "").split(",")
+        return tuple(host.strip() for host in named if host.strip())
 
     @property
     def http_ports(self) -> dict[str, tuple[str, int]]:

@@ -27,7 +27,8 @@ import vllm_image_tables
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
     "The engine": (
-        *("cog_weights", "engine_dir", "cog_triton_config", "served_model_name", "world_size"),
+        *("cog_weights", "cog_triton_plain_http", "engine_dir", "cog_triton_config"),
+        *("served_model_name", "world_size"),
         *("max_sequence_length", "end_id", "pad_id", "cog_triton_sm", "cog_triton_skip_preflight"),
         *("cog_triton_vllm_python", "cog_triton_vllm_untested"),
         *("lora_dir", "max_lora_bytes", "max_loras_loaded"),

@@ -130,7 +130,7 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
 def _unpack(tar_path: Path, target_dir: Path) -> Unpacked:
     fresh = Path(tempfile.mkdtemp(prefix=f".{target_dir.name}.", dir=target_dir.parent))
     try:
-        entries = _extract_all(tar_path, fresh)
+        entries = extract(tar_path, fresh)
         manifest = engine_manifest.load(fresh)
         if manifest is not None:
             for difference in differences(manifest, entries):
@@ -145,7 +145,12 @@ def _unpack(tar_path: Path, target_dir: Path) -> Unpacked:
     return Unpacked(None, (text,))
 
 
-def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
+def extract(tar_path: Path, root: Path, *, links: bool = True) -> dict[str, FileEntry]:
+    """Extract a tar of any form into the directory `root`; returns its files as they were read.
+
+    Raises:
+        EngineCorrupt: no readable tar, or an unsafe member; without `links`, also a link.
+    """
     entries = {}
     with hashing() as checksum:
         for member in tar_members.read(tar_path):
@@ -158,6 +163,8 @@ def _extract_all(tar_path: Path, root: Path) -> dict[str, FileEntry]:
                         file.write(piece)
                 entries[member.name] = sums.entry()
             elif member.link is not None:
+                if not links:
+                    raise EngineCorrupt(f"member {member.name!r} is a link")
                 target.symlink_to(member.link)
             else:
                 target.mkdir(exist_ok=True)

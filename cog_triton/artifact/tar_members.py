@@ -27,13 +27,14 @@ class Member:
     """File, link or directory of a tar, by its relative POSIX name without ``./``.
 
     `link` is a link's target, below the tar's root; `content` is a file's bytes, to be read before
-    the next member is requested.
+    the next member is requested; they begin at byte `offset` of the tar without its compression.
     """
 
     name: str
     size: int = 0
     link: str | None = None
     content: io.RawIOBase | None = None
+    offset: int = 0
 
 
 def read(tar_path: Path) -> Iterator[Member]:
@@ -56,7 +57,8 @@ def read(tar_path: Path) -> Iterator[Member]:
             if header.issym():
                 yield Member(name, link=_link_target(header))
             elif header.isreg():
-                yield Member(name, header.size, content=_Content(tar_path, plain, header))
+                content = _Content(tar_path, plain, header)
+                yield Member(name, header.size, content=content, offset=header.offset_data)
             elif name != ".":
                 yield Member(name)
     if not names.files:

@@ -17,6 +17,7 @@ from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.park import park
 from cog_triton.cli.prune import prune
+from cog_triton.cli.push import push
 from cog_triton.cli.roll import roll
 from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
@@ -70,6 +71,7 @@ _add(serve)
 _add(roll)
 _add(park)
 _add(setup)
+_add(push)
 _add(inspect_engine, "inspect")
 _add(bench)
 _add(client)

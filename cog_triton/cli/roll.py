@@ -25,9 +25,9 @@ def roll(
     engine: Annotated[
         str | None,
         typer.Argument(
-            help="The new engine, as `cog-triton serve` takes it: engine.tar (path or URL), engine"
-            " directory, Hugging Face model, directory of safetensors or .gguf file; without it"
-            " the same engine again, as with --python or --config."
+            help="The new engine, as `cog-triton serve` takes it: engine.tar (path, URL or"
+            " oci://REF), engine directory, Hugging Face model, directory of safetensors or .gguf"
+            " file; without it the same engine again, as with --python or --config."
         ),
     ] = None,
     port: Annotated[

@@ -21,9 +21,10 @@ def serve(
     engine: Annotated[
         str | None,
         typer.Argument(
-            help="engine.tar (or .tar.gz, .tar.zst; path or URL), engine directory, Hugging Face"
-            " model (ORG/NAME or ORG/NAME@REVISION), directory of safetensors, or .gguf file;"
-            " without it ENGINE_DIR or COG_WEIGHTS of the environment, else the demo model."
+            help="engine.tar (or .tar.gz, .tar.zst; path, URL or oci://REF), engine directory,"
+            " Hugging Face model (ORG/NAME or ORG/NAME@REVISION), directory of safetensors, or"
+            " .gguf file; without it ENGINE_DIR or COG_WEIGHTS of the environment, else the demo"
+            " model."
         ),
     ] = None,
     family: Annotated[

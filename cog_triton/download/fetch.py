@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from cog_triton.download import disk_space
@@ -16,9 +17,13 @@ from cog_triton.download.partial_file import PartialFile
 from cog_triton.download.redaction import redact_address, redact_url
 from cog_triton.download.remote import Remote
 from cog_triton.download.retry import RetryPolicy
+from cog_triton.download.running_checksum import RunningChecksum
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import ModelUnavailable
+
+if TYPE_CHECKING:
+    import httpx
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 20
@@ -35,6 +40,8 @@ def fetch(
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     connections: int = CONNECTIONS,
     stop: threading.Event | None = None,
+    auth: httpx.Auth | None = None,
+    expected_size: int | None = None,
 ) -> Path:
     """Download `url` to `target`; returns `target`, or the path itself of a local file.
 
@@ -44,10 +51,12 @@ def fetch(
     Args:
         url: http(s)://, or file:///path or a path, which is not copied.
         target: a file of this name is taken for the one wanted, unless its sha256 differs.
-        sha256: the file's expected checksum, 64 hexadecimal digits.
+        sha256: the file's expected checksum, 64 hexadecimal digits; made while it is fetched.
         headers: for the URL's own host only.
         progress: counts this file together with others.
         stop: cancels from another thread.
+        auth: for the URL's own host only, too.
+        expected_size: in bytes; a file of another is refused before it is fetched.
 
     Raises:
         ModelUnavailable: not to be had, or another sha256; names the URL, redacted.
@@ -76,13 +85,24 @@ def fetch(
                 if progress is not None
                 else Progress(_short(url), echo)
             )
-            remote = Remote(url, name, headers)
+            remote = Remote(url, name, headers, auth)
             try:
-                with counting as counter:
+                with counting as counter, RunningChecksum(partial) as checksum:
                     Transfer(
-                        remote, partial, counter, retry, echo, stop, connections, sha256 is not None
+                        remote,
+                        partial,
+                        counter,
+                        retry,
+                        echo,
+                        stop,
+                        connections,
+                        sha256 is not None,
+                        expected_size,
                     ).run()
-                _verify_checksum(partial.path, sha256, name, echo, partial)
+                    found = checksum.hexdigest() if sha256 is not None else None
+                if found is not None and sha256 is not None and found != sha256.lower():
+                    partial.discard()
+                    raise _other_checksum(name, found, sha256)
                 partial.complete()
             finally:
                 remote.close()
@@ -141,17 +161,17 @@ def _short(url: str) -> str:
     return parts.path.rpartition("/")[2] or parts.hostname or "file"
 
 
-def _verify_checksum(
-    path: Path, sha256: str | None, name: str, echo: Echo, partial: PartialFile | None = None
-) -> None:
+def _verify_checksum(path: Path, sha256: str | None, name: str, echo: Echo) -> None:
     if sha256 is None:
         return
     echo(f"[download] {name}: checking its sha256")
     found = _sha256_of(path)
     if found != sha256.lower():
-        if partial is not None:
-            partial.discard()
-        raise ModelUnavailable(f"{name}: has sha256 {found}, not {sha256.lower()}")
+        raise _other_checksum(name, found, sha256)
+
+
+def _other_checksum(name: str, found: str, wanted: str) -> ModelUnavailable:
+    return ModelUnavailable(f"{name}: has sha256 {found}, not {wanted.lower()}")
 
 
 def _sha256_of(path: Path) -> str:

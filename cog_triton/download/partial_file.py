@@ -28,6 +28,11 @@ class PartialFile:
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._identity: FileIdentity | None = None
+        self._finished: set[int] = set()
+        self.generation = 0
+        """Changes when what was written is dropped."""
+        self.changed = threading.Event()
+        """Set when a piece is finished."""
 
     def known(self) -> FileIdentity | None:
         """Identity of the file that pieces are here of, None without pieces."""
@@ -45,6 +50,7 @@ class PartialFile:
         header = json.dumps({**asdict(identity), "piece": PIECE})
         self._write_journal([header, *(str(number) for number in sorted(done))])
         self._identity = identity
+        self._finished = set(done)
         return done
 
     def restart(self) -> None:
@@ -74,6 +80,15 @@ class PartialFile:
                 os.fdatasync(self._descriptor)
                 with self._journal.open("a", encoding="utf-8") as file:
                     file.write(f"{number}\n")
+                self._finished.add(number)
+        self.changed.set()
+
+    def finished_end(self, number: int) -> int | None:
+        """Byte at which the piece `number` ends; None while it is not finished, or is none."""
+        with self._lock:
+            if number not in self._finished or self._identity is None:
+                return None
+            return min((number + 1) * PIECE, self._identity.size)
 
     def close(self) -> None:
         """Close; pieces and journal stay for the next attempt."""
@@ -85,6 +100,9 @@ class PartialFile:
     def discard(self) -> None:
         """Remove file and journal."""
         self.close()
+        with self._lock:
+            self._finished = set()
+            self.generation += 1
         self._journal.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 

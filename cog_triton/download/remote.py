@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 
 from cog_triton.download.retry import TransientError
-from cog_triton.errors import ModelUnavailable
+from cog_triton.errors import CogTritonError, ModelUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, read=60.0, pool=None)
 _TRANSIENT_STATUSES = (408, 425, 429)
@@ -56,15 +56,23 @@ class Answer:
 class Remote:
     """HTTP client of one `url`, which errors call `name`.
 
-    Credentials in `headers` or in the URL go to its own host, not to where that redirects.
+    Credentials in `headers`, in the URL or of `auth` go to its own host, not to where that
+    redirects.
     """
 
-    def __init__(self, url: str, name: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx.Auth | None = None,
+    ) -> None:
         self.name = name
         self._url = url
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.Client(
             headers={**(headers or {}), "Accept-Encoding": "identity"},
+            auth=auth,
             follow_redirects=True,
             timeout=_TIMEOUT,
             limits=limits,
@@ -85,20 +93,11 @@ class Remote:
             ModelUnavailable: it will not.
         """
         headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
-        try:
-            with self._client.stream("GET", self._url, headers=headers) as response:
-                yield self._answer(response)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            text = f"unreachable: {_text(error)}"
-            if "CERTIFICATE_VERIFY_FAILED" in text:
-                raise ModelUnavailable(f"{self.name}: {text}") from None
-            raise TransientError(text) from None
-        except (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            raise TransientError(_text(error)) from None
-        except httpx.InvalidURL:  # its text may hold a password
-            raise ModelUnavailable(f"{self.name}: not a valid URL") from None
-        except httpx.HTTPError as error:
-            raise ModelUnavailable(f"{self.name}: {_text(error)}") from None
+        with (
+            http_errors(self.name),
+            self._client.stream("GET", self._url, headers=headers) as response,
+        ):
+            yield self._answer(response)
 
     def _answer(self, response: httpx.Response) -> Answer:
         status, headers = response.status_code, response.headers
@@ -117,9 +116,30 @@ class Remote:
             return Answer(False, 0, None, iter(()))
         problem = f"HTTP {status} {response.reason_phrase}".rstrip()
         if status in _TRANSIENT_STATUSES or response.is_server_error:
-            raise TransientError(problem, _retry_after(headers.get("retry-after")))
+            raise TransientError(problem, retry_after(headers.get("retry-after")))
         meaning = f": {_MEANING[status]}" if status in _MEANING else ""
         raise ModelUnavailable(f"{self.name}: {problem}{meaning}")
+
+
+@contextmanager
+def http_errors(name: str, refused: type[CogTritonError] = ModelUnavailable) -> Iterator[None]:
+    """Context that turns httpx's errors, on the way to what `name` is, into transient or `refused`.
+
+    None of them says more of a URL than `name` does.
+    """
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        text = f"unreachable: {_text(error)}"
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            raise refused(f"{name}: {text}") from None
+        raise TransientError(text) from None
+    except (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
+        raise TransientError(_text(error)) from None
+    except httpx.InvalidURL:  # its text may hold a password
+        raise refused(f"{name}: not a valid URL") from None
+    except httpx.HTTPError as error:
+        raise refused(f"{name}: {_text(error)}") from None
 
 
 def _identity(headers: httpx.Headers, size: int) -> FileIdentity:
@@ -131,7 +151,8 @@ def _identity(headers: httpx.Headers, size: int) -> FileIdentity:
     )
 
 
-def _retry_after(value: str | None) -> float | None:
+def retry_after(value: str | None) -> float | None:
+    """Seconds of a header Retry-After, None without a usable one."""
     if value is None:
         return None
     if value.isdecimal():

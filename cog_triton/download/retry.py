@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cog_triton.download.transfer_progress import Echo
-from cog_triton.errors import ModelUnavailable
+from cog_triton.errors import CogTritonError, ModelUnavailable
 
 _MAX_RETRY_AFTER_S = 120.0
 
@@ -49,6 +49,8 @@ class Backoff:
         name: what is fetched, redacted.
         received: bytes received so far; more of them than at the last failure reset the count.
         wait: waits so many seconds; may raise to cancel.
+        tag: what is done, as the lines begin.
+        failure: the error to give up with.
     """
 
     def __init__(
@@ -58,12 +60,16 @@ class Backoff:
         echo: Echo,
         received: Callable[[], int],
         wait: Callable[[float], None],
+        tag: str = "download",
+        failure: type[CogTritonError] = ModelUnavailable,
     ) -> None:
         self._policy = policy
         self._name = name
         self._echo = echo
         self._received = received
         self._wait = wait
+        self._tag = tag
+        self._failure = failure
         self._failures = 0
         self._received_before = received()
 
@@ -71,7 +77,7 @@ class Backoff:
         """Count a failure, and wait until the next attempt is due.
 
         Raises:
-            ModelUnavailable: too many failures without progress; names the last one.
+            ModelUnavailable, or `failure`: too many without progress; names the last one.
         """
         received = self._received()
         if received > self._received_before:
@@ -80,9 +86,9 @@ class Backoff:
         if self._failures >= self._policy.max_failures or (
             received == 0 and self._failures >= self._policy.max_failures_at_start
         ):
-            raise ModelUnavailable(
+            raise self._failure(
                 f"{self._name}: {error} ({self._failures} attempts without progress)"
             ) from None
         delay = self._policy.delay_s(self._failures, error.retry_after_s)
-        self._echo(f"[download] {self._name}: {error}; again in {delay:g} s")
+        self._echo(f"[{self._tag}] {self._name}: {error}; again in {delay:g} s")
         self._wait(delay)

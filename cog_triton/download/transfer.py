@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 
 from cog_triton.download import disk_space
+from cog_triton.download.parallel import in_parallel
 from cog_triton.download.partial_file import PartialFile
 from cog_triton.download.remote import Answer, FileIdentity, Remote
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
-from cog_triton.errors import BuildCancelled
+from cog_triton.errors import BuildCancelled, ModelUnavailable
 
 CONNECTIONS = 6
-_POLL_S = 0.1
-_JOIN_S = 1.0
 
 
 class _FileChanged(Exception):
@@ -27,6 +25,7 @@ class Transfer:
     Args:
         checked: the whole file's checksum will be verified, so pieces may be put together although
             the server gives no validator that would show a change.
+        expected_size: in bytes; of a file of another none is taken.
     """
 
     def __init__(
@@ -39,6 +38,7 @@ class Transfer:
         stop: threading.Event,
         connections: int,
         checked: bool,
+        expected_size: int | None = None,
     ) -> None:
         self._remote = remote
         self._partial = partial
@@ -48,6 +48,7 @@ class Transfer:
         self._stop = stop
         self._connections = connections
         self._checked = checked
+        self._expected_size = expected_size
         self._halt = threading.Event()
         self._lock = threading.Lock()
         self._received = 0
@@ -80,6 +81,7 @@ class Transfer:
     def _attempt(self, in_pieces: bool) -> bool:
         """Transfer once; False if the server cannot serve the file in pieces."""
         with self._remote.get(0, 1 if in_pieces else None) as answer:
+            self._require_size(answer.identity)
             if answer.whole:
                 self._one_stream(answer)
                 return True
@@ -105,11 +107,14 @@ class Transfer:
                 self._progress.expect(size)
             for chunk in answer.chunks:
                 self._require_not_stopped()
+                if self._expected_size is not None and at + len(chunk) > self._expected_size:
+                    raise self._other_size(f"over {self._expected_size}")
                 self._partial.write(at, chunk)
                 at += len(chunk)
                 self._count(len(chunk), at)
-            if size is not None and at != size:
-                raise TransientError(f"got {at} of {size} bytes")
+            wanted = self._expected_size if size is None else size
+            if wanted is not None and at != wanted:
+                raise TransientError(f"got {at} of {wanted} bytes")
         except BaseException:
             self._partial.discard()  # a stream cannot be resumed
             raise
@@ -127,47 +132,15 @@ class Transfer:
         self._counted = here
         if here:
             self._echo(f"[download] {self._remote.name}: going on after {len(done)} pieces")
-        todo: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
-        for number, (start, stop) in pieces.items():
-            if number not in done:
-                todo.put((number, start, stop))
-        self._in_parallel(identity, todo)
-
-    def _in_parallel(
-        self, identity: FileIdentity, todo: queue.SimpleQueue[tuple[int, int, int]]
-    ) -> None:
-        errors: list[BaseException] = []
-        self._halt = halt = threading.Event()
-
-        def work() -> None:
-            try:
-                while not halt.is_set():
-                    self._piece(identity, *todo.get_nowait())
-            except queue.Empty:
-                pass
-            except BaseException as error:  # noqa: BLE001  raised again below
-                errors.append(error)
-                halt.set()
-
-        # Daemons: an interrupted process does not wait for a silent server.
-        count = min(self._connections, todo.qsize())
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(_POLL_S)
-                    self._require_not_stopped()
-                    if errors:
-                        break
-        finally:
-            halt.set()
-            for thread in threads:
-                if thread.is_alive():
-                    thread.join(_JOIN_S)
-        if errors:
-            raise errors[0]
+        todo = [(number, *span) for number, span in pieces.items() if number not in done]
+        self._halt = threading.Event()
+        in_parallel(
+            todo,
+            lambda piece: self._piece(identity, *piece),
+            self._connections,
+            self._halt,
+            self._require_not_stopped,
+        )
 
     def _piece(self, identity: FileIdentity, number: int, at: int, stop: int) -> None:
         backoff = self._new_backoff(self._halt)
@@ -204,6 +177,14 @@ class Transfer:
                 raise BuildCancelled(f"{self._remote.name}: the download was stopped")
 
         return Backoff(self._policy, self._remote.name, self._echo, lambda: self._received, wait)
+
+    def _require_size(self, identity: FileIdentity | None) -> None:
+        if identity is not None and self._expected_size not in (None, identity.size):
+            raise self._other_size(str(identity.size))
+
+    def _other_size(self, found: str) -> ModelUnavailable:
+        name, wanted = self._remote.name, self._expected_size
+        return ModelUnavailable(f"{name}: has {found} bytes, not {wanted} as its digest is of")
 
     def _require_not_stopped(self) -> None:
         if self._stop.is_set():

@@ -37,6 +37,7 @@ class Progress:
     Args:
         name: what is fetched, redacted.
         total: bytes to fetch, None while unknown.
+        tag: what is done, as the lines begin.
         console: the terminal to draw in; default stderr, if it is one.
     """
 
@@ -46,10 +47,11 @@ class Progress:
         echo: Echo,
         total: int | None = None,
         *,
+        tag: str = "download",
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
+        self.name = f"[{tag}] {name}"
         self.total = total
         self.done = 0
         self._fetched = 0
@@ -61,7 +63,7 @@ class Progress:
         if console is None and err.is_terminal:
             console = err  # the same as a progress line around this one
         self._bar = _bar(console) if console is not None else None
-        self._task = self._bar.add_task(name, total=total) if self._bar else None
+        self._task = self._bar.add_task(self.name, total=total) if self._bar else None
 
     def expect(self, total: int) -> None:
         """Raise the total to `total` bytes."""
@@ -97,7 +99,7 @@ class Progress:
         elif kind is None and self._fetched:
             seconds = self._clock() - self._start
             self._echo(
-                f"[download] {self.name} {size_text(self.done)} in {_duration(seconds)}, "
+                f"{self.name} {size_text(self.done)} in {_duration(seconds)}, "
                 f"{size_text(self._rate())}/s"
             )
 
@@ -110,11 +112,11 @@ class Progress:
 
     def _line(self) -> str:
         if self.total is None:
-            return f"[download] {self.name} {size_text(self.done)}, {size_text(self._rate())}/s"
+            return f"{self.name} {size_text(self.done)}, {size_text(self._rate())}/s"
         unit, factor = _unit(self.total)
         left = max(self.total - self.done, 0) / max(self._rate(), 1)
         return (
-            f"[download] {self.name} {self.done / factor:.1f} of {self.total / factor:.1f} {unit}, "
+            f"{self.name} {self.done / factor:.1f} of {self.total / factor:.1f} {unit}, "
             f"{size_text(self._rate())}/s, {_duration(left)} left"
         )
 
@@ -138,7 +140,7 @@ def _duration(seconds: float) -> str:
 
 def _bar(console: Console) -> Bar:
     return Bar(
-        TextColumn("[download] {task.description}", markup=False),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -15,8 +15,8 @@ Kind = Literal["engine", "hub", "directory", "gguf", "package"]
 # What is wrong is told before anything that takes its time is imported.
 
 ACCEPTED = (
-    "name an engine.tar, its URL, an engine directory, a Hugging Face model (ORG/NAME), a directory"
-    " of safetensors, or a .gguf file"
+    "name an engine.tar, its URL, oci://REF, an engine directory, a Hugging Face model (ORG/NAME),"
+    " a directory of safetensors, or a .gguf file"
 )
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@([\w][\w./-]*))?")
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import FamilyChoice
 from cog_triton.models.model_json import read_object
 from cog_triton.models.model_name import ModelName, package_path, recognize
+from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
 from cog_triton.settings import Settings
 from cog_triton.system.atomic_write import writing
@@ -93,6 +95,7 @@ class Preparation:
         self._echo = echo
         self._family = family
         self._update = update
+        self._plain_http = settings.plain_http_registries
 
     def prepare(self, name: ModelName) -> Prepared:
         """Fetch and convert what `name` is, as far as that was not done before.
@@ -136,7 +139,20 @@ class Preparation:
         if family == "openvino" or (family is None and not visible_gpus()):
             provide(OPENVINO, self._packages, self._echo)
         found = family_choice.find_vllm(self._work_dir) if family == "vllm" else None
-        return Prepared(str(name.path or name.text), vllm_python=found.python if found else None)
+        weights = str(name.path or self._pinned(name.text))
+        return Prepared(weights, vllm_python=found.python if found else None)
+
+    def _pinned(self, weights: str) -> str:
+        """A URL as it is; the tag of a registry with its digest, which restarts serve, too."""
+        if not is_oci(weights):
+            return weights
+        from cog_triton.oci.engine_pull import Puller  # takes its time
+
+        reference = Reference.parse(weights)
+        if reference.digest is not None:
+            return str(reference)
+        puller = Puller(self._work_dir, self._echo, threading.Event(), plain_http=self._plain_http)
+        return str(puller.resolve(reference).reference)
 
     def _hub(self, name: ModelName, choice: FamilyChoice) -> Prepared:
         from cog_triton.models import hub_model  # the hub's library takes its time

@@ -14,6 +14,7 @@ from cog_triton.download.fetch import fetch, redacted_name
 from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -26,12 +27,14 @@ async def engine_directory(
 ) -> Path:
     """The engine directory to serve: ENGINE_DIR, or the unpacked `weights` if given.
 
-    `weights` is a directory, or the path, file:// or http(s):// URL of an engine.tar. Raises
-    E1304 when they cannot be found, E1306 when they are corrupt, E2302 when the disk is full. An
-    interrupted download is resumed.
+    `weights` is a directory, the path, file:// or http(s):// URL of an engine.tar, or oci://REF.
+    Raises E1304 when they cannot be found, E1306 when they are corrupt, E2302 when the disk is
+    full. An interrupted download is resumed.
     """
     if not weights:
         return settings.engine_dir
+    if is_oci(weights):
+        return await _pull(settings, weights, retry)
     engines = settings.work_dir / "engines"
     if "://" not in weights:
         tar = Path(weights)
@@ -67,8 +70,8 @@ def _parse_url(weights: str) -> SplitResult:
     ):
         return url
     raise ModelUnavailable(
-        f"COG_WEIGHTS={redact_address(weights)!r}: must be a path, or a file:///path or http(s)://"
-        " URL"
+        f"COG_WEIGHTS={redact_address(weights)!r}: must be a path, a file:///path or http(s)://"
+        " URL, or oci://REF"
     )
 
 
@@ -87,6 +90,26 @@ def _unpack(tar: Path, engines: Path) -> Path:
     for warning in unpacked.warnings:
         _log.warning("%s", warning)
     return target
+
+
+async def _pull(settings: Settings, weights: str, retry: RetryPolicy) -> Path:
+    """The engine that `weights`, oci://REF, is in its registry now."""
+    from cog_triton.oci.engine_pull import Puller  # most servers do without
+
+    stop = threading.Event()
+    try:
+        puller = Puller(
+            settings.work_dir,
+            _log.info,
+            stop,
+            plain_http=settings.plain_http_registries,
+            retry=retry,
+        )
+        return await asyncio.to_thread(puller.pull, Reference.parse(weights))
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f"COG_WEIGHTS: {error.detail}") from error
+    finally:
+        stop.set()  # also when this task is cancelled, which does not stop the thread
 
 
 async def _download(url: str, name: str, downloads: Path, retry: RetryPolicy) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from containers import wait_until
 from factory import REPOSITORY, Factory, Image, run
-from registry import Registry
+from local_registry import Registry
 
 from cog_triton.system.ports import free_ports
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from factory import Factory, run
-from registry import Registry
+from local_registry import Registry
 
 INSECURE = "--dest-tls-verify=false"
 

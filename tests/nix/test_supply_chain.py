@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from factory import HERE, VERSION, Factory, Image, run
-from registry import Registry
+from local_registry import Registry
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 HTTP = "--tls-verify=false"

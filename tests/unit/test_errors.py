@@ -58,6 +58,7 @@ CODES = {
     "E2301": "BuildStepTimeout",
     "E2302": "DiskFull",
     "E2303": "BuildCancelled",
+    "E2304": "PushFailed",
     "E2400": "NothingSucceeded",
 }
 

@@ -15,7 +15,7 @@ FLOORS = (
     ("system",),
     ("text", "artifact", "prune", "images"),
     ("download", "examples", "keeper"),
-    ("engines", "sizing"),
+    ("engines", "sizing", "oci"),
     ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "doctor", "bench"),
     ("door", "models"),

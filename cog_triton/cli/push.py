@@ -1,0 +1,103 @@
+"""``cog-triton push``: send an engine to an OCI registry."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cog_triton.cli.engine_choice import say
+from cog_triton.system.terminal import coded_errors, out
+
+_COG_PANEL = "Cog's managed weights"
+
+
+def push(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF",
+            help="REGISTRY/REPOSITORY[:TAG], as ghcr.io/me/llm:v1, with oci:// or without.",
+        ),
+    ],
+    engine: Annotated[
+        Path, typer.Argument(help="engine.tar (or .tar.gz, .tar.zst) or an engine directory.")
+    ] = Path("engine.tar"),
+    mount_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPOSITORY",
+            help="Repository of the same registry that has some of its files already.",
+        ),
+    ] = None,
+    plain_http: Annotated[
+        bool,
+        typer.Option(
+            "--plain-http", help="Reach the registry by HTTP; to this machine it is anyway."
+        ),
+    ] = False,
+    cog_weight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Push it as the managed weight NAME of a Cog model, not as an image.",
+            rich_help_panel=_COG_PANEL,
+        ),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(help="Where Cog mounts that weight.", rich_help_panel=_COG_PANEL),
+    ] = "/src/weights",
+) -> None:
+    """Push ENGINE to an OCI registry; cog-triton serve oci://REF serves it from there.
+
+    Each file is a layer, so what the registry has already is not sent again, be it of another
+    engine, and an interrupted push goes on with the files that lack. Every file is compared
+    with the engine's manifest before. What is printed last is the reference with its digest,
+    which always names these bytes. Kubernetes' image volumes and docker run --mount type=image
+    mount it, too.
+
+    Log in with docker login or podman login, whose credentials and helpers are used.
+
+    Example: cog-triton push ghcr.io/me/llama-sm90:v1 engine.tar
+
+    Example: cog-triton push --mount-from me/llama-sm90 ghcr.io/me/llama-sm90-lora:v1
+    """
+    with coded_errors():
+        from functools import partial
+
+        from cog_triton.builder.cancellation import cancellable
+        from cog_triton.download.transfer_progress import size_text
+        from cog_triton.errors import BuildCancelled, InvalidArgument
+        from cog_triton.models.model_name import recognize
+        from cog_triton.oci import engine_push
+        from cog_triton.oci.reference import Reference
+        from cog_triton.settings import load_settings
+
+        named = Reference.parse(reference)
+        found = recognize(str(engine))
+        if found.kind != "engine" or found.path is None:
+            raise InvalidArgument(f"{str(engine)!r}: is a model; an engine is pushed")
+        settings = load_settings()
+        form = engine_push.as_image
+        if cog_weight is not None:
+            form = partial(engine_push.as_cog_weight, name=cog_weight, target=target)
+        try:
+            with cancellable():
+                pushed = engine_push.push(
+                    named,
+                    found.path,
+                    settings.work_dir / "push",
+                    say,
+                    threading.Event(),
+                    form=form,
+                    mount_from=mount_from,
+                    plain_http=(named.host,) if plain_http else settings.plain_http_registries,
+                )
+        except BuildCancelled:
+            say("Stopped; what was sent stays, and the next push goes on from there")
+            raise typer.Exit(130) from None
+        say(f"[push] sent {size_text(pushed.sent)} of {size_text(pushed.total)}")
+        out.print(str(pushed.reference), markup=False)

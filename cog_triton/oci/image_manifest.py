@@ -1,0 +1,215 @@
+"""Image manifest of an engine: parsed with limits, or made of its layers.
+
+An engine is an OCI image whose layers are plain tars of one file each, with an image's own config.
+What mounts images then mounts engines: Kubernetes' image volumes need that config's ``diff_ids``
+(containerd refuses artifacts of other kinds). In the form ``cog`` the same layers have Cog's own
+config for managed weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from cog_triton.artifact.engine_manifest import FileEntry, Manifest
+from cog_triton.errors import EngineCorrupt
+from cog_triton.system.printable import printable
+
+MAX_MANIFEST = 4 << 20
+"""Most bytes of a manifest, as registries have it."""
+MAX_LAYERS = 1 << 10
+IMAGE = "application/vnd.oci.image.manifest.v1+json"
+TAR = "application/vnd.oci.image.layer.v1.tar"
+ACCEPTED = (
+    IMAGE,
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_LAYERS = (TAR, f"{TAR}+gzip", f"{TAR}+zstd", "application/vnd.docker.image.rootfs.diff.tar.gzip")
+_IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
+_COG = "application/vnd.cog.weight.v1"
+_COG_CONFIG = "application/vnd.cog.weight.config.v1+json"
+_SHOWN = 8
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class Descriptor(BaseModel):
+    """Media type, digest and size in bytes of a blob."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    mediaType: str = Field(max_length=255)  # noqa: N815
+    digest: Digest
+    size: int = Field(ge=0)
+
+
+class _Image(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    schemaVersion: Literal[2]  # noqa: N815
+    layers: list[Descriptor] = Field(min_length=1, max_length=MAX_LAYERS)
+
+
+def layers_of(body: bytes, origin: str) -> list[Descriptor]:
+    """Layers of the manifest `body`, which `origin` names in errors.
+
+    Raises:
+        EngineCorrupt: an index of several images, or a manifest that breaks a rule; says which.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise EngineCorrupt(f"{origin}: its manifest is not JSON") from None
+    if isinstance(value, dict) and isinstance(value.get("manifests"), list):
+        raise EngineCorrupt(f"{origin}: {_index(value['manifests'])}")
+    try:
+        layers = _Image.model_validate_json(body).layers
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise EngineCorrupt(f"{origin}: its manifest: {where}: {first['msg']}") from None
+    for layer in layers:
+        if layer.mediaType not in _LAYERS:
+            raise EngineCorrupt(
+                f"{origin}: a layer is {printable(layer.mediaType)!r}, and no engine's; must be a"
+                f" tar: {', '.join(_LAYERS)}"
+            )
+    if len({layer.digest for layer in layers}) != len(layers):
+        raise EngineCorrupt(f"{origin}: its manifest has one layer twice")
+    return layers
+
+
+def _index(entries: Sequence[Any]) -> str:
+    """What is said of an index: which images there are to choose from."""
+    found = []
+    for entry in entries[:_SHOWN]:
+        known = entry if isinstance(entry, dict) else {}
+        platform = known.get("platform")
+        system = platform if isinstance(platform, dict) else {}
+        name = "/".join(str(system.get(key, "?")) for key in ("os", "architecture"))
+        kind = known.get("artifactType") or name
+        found.append(f"{printable(str(known.get('digest'))[:80])} ({printable(str(kind)[:80])})")
+    more = " and more" if len(entries) > _SHOWN else ""
+    return (
+        f"is an index of {len(entries)} images, not an engine: name one by its digest, @sha256:...;"
+        f" it has {', '.join(found) or 'none'}{more}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFiles:
+    """A layer's blob, and the files in it by name."""
+
+    digest: str
+    size: int
+    files: Mapping[str, FileEntry]
+
+    @property
+    def title(self) -> str:
+        """Name for people: the file's, or how many there are."""
+        return next(iter(self.files)) if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A manifest and its config, as they are sent; equal for equal engines."""
+
+    manifest: bytes
+    config: bytes
+
+    @property
+    def digest(self) -> str:
+        """Digest of the manifest."""
+        return digest_of(self.manifest)
+
+
+def image(layers: Sequence[LayerFiles], engine: Manifest | None) -> Made:
+    """An image whose labels, and whose manifest's annotations, are the facts of `engine`."""
+    facts = _facts(engine)
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Labels": facts},
+        "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
+        "history": [{"created_by": "cog-triton push", "comment": layer.title} for layer in layers],
+    }
+    titles = [{"org.opencontainers.image.title": layer.title} for layer in layers]
+    return _made({}, _IMAGE_CONFIG, config, layers, titles, facts)
+
+
+def cog_weight(layers: Sequence[LayerFiles], name: str, target: str) -> Made:
+    """A managed weight of Cog, `name`, to be mounted at `target`."""
+    files = sorted(
+        (path, layer.digest, entry) for layer in layers for path, entry in layer.files.items()
+    )
+    listed = "\n".join(sorted(f"{entry.sha256}  {path}" for path, _, entry in files))
+    about = {"name": name, "target": target, "setDigest": digest_of(listed.encode())}
+    config = {
+        **about,
+        "files": [
+            {"path": path, "layer": layer, "size": entry.size, "digest": f"sha256:{entry.sha256}"}
+            for path, layer, entry in files
+        ],
+    }
+    keys = zip(("name", "target", "set-digest"), about.values(), strict=True)
+    annotations = {f"run.cog.weight.{key}": value for key, value in keys}
+    sizes = [
+        {"run.cog.weight.size.uncompressed": str(sum(e.size for e in layer.files.values()))}
+        for layer in layers
+    ]
+    return _made({"artifactType": _COG}, _COG_CONFIG, config, layers, sizes, annotations)
+
+
+def _facts(engine: Manifest | None) -> dict[str, str]:
+    if engine is None:
+        return {}
+    facts = {
+        "engine": engine.engine,
+        "model_id": engine.model_id,
+        "revision": engine.revision,
+        "sm": ",".join(map(str, engine.sm)),
+        "gpu_name": engine.gpu_name,
+        "world_size": str(engine.world_size),
+        "max_seq_len": str(engine.max_seq_len),
+        "max_batch_size": str(engine.max_batch_size),
+        **{f"version.{name}": version for name, version in sorted(engine.versions.items())},
+    }
+    return {f"cog-triton.{key}": value for key, value in facts.items() if value}
+
+
+def _made(
+    kind: Mapping[str, str],
+    config_type: str,
+    config: Mapping[str, Any],
+    layers: Sequence[LayerFiles],
+    notes: Sequence[Mapping[str, str]],
+    annotations: Mapping[str, str],
+) -> Made:
+    packed = _json(config)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": IMAGE,
+        **kind,
+        "config": {"mediaType": config_type, "digest": digest_of(packed), "size": len(packed)},
+        "layers": [
+            {"mediaType": TAR, "digest": layer.digest, "size": layer.size, "annotations": note}
+            for layer, note in zip(layers, notes, strict=True)
+        ],
+        "annotations": annotations,
+    }
+    return Made(_json(manifest), packed)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest_of(data: bytes) -> str:
+    """Digest of a blob: ``sha256:...``."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

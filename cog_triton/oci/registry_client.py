@@ -1,0 +1,201 @@
+"""Registry client of one repository: requests that are retried, refusals as coded errors."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from cog_triton.download.remote import http_errors, retry_after
+from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
+from cog_triton.download.transfer_progress import Echo
+from cog_triton.errors import BuildCancelled, CogTritonError, EngineCorrupt, ModelUnavailable
+from cog_triton.oci import credentials
+from cog_triton.oci.image_manifest import ACCEPTED, IMAGE, MAX_MANIFEST, digest_of
+from cog_triton.oci.reference import DIGEST, Reference
+from cog_triton.oci.registry_auth import RegistryAuth
+from cog_triton.system.printable import printable
+
+_TIMEOUT = httpx.Timeout(30.0, read=300.0, pool=None)
+_TRANSIENT = (408, 425, 429)
+_MAX_ERROR = 1 << 16
+_POLL_S = 0.2
+_SHOWN = 200
+Result = TypeVar("Result")
+
+
+class Registry:
+    """Repository of `reference` in its registry; within ``with``.
+
+    Args:
+        refused, failed: errors for a refusal, and for giving up after retries.
+        tag: what is done, as the lines of retries begin.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        echo: Echo,
+        retry: RetryPolicy,
+        stop: threading.Event,
+        *,
+        plain_http: Collection[str] = (),
+        refused: type[CogTritonError] = ModelUnavailable,
+        failed: type[CogTritonError] = ModelUnavailable,
+        tag: str = "download",
+    ) -> None:
+        self.reference = reference
+        self.url = reference.url(reference.host in plain_http)
+        found = credentials.find(reference.host, reference.repository)
+        self.auth = RegistryAuth(httpx.URL(self.url), found)
+        self.stop = stop
+        self.halt = threading.Event()
+        """Ends what other threads do here, once one has failed."""
+        self._echo, self._retry, self._tag = echo, retry, tag
+        self._refused, self._failed = refused, failed
+        self._client = httpx.Client(auth=self.auth, timeout=_TIMEOUT, follow_redirects=True)
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def retried(self, action: Callable[[], Result], progress: Callable[[], int] = int) -> Result:
+        """Result of `action`, which is done again after transient errors.
+
+        Args:
+            progress: bytes that it has moved so far; more of them reset the count of failures.
+
+        Raises:
+            BuildCancelled: `stop` was set.
+            The error `failed`: too many failures without progress.
+        """
+
+        def wait(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                self.require_running()
+                self.stop.wait(min(left, _POLL_S))
+
+        backoff = Backoff(
+            self._retry, str(self.reference), self._echo, progress, wait, self._tag, self._failed
+        )
+        while True:
+            self.require_running()
+            try:
+                return action()
+            except TransientError as error:
+                backoff.wait_after(error)
+
+    def require_running(self) -> None:
+        """Raise BuildCancelled where `stop` or `halt` is set."""
+        self.require_not_stopped()
+        if self.halt.is_set():
+            raise BuildCancelled(f"{self.reference}: ended by another's failure")
+
+    def require_not_stopped(self) -> None:
+        """Raise BuildCancelled where `stop` is set."""
+        if self.stop.is_set():
+            raise BuildCancelled(f"{self.reference}: stopped")
+
+    @contextmanager
+    def answer(
+        self, method: str, url: str | httpx.URL, expected: Collection[int], **options: Any
+    ) -> Iterator[httpx.Response]:
+        """Response of one request, not read yet, with one of the `expected` statuses.
+
+        Raises:
+            TransientError: a retry may help.
+            The error `refused`: it will not; has the registry's own words.
+        """
+        with (
+            http_errors(str(self.reference), self._refused),
+            self._client.stream(method, url, **options) as response,
+        ):
+            if response.status_code not in expected:
+                raise self._problem(response)
+            yield response
+
+    def request(
+        self, method: str, path: str, expected: Collection[int], **options: Any
+    ) -> httpx.Response:
+        """Response, without its body, of a request to a `path` of the repository; retried."""
+
+        def once() -> httpx.Response:
+            with self.answer(method, f"{self.url}/{path}", expected, **options) as response:
+                return response
+
+        return self.retried(once)
+
+    def manifest(self) -> tuple[str, bytes]:
+        """Digest and body of the manifest; the body has that digest.
+
+        Raises:
+            ModelUnavailable: it cannot be had, or has another digest than was asked for.
+            EngineCorrupt: it is over `MAX_MANIFEST`.
+        """
+        named = self.reference.digest or self.reference.tag
+        headers = {"Accept": ", ".join(ACCEPTED), "Accept-Encoding": "identity"}
+
+        def once() -> tuple[Mapping[str, str], bytes]:
+            url = f"{self.url}/manifests/{named}"
+            with self.answer("GET", url, (200,), headers=headers) as response:
+                return response.headers, self._limited(response)
+
+        answered, body = self.retried(once)
+        found = digest_of(body)
+        told = answered.get("docker-content-digest", "")
+        wanted = self.reference.digest or (told if DIGEST.fullmatch(told) else found)
+        if found != wanted:
+            raise ModelUnavailable(f"{self.reference}: its manifest has {found}, not {wanted}")
+        return found, body
+
+    def put_manifest(self, body: bytes) -> None:
+        """Send a manifest under the reference's tag."""
+        path = f"manifests/{self.reference.tag}"
+        self.request("PUT", path, (201, 202), content=body, headers={"Content-Type": IMAGE})
+
+    def _limited(self, response: httpx.Response) -> bytes:
+        body = b""
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) > MAX_MANIFEST:
+                raise EngineCorrupt(
+                    f"{self.reference}: its manifest has over {MAX_MANIFEST} bytes; must be less"
+                )
+        return body
+
+    def _problem(self, response: httpx.Response) -> Exception:
+        status = response.status_code
+        said = _words(response)
+        text = f"HTTP {status} {response.reason_phrase}".rstrip() + (f": {said}" if said else "")
+        if status in _TRANSIENT or response.is_server_error:
+            return TransientError(text, retry_after(response.headers.get("retry-after")))
+        hint = ""
+        if status in (401, 403):
+            why = f"{self.auth.problem}; " if self.auth.problem else ""
+            hint = f": {why}log in with docker login {self.reference.host}, or podman login"
+        elif status == 404:
+            hint = ": there is no such repository, tag or digest, or it is private"
+        return self._refused(f"{self.reference}: {text}{hint}")
+
+
+def _words(response: httpx.Response) -> str:
+    """What a registry says in its errors' JSON, if it is that."""
+    try:
+        body = b""
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) > _MAX_ERROR:
+                return ""
+        errors = httpx.Response(200, content=body).json()["errors"]
+        said = "; ".join(f"{one.get('code')} {one.get('message') or ''}".strip() for one in errors)
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return re.sub(r"\s+", " ", printable(said))[:_SHOWN]

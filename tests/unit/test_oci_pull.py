@@ -1,0 +1,384 @@
+"""Pulls of engines from a registry that does what it should not."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry_double import Fault, RegistryDouble, Seen, digest_of, running
+from sample_engines import V1, directory, with_manifest
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.download import partial_file
+from cog_triton.download.retry import RetryPolicy
+from cog_triton.errors import CogTritonError, EngineCorrupt, InvalidArgument, ModelUnavailable
+from cog_triton.oci import image_manifest
+from cog_triton.oci.engine_pull import Puller
+from cog_triton.oci.reference import Reference
+
+FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.001, max_s=0.01)
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without credentials."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def registry() -> Iterator[RegistryDouble]:
+    with running(RegistryDouble()) as started:
+        yield started
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return with_manifest(directory(tmp_path / "engine", V1, 4))
+
+
+def tar(files: dict[str, bytes], **header: Any) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            for key, value in header.items():
+                setattr(member, key, value)
+            file.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def put(registry: RegistryDouble, engine: Path, name: str = "v1") -> str:
+    files = engine_manifest.files_of(engine)
+    return registry.tag(
+        name, [registry.add(tar({file: path.read_bytes()})) for file, path in files.items()]
+    )
+
+
+def reference(registry: RegistryDouble, rest: str = ":v1") -> Reference:
+    return Reference.parse(f"oci://{registry.address}/me/llm{rest}")
+
+
+def puller(work: Path, lines: list[str] | None = None) -> Puller:
+    echo = (lines if lines is not None else []).append
+    return Puller(work, echo, threading.Event(), retry=FAST)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {name: file.read_bytes() for name, file in engine_manifest.files_of(path).items()}
+
+
+def leftovers(work: Path) -> list[str]:
+    """What is neither a whole layer, nor an engine, nor finished pieces of a layer."""
+    layers = [path for path in (work / "oci").glob("*/*") if len(path.name) != 64]
+    halves = [
+        path for path in (work / "oci/layers").glob("*") if not (path / "index.json").exists()
+    ]
+    engines = (work / "engines").glob(".*")
+    return [path.name for path in (*layers, *halves, *engines) if ".partial" not in path.name]
+
+
+def refused(
+    registry: RegistryDouble, work: Path, kind: type[CogTritonError], rest: str = ":v1"
+) -> str:
+    with pytest.raises(kind) as caught:
+        puller(work).pull(reference(registry, rest))
+    assert not list((work / "engines").glob("oci-*"))
+    assert leftovers(work) == []
+    return str(caught.value)
+
+
+def test_a_tag_is_resolved_said_and_pulled_once(
+    registry: RegistryDouble, engine: Path, tmp_path: Path
+) -> None:
+    digest = put(registry, engine)
+    lines: list[str] = []
+    found = puller(tmp_path / "work", lines).pull(reference(registry))
+    assert contents(found) == contents(engine)
+    assert any(f":v1 is {digest}" in line for line in lines)
+    before = len(registry.asked("/blobs/"))
+    assert puller(tmp_path / "work").pull(reference(registry)) == found
+    assert len(registry.asked("/blobs/")) == before
+    asked = len(registry.seen)
+    assert puller(tmp_path / "work").pull(reference(registry, f"@{digest}")) == found
+    assert len(registry.seen) == asked
+    assert leftovers(tmp_path / "work") == []
+
+
+def test_engines_share_layers_on_the_disk(
+    registry: RegistryDouble, engine: Path, tmp_path: Path
+) -> None:
+    put(registry, engine)
+    first = puller(tmp_path / "work").pull(reference(registry))
+    (engine / "tokenizer.json").write_text('{"another": 1}')
+    (engine / "cog-triton.json").unlink()
+    put(registry, with_manifest(engine))
+    blobs = len({seen.path for seen in registry.asked("/blobs/")})
+    second = puller(tmp_path / "work").pull(reference(registry))
+    assert contents(second) == contents(engine)
+    assert len({seen.path for seen in registry.asked("/blobs/")}) == blobs + 2
+    name = "rank0.engine"
+    assert (first / name).stat().st_ino == (second / name).stat().st_ino
+
+
+def test_cut_and_refused_blobs_are_resumed(
+    registry: RegistryDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial_file, "PIECE", 64 << 10)
+    layer = registry.add(tar({"model.json": b"{}", "weights": bytes(range(256)) * 4096}))
+    registry.tag("v1", [layer])
+    failed: set[str] = set()
+
+    def plan(seen: Seen) -> Fault | None:
+        turn = len(registry.asked("/blobs/"))
+        if "/blobs/" not in seen.path or f"{seen.span}" in failed or turn == 1:
+            return None
+        failed.add(f"{seen.span}")
+        wait = {"Retry-After": "0"}
+        return (Fault(cut_after=1000), Fault(429, wait), Fault(503))[turn % 3]
+
+    registry.plan = plan
+    found = puller(tmp_path / "work").pull(reference(registry))
+    assert (found / "weights").read_bytes() == bytes(range(256)) * 4096
+    assert len(failed) > 10
+    starts = [int(seen.span.split("=")[1].split("-")[0]) for seen in registry.seen if seen.span]
+    assert any(start % (64 << 10) == 1000 for start in starts)  # a cut piece went on where it ended
+
+
+def test_a_wrong_digest_leaves_nothing(
+    registry: RegistryDouble, engine: Path, tmp_path: Path
+) -> None:
+    put(registry, engine)
+    good = dict(registry.blobs)
+    name = max(registry.blobs, key=lambda key: len(registry.blobs[key]))
+    registry.blobs[name] = bytes(len(registry.blobs[name]))
+    said = refused(registry, tmp_path / "work", ModelUnavailable)
+    assert name.removeprefix("sha256:") in said
+    assert not list(tmp_path.rglob(f"*{name.removeprefix('sha256:')}*"))
+    registry.blobs = good
+    assert contents(puller(tmp_path / "work").pull(reference(registry))) == contents(engine)
+
+
+def test_a_blob_of_another_size_is_refused_before_it_comes(
+    registry: RegistryDouble, tmp_path: Path
+) -> None:
+    layer = registry.add(tar({"model.json": b"{}"}))
+    registry.tag("v1", [{**layer, "size": layer["size"] - 512}])
+    said = refused(registry, tmp_path / "work", ModelUnavailable)
+    assert f"has {layer['size']} bytes, not {layer['size'] - 512}" in said
+
+
+def test_a_manifest_must_have_the_digest_asked_for(
+    registry: RegistryDouble, tmp_path: Path
+) -> None:
+    digest = registry.tag("v1", [registry.add(tar({"model.json": b"{}"}))])
+    registry.manifests[digest] = registry.manifests["v1"] + b" "
+    said = refused(registry, tmp_path / "work", ModelUnavailable, f"@{digest}")
+    assert f"not {digest}" in said
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    digests = [digest_of(str(number).encode()) for number in range(count)]
+    return [{"mediaType": image_manifest.TAR, "digest": one, "size": 10240} for one in digests]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layers": many(image_manifest.MAX_LAYERS + 1)}, "at most 1024 items"),
+        ({"layers": []}, "at least 1 item"),
+        ({"layers": [{**many(1)[0], "size": -1}]}, "layers.0.size"),
+        ({"layers": [{**many(1)[0], "digest": "sha256:../../etc"}]}, "layers.0.digest"),
+        ({"layers": [{**many(1)[0], "mediaType": "application/x-other"}]}, "application/x-other"),
+        ({"layers": many(1) * 2}, "one layer twice"),
+        ({"schemaVersion": 1}, "schemaVersion"),
+        ({"manifests": [{"digest": digest_of(b"1"), "platform": {"os": "linux"}}]},
+         f"{digest_of(b'1')} (linux/?)"),
+        ({"filler": "x" * image_manifest.MAX_MANIFEST}, "over 4194304 bytes"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_breaks_a_rule_is_refused(
+    changes: dict[str, Any], said: str, registry: RegistryDouble, tmp_path: Path
+) -> None:
+    registry.tag("v1", **{"layers": many(1), **changes})
+    assert said in refused(registry, tmp_path / "work", EngineCorrupt)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[" * 100_000, b"null"])
+def test_what_is_no_manifest_is_refused(
+    body: bytes, registry: RegistryDouble, tmp_path: Path
+) -> None:
+    registry.manifests["v1"] = body
+    assert "its manifest" in refused(registry, tmp_path / "work", EngineCorrupt)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([tar({"../evil": b"x"})], "leaves the engine directory"),
+        ([tar({"/etc/evil": b"x"})], "leaves the engine directory"),
+        ([tar({"a": b""}, type=tarfile.SYMTYPE, linkname="b")], "is a link"),
+        ([tar({"a": b""}, type=tarfile.LNKTYPE, linkname="b")], "hard link"),
+        ([tar({".wh.config.json": b""})], "deletes a file"),
+        ([b"no tar" * 1000], "not a whole, readable tar"),
+        ([tar({"a": b"1"}), tar({"a": b"2"})], "in two of its layers"),
+        ([tar({"a": b"1"}), tar({"a/b": b"2"})], "a file and a directory"),
+        ([tar({"a/b": b"1"}), tar({"a": b"2"})], "a file and a directory"),
+    ],
+)  # fmt: skip
+def test_unsafe_layers_are_refused(
+    layers: list[bytes], said: str, registry: RegistryDouble, tmp_path: Path
+) -> None:
+    registry.tag("v1", [registry.add(layer) for layer in layers])
+    assert said in refused(registry, tmp_path / "work", EngineCorrupt)
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_other_files_than_the_manifest_says_are_refused(
+    registry: RegistryDouble, engine: Path, tmp_path: Path
+) -> None:
+    (engine / "rank0.engine").write_bytes(b"another")
+    put(registry, engine)
+    assert "rank0.engine has 7 bytes" in refused(registry, tmp_path / "work", EngineCorrupt)
+
+
+def logged_in(home: Path, registry: RegistryDouble, user: str = "me") -> None:
+    (home / ".docker").mkdir(parents=True)
+    auth = base64.b64encode(f"{user}:{SECRET}".encode()).decode()
+    config = {"auths": {registry.address: {"auth": auth}}}
+    (home / ".docker/config.json").write_text(json.dumps(config))
+
+
+BASIC = f"Basic {base64.b64encode(f'me:{SECRET}'.encode()).decode()}"
+
+
+class TokenService:
+    """Plan of a registry with a token service, whose tokens last for so many requests."""
+
+    def __init__(self, registry: RegistryDouble, lasts: int = 1000) -> None:
+        self.registry, self.lasts = registry, lasts
+        self.given = 0
+        self.used = 0
+
+    def __call__(self, seen: Seen) -> Fault | None:
+        if seen.path.startswith("/token"):
+            if seen.authorization != BASIC:
+                return Fault(401)
+            self.given, self.used = self.given + 1, 0
+            return Fault(200, {}, json.dumps({"token": f"{SECRET}-{self.given}"}).encode())
+        if seen.authorization == f"Bearer {SECRET}-{self.given}" and self.used < self.lasts:
+            self.used += 1
+            return None
+        realm = f'Bearer realm="http://{self.registry.address}/token",service="it",scope="pull"'
+        return Fault(401, {"WWW-Authenticate": realm}, b'{"errors": [{"code": "UNAUTHORIZED"}]}')
+
+
+def test_tokens_are_fetched_and_renewed(
+    registry: RegistryDouble, engine: Path, tmp_path: Path, home: Path
+) -> None:
+    put(registry, engine)
+    logged_in(home, registry)
+    registry.plan = service = TokenService(registry, lasts=4)
+    found = puller(tmp_path / "work").pull(reference(registry))
+    assert contents(found) == contents(engine)
+    assert service.given > 2
+    asked = registry.asked("GET /token")
+    assert asked[0].path == "/token?service=it&scope=pull"
+
+
+def test_who_is_not_logged_in_is_told_how(
+    registry: RegistryDouble, engine: Path, tmp_path: Path
+) -> None:
+    put(registry, engine)
+    registry.plan = lambda _: Fault(401, {"WWW-Authenticate": 'Basic realm="it"'})
+    said = refused(registry, tmp_path / "work", ModelUnavailable)
+    assert "no credentials for it are here" in said
+    assert f"docker login {registry.address}" in said
+
+
+def test_a_refused_password_is_not_shown(
+    registry: RegistryDouble, tmp_path: Path, home: Path
+) -> None:
+    logged_in(home, registry, "another")
+    registry.plan = TokenService(registry)
+    said = refused(registry, tmp_path / "work", ModelUnavailable)
+    assert "token service 127.0.0.1 answers HTTP 401" in said
+    assert SECRET not in said
+
+
+def test_basic_credentials_do_not_follow_a_redirect(
+    registry: RegistryDouble, engine: Path, tmp_path: Path, home: Path
+) -> None:
+    put(registry, engine)
+    logged_in(home, registry)
+    with running(RegistryDouble()) as elsewhere:
+        elsewhere.blobs = registry.blobs
+        other = elsewhere.address
+
+        def plan(seen: Seen) -> Fault | None:
+            if seen.authorization != BASIC:
+                return Fault(401, {"WWW-Authenticate": 'Basic realm="it"'})
+            if "/blobs/" in seen.path:
+                return Fault(307, {"Location": f"http://{other}{seen.path}"})
+            return None
+
+        registry.plan = plan
+        found = puller(tmp_path / "work").pull(reference(registry))
+        assert contents(found) == contents(engine)
+        assert elsewhere.seen
+        assert {seen.authorization for seen in elsewhere.seen} == {None}
+
+        # A challenge of the other host is not answered either.
+        (engine / "rank0.engine").write_bytes(b"new")
+        (engine / "cog-triton.json").unlink()
+        put(registry, with_manifest(engine))
+        elsewhere.plan = lambda _: Fault(401, {"WWW-Authenticate": 'Basic realm="mine"'})
+        with pytest.raises(ModelUnavailable):
+            puller(tmp_path / "work").pull(reference(registry))
+        assert {seen.authorization for seen in elsewhere.seen} == {None}
+
+
+def test_a_token_service_without_tls_elsewhere_gets_no_password(
+    registry: RegistryDouble, tmp_path: Path, home: Path
+) -> None:
+    logged_in(home, registry)
+    realm = 'Bearer realm="ftp://127.0.0.1/token"'
+    registry.plan = lambda _: Fault(401, {"WWW-Authenticate": realm})
+    assert "not reached by https" in refused(registry, tmp_path / "work", ModelUnavailable)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, "log in"), (404, "no such repository")])
+def test_refusals_say_what_to_do(
+    status: int, kind: str, registry: RegistryDouble, tmp_path: Path
+) -> None:
+    body = b'{"errors": [{"code": "DENIED", "message": "a\\u001b[31mb"}]}'
+    registry.plan = lambda _: Fault(status, {}, body)
+    said = refused(registry, tmp_path / "work", ModelUnavailable)
+    assert kind in said
+    assert "DENIED a\\x1b[31mb" in said
+
+
+def test_retries_end(registry: RegistryDouble, tmp_path: Path) -> None:
+    registry.plan = lambda _: Fault(429, {"Retry-After": "0"})
+    assert "3 attempts" in refused(registry, tmp_path / "work", ModelUnavailable)
+
+
+def test_a_broken_config_is_named_without_its_text(
+    registry: RegistryDouble, tmp_path: Path, home: Path
+) -> None:
+    (home / ".docker").mkdir(parents=True)
+    (home / ".docker/config.json").write_text(f'{{"auths": {SECRET}')
+    said = refused(registry, tmp_path / "work", InvalidArgument)
+    assert "config.json" in said
+    assert SECRET not in said

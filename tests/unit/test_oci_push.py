@@ -1,0 +1,307 @@
+"""Pushes of engines: to docker's registry, and to one that cuts uploads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from local_registry import Registry
+from registry_double import Fault, RegistryDouble, Seen, digest_of, running
+from sample_engines import V1, directory, original_tar, pack, with_manifest
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.download.retry import RetryPolicy
+from cog_triton.errors import BuildCancelled, EngineCorrupt, InvalidArgument, PushFailed
+from cog_triton.oci import blob_upload, layer_blobs
+from cog_triton.oci.engine_pull import Puller
+from cog_triton.oci.engine_push import Pushed, as_cog_weight, push
+from cog_triton.oci.reference import Reference
+from cog_triton.system.ports import free_ports
+
+FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.001, max_s=0.01)
+NO_REGISTRY = "needs docker-registry (Debian: apt-get install docker-registry)"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return with_manifest(directory(tmp_path / "engine", V1, 4))
+
+
+@pytest.fixture
+def double() -> Iterator[RegistryDouble]:
+    with running(RegistryDouble()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    if shutil.which("docker-registry") is None:
+        pytest.skip(NO_REGISTRY)
+    started = Registry(tmp_path_factory.mktemp("registry"), free_ports(1)[0])
+    try:
+        for _ in range(600):
+            if started.answers():
+                break
+            time.sleep(0.1)
+        yield started
+    finally:
+        started.process.terminate()
+        started.process.wait()
+
+
+def send(
+    address: str, name: str, engine: Path, lines: list[str] | None = None, **options: Any
+) -> Pushed:
+    echo = (lines if lines is not None else []).append
+    scratch = engine.parent / "scratch"
+    options = {"retry": FAST, **options}
+    return push(
+        Reference.parse(f"{address}/{name}"), engine, scratch, echo, threading.Event(), **options
+    )
+
+
+def pulled(reference: Reference, work: Path) -> dict[str, bytes]:
+    path = Puller(work, lambda _: None, threading.Event(), retry=FAST).pull(reference)
+    return contents(path)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {name: file.read_bytes() for name, file in engine_manifest.files_of(path).items()}
+
+
+@pytest.mark.parametrize("form", ["engine", "engine.tar", "engine.tar.gz", "engine.tar.zst"])
+def test_every_form_of_an_engine_is_the_same_in_a_registry(
+    form: str, registry: Registry, engine: Path, tmp_path: Path
+) -> None:
+    source = engine if form == "engine" else pack(engine, tmp_path / form)
+    name = form.replace(".", "-")
+    pushed = send(registry.address, f"forms/{name}:v1", source)
+    assert pushed.sent == pushed.total
+    assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
+    assert (
+        pushed.reference.digest == send(registry.address, "forms/all:v1", engine).reference.digest
+    )
+    assert not list(tmp_path.glob("scratch/*"))
+
+
+def test_what_is_there_is_not_sent_again(registry: Registry, engine: Path, tmp_path: Path) -> None:
+    send(registry.address, "again/one:v1", engine)
+    before = registry.uploads()
+    lines: list[str] = []
+    assert send(registry.address, "again/one:v2", engine, lines).sent == 0
+    assert registry.uploads() == before
+    assert any("8 of 8 blobs are there" in line for line in lines)
+    other = send(registry.address, "again/other:v1", engine, mount_from="again/one")
+    assert other.sent == 0
+    assert registry.uploads() == before
+    (engine / "tokenizer.json").write_text('{"another": 1}')
+    (engine / "cog-triton.json").unlink()
+    changed = send(registry.address, "again/one:v3", with_manifest(engine))
+    assert registry.uploads() == before + 3  # the file, the manifest, the image's config
+    assert pulled(changed.reference, tmp_path / "work") == contents(engine)
+
+
+def test_an_image_is_what_runtimes_mount(registry: Registry, engine: Path) -> None:
+    pushed = send(registry.address, "image/engine:v1", engine)
+    manifest = registry.manifest("image/engine", "v1")
+    assert manifest.headers["Docker-Content-Digest"] == pushed.reference.digest
+    config = json.loads(registry.blob("image/engine", manifest.json()["config"]["digest"]))
+    layers = manifest.json()["layers"]
+    assert {layer["mediaType"] for layer in layers} == {"application/vnd.oci.image.layer.v1.tar"}
+    assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in layers]
+    assert (config["os"], config["architecture"]) == ("linux", "amd64")
+    facts = config["config"]["Labels"]
+    assert facts == manifest.json()["annotations"]
+    assert facts["cog-triton.model_id"] == "Qwen/Qwen3-8B"
+    assert facts["cog-triton.sm"] == "90"
+    assert facts["cog-triton.version.tensorrt_llm"] == "1.2.1"
+
+
+def test_a_managed_weight_of_cog_has_the_same_layers(
+    registry: Registry, engine: Path, tmp_path: Path
+) -> None:
+    image = send(registry.address, "cog/llm:v1", engine)
+    before = registry.uploads()
+
+    def form(layers: Any, files: Any) -> Any:
+        return as_cog_weight(layers, files, name="llm", target="/src/weights")
+
+    weight = send(registry.address, "cog/llm:weight", engine, form=form)
+    assert registry.uploads() == before + 1
+    manifest = registry.manifest("cog/llm", "weight").json()
+    assert manifest["artifactType"] == "application/vnd.cog.weight.v1"
+    assert manifest["config"]["mediaType"] == "application/vnd.cog.weight.config.v1+json"
+    config = json.loads(registry.blob("cog/llm", manifest["config"]["digest"]))
+    sums = sorted(f"{file['digest'][7:]}  {file['path']}" for file in config["files"])
+    assert config["setDigest"] == digest_of("\n".join(sums).encode())
+    assert manifest["annotations"] == {
+        "run.cog.weight.name": "llm",
+        "run.cog.weight.target": "/src/weights",
+        "run.cog.weight.set-digest": config["setDigest"],
+    }
+    assert pulled(weight.reference, tmp_path / "work") == contents(engine)
+    assert weight.reference.digest != image.reference.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("", "/x"), ("A b", "/x"), ("x", "x"), ("x", "/../x")]
+)
+def test_a_weight_needs_a_name_and_a_place(
+    name: str, target: str, double: RegistryDouble, engine: Path
+) -> None:
+    def form(layers: Any, files: Any) -> Any:
+        return as_cog_weight(layers, files, name=name, target=target)
+
+    with pytest.raises(InvalidArgument, match="must be"):
+        send(double.address, "cog/llm:v1", engine, form=form)
+
+
+def test_over_the_most_layers_small_files_share_one(
+    double: RegistryDouble, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_blobs, "MAX_LAYERS", 4)
+    pushed = send(double.address, "me/llm:v1", engine)
+    assert len(json.loads(double.manifests["v1"])["layers"]) == 4
+    assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
+
+
+def test_an_upload_goes_on_where_it_was_cut(
+    double: RegistryDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_upload, "CHUNK", 64 << 10)
+    engine = directory(tmp_path / "engine", V1, 0)
+    (engine / "rank0.engine").write_bytes(bytes(range(256)) * 4096)
+    with_manifest(engine)
+    patches = 0
+
+    def plan(seen: Seen) -> Fault | None:
+        nonlocal patches
+        if seen.method != "PATCH":
+            return None
+        patches += 1
+        return Fault(cut_after=1000) if patches in (2, 5, 6) else None
+
+    double.plan = plan
+    pushed = send(double.address, "me/llm:v1", engine)
+    assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
+    assert patches == 16 + 3  # three began in the middle of a chunk
+    assert len(double.asked("GET .*/uploads/")) == 3
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(503), Fault(429, {"Retry-After": "0"})],
+        [Fault(413, {}, b"")],
+        [Fault(416, {}, b"")],
+        [Fault(cut_after=0)],
+    ],
+    ids=["busy", "chunk", "range", "cut"],
+)
+def test_failed_chunks_are_sent_again(
+    faults: list[Fault],
+    double: RegistryDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blob_upload, "CHUNK", 64 << 10)
+    monkeypatch.setattr(blob_upload, "LEAST_CHUNK", 1 << 10)
+    engine = directory(tmp_path / "engine", V1, 0)
+    (engine / "rank0.engine").write_bytes(bytes(range(256)) * 1024)
+    with_manifest(engine)
+    left = list(faults)
+    double.plan = lambda seen: left.pop() if seen.method == "PATCH" and left else None
+    pushed = send(double.address, "me/llm:v1", engine)
+    assert left == []
+    assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
+
+
+def test_a_registry_that_fails_is_given_up(double: RegistryDouble, engine: Path) -> None:
+    double.plan = lambda seen: Fault(503) if seen.method == "PUT" else None
+    with pytest.raises(PushFailed, match=r"oci://.*503.*3 attempts"):
+        send(double.address, "me/llm:v1", engine)
+    assert double.manifests == {}
+
+
+def test_a_refusal_is_not_retried(double: RegistryDouble, engine: Path) -> None:
+    double.plan = lambda seen: Fault(403) if seen.method == "POST" else None
+    with pytest.raises(InvalidArgument, match="docker login"):
+        send(double.address, "me/llm:v1", engine)
+    assert len(double.asked("POST")) <= 3  # of three threads
+
+
+def test_a_stopped_push_ends(double: RegistryDouble, engine: Path) -> None:
+    stop = threading.Event()
+
+    def plan(seen: Seen) -> Fault | None:
+        if seen.method == "PUT":
+            stop.set()
+            return Fault(503)
+        return None
+
+    double.plan = plan
+    with pytest.raises(BuildCancelled):
+        push(
+            Reference.parse(f"{double.address}/me/llm"),
+            engine,
+            engine.parent / "scratch",
+            lambda _: None,
+            stop,
+        )
+    assert double.manifests == {}
+
+
+def test_a_damaged_engine_is_not_sent(double: RegistryDouble, engine: Path) -> None:
+    (engine / "rank0.engine").write_bytes(b"another")
+    with pytest.raises(EngineCorrupt, match=r"rank0\.engine has 7 bytes"):
+        send(double.address, "me/llm:v1", engine)
+    assert double.seen == []
+
+
+def test_files_that_the_manifest_does_not_name_stay_here(
+    double: RegistryDouble, engine: Path
+) -> None:
+    (engine / "cache.bin").write_bytes(b"ours")
+    lines: list[str] = []
+    send(double.address, "me/llm:v1", engine, lines)
+    assert any("left out" in line and "cache.bin" in line for line in lines)
+    assert b"cache.bin" not in double.manifests["v1"]
+
+
+def test_a_tar_with_a_link_is_refused(double: RegistryDouble, engine: Path, tmp_path: Path) -> None:
+    (engine / "link").symlink_to("config.json")
+    with pytest.raises(EngineCorrupt, match="link is a link"):
+        send(double.address, "me/llm:v1", original_tar(tmp_path / "old.tar", engine))
+
+
+def test_a_whiteout_is_no_file_of_an_engine(double: RegistryDouble, tmp_path: Path) -> None:
+    engine = directory(tmp_path / "engine", V1, 0)
+    (engine / ".wh.config.json").write_text("")
+    with pytest.raises(EngineCorrupt, match=r"\.wh\.config\.json"):
+        send(double.address, "me/llm:v1", with_manifest(engine))
+
+
+def test_a_digest_is_not_pushed_to(double: RegistryDouble, engine: Path) -> None:
+    with pytest.raises(InvalidArgument, match="gets its digest"):
+        send(double.address, f"me/llm@sha256:{'0' * 64}", engine)
+
+
+def test_the_double_is_as_strict_as_it_says(double: RegistryDouble) -> None:
+    """A blob of another digest is refused, so that what is pulled above was sent whole."""
+    url = f"http://{double.address}/v2/me/llm/blobs/uploads/"
+    place = httpx.post(url).headers["Location"]
+    answer = httpx.put(f"http://{double.address}{place}&digest=sha256:{'0' * 64}", content=b"x")
+    assert answer.status_code == 400

@@ -28,7 +28,6 @@ from faults.engines import PROFILES  # noqa: E402
 from faults.record import Header, Records, RecordsError  # noqa: E402
 from faults.runner import Runner, possible  # noqa: E402
 from faults.scenario import ScenarioError  # noqa: E402
-from faults.target import ServerFailure  # noqa: E402
 
 RESULTS = ROOT / ".work" / "faults"
 _FAULTS = "of all engines together, or of each one, by comma; 1000"
@@ -83,37 +82,29 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     notes = [f"{name}: left out here: {why}" for name, why in left_out.items()]
+    end = time.monotonic() + (args.minutes * 60 if args.minutes else math.inf)
+    runner = Runner(scenarios, records, args.results, end, _report.say)
     broken = ""
     try:
-        _run(args, scenarios, records)
+        asyncio.run(runner.run(_plans(args, scenarios), args.jobs))
     except KeyboardInterrupt:
         broken = "interrupted"
-    except ServerFailure as error:
-        broken = f"the server failed: {error}"
-    return _tell(args, scenarios, records, notes, broken)
+    return _tell(args, runner, notes, broken)
 
 
-def _run(
-    args: argparse.Namespace, scenarios: dict[str, scenario.Scenario], records: Records
-) -> None:
-    """Run each engine's part of the plan."""
-    end = time.monotonic() + (args.minutes * 60 if args.minutes else math.inf)
+def _plans(
+    args: argparse.Namespace, scenarios: dict[str, scenario.Scenario]
+) -> list[list[scenario.Event]]:
     plans: list[list[scenario.Event]] = []
     for engine, count in args.faults.items():
         first = sum(map(len, plans))
         plans.append(scenario.plan(scenarios, engine, count, args.seed, first))
-    runner = Runner(scenarios, records, args.results, end, _report.say)
-    asyncio.run(runner.run(plans, args.jobs))
+    return plans
 
 
-def _tell(
-    args: argparse.Namespace,
-    scenarios: dict[str, scenario.Scenario],
-    records: Records,
-    notes: list[str],
-    broken: str,
-) -> int:
-    missed = []
+def _tell(args: argparse.Namespace, runner: Runner, notes: list[str], broken: str) -> int:
+    scenarios, records = runner.scenarios, runner.records
+    missed = [*runner.failures]
     for record in records.all:
         for aim in report.missed(scenarios[record.event.scenario], record):
             one = record.event

@@ -51,6 +51,8 @@ class Runner:
         """`deadline` is by time.monotonic(); `logs` is a directory, for a file of each engine."""
         self.scenarios, self.records, self.logs = scenarios, records, logs
         self.deadline, self.say = deadline, say
+        self.failures: list[str] = []
+        """Servers that did not start, or did not serve before they were struck."""
         self._questions: dict[str, list[Question]] = {}
         self._asking = asyncio.Lock()
         self._busy: Counter[str] = Counter()
@@ -80,8 +82,12 @@ class Runner:
             todo.remove(life)
             engine = life[0].engine
             self._busy[engine] += 1
-            while life and time.monotonic() < self.deadline:
-                await self._on_one_server(PROFILES[engine], life)
+            try:
+                while life and time.monotonic() < self.deadline:
+                    await self._on_one_server(PROFILES[engine], life)
+            except ServerFailure as error:
+                self.failures.append(f"{engine}, {life[0].scenario}: no server: {error}")
+                self.say(self.failures[-1])
             self._busy[engine] -= 1
 
     async def _on_one_server(self, profile: Profile, todo: list[Event]) -> None:

@@ -17,7 +17,7 @@ from faults.engines import Profile
 from faults.scenario import Setup
 from faults.target import Start
 
-_RANKS_MODEL = Path(__file__).parents[1] / "integration" / "ranks"
+_RANKS = Path(__file__).parents[1] / "integration" / "ranks"
 _FAMILY = Path(family.__file__)
 _CUT_SHARE, _CUT_AFTER = 0.4, 4 << 20
 
@@ -60,7 +60,10 @@ def _several_ranks(start: Start, ranks: int, directory: Path) -> None:
     repository = directory / "triton_model_repo"
     shutil.copytree(triton_model_repo(), repository)
     version = repository / "tensorrt_llm" / "1"
-    shutil.copytree(_RANKS_MODEL, version, dirs_exist_ok=True)
+    version.mkdir(exist_ok=True)
+    # In one file: the server takes over no other of a model.
+    world, model = ((_RANKS / name).read_text() for name in ("world.py", "model.py"))
+    (version / "model.py").write_text(world + model.replace("from world import World\n", ""))
     code = directory / "family.py"
     code.write_text(f"{_FAMILY.read_text()}\nOpenVINOFamily.world_size = {ranks}\n")
     start.binds.update({repository: triton_model_repo(), code: _FAMILY})

@@ -284,3 +284,50 @@ def refusal(config: BuildConfig) -> str:
     with pytest.raises(UnknownArgument) as caught:
         translated(config)
     return str(caught.value)
+
+
+LLAMA_7B_1GPU = """
+model_id: meta-llama/Llama-2-7b-chat-hf
+example_name: llama
+weight_format: safetensors
+convert_to_ft:
+  executable: "python"
+  script: convert_checkpoint.py
+  output_dir: ./c-model/meta-llama/Llama-2-7b-chat-hf
+  args:
+    model_dir: /src/models/meta-llama/Llama-2-7b-chat-hf
+    output_dir: ./c-model/meta-llama/Llama-2-7b-chat-hf
+    tp_size: 1
+    storage-type: fp16
+    load_by_shard:
+build:
+  executable: trtllm-build
+  output_dir: ./engine_outputs/
+  args:
+    checkpoint_dir: /src/c-model/meta-llama/Llama-2-7b-chat-hf
+    output_dir: ./engine_outputs/
+    remove_input_padding: enable
+    context_fmha: enable
+    gpt_attention_plugin: float16
+    gemm_plugin: float16
+    paged_kv_cache: enable
+    workers: 1
+    max_batch_size: 8
+"""
+
+ORIGINALS = {
+    "cog-trt-llm-config": TINY_GPT2 + "merge: true\n",
+    "gpt/config": TINY_GPT2,
+    "gpt/gpt-medium-build-config": GPT2_MEDIUM,
+    "gpt/starcoder": STARCODER,
+    "llama/llama-2-7b-chat-1gpu": LLAMA_7B_1GPU,
+    "llama/llama-2-7b-chat-int8-1gpu": LLAMA_INT8_2GPU.replace("13b", "7b")
+    .replace("tp_size: 2", "tp_size: 1")
+    .partition("    max_input_len")[0],
+    "llama/llama-2-13b-chat-1gpu": LLAMA_NO_CONVERT,
+    "llama/llama-2-13b-chat-sq-1gpu": LLAMA_NO_CONVERT + "    max_batch_size: 64\n"
+    "    max_input_len: 4096\n    max_output_len: 4096\n    max_num_tokens: 54474\n",
+    "llama/llama-2-13b-chat-int8-2gpu": LLAMA_INT8_2GPU,
+    "llama/llama-2-70b-4gpu": LLAMA_70B_4GPU,
+}
+"""The original's own configs by their names in its examples, as far as what they ask for."""

@@ -15,6 +15,7 @@ from cog_triton.cli.client import client
 from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
+from cog_triton.cli.migrate import migrate
 from cog_triton.cli.park import park
 from cog_triton.cli.prune import prune
 from cog_triton.cli.push import push
@@ -66,6 +67,7 @@ def _add(command: Callable[..., Any], name: str | None = None) -> None:
 
 _add(build)
 _add(init)
+_add(migrate)
 _add(schema)
 _add(serve)
 _add(roll)

@@ -105,13 +105,14 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
     from cog_triton.builder import command
     from cog_triton.builder.config import parse_config
     from cog_triton.builder.initial_config import build_config
+    from cog_triton.cli.output_file import write
 
     path = output or Path(f"{_short(files, fit)}.yaml")
     text = build_config(files, fit, path.name)
     parse_config(text, str(path))
     if _printed(text, output):
         return
-    _write(path, text, force)
+    write(path, text, force=force)
     _tell(fit)
     command.look(path, Path(".work/build"), Path("engine.tar"), typer.echo, check=True, plan=False)
     name = shlex.quote(str(path))
@@ -119,6 +120,7 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
 
 
 def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
+    from cog_triton.cli.output_file import write
     from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
     from cog_triton.sizing.vllm_arguments import as_json, vllm_arguments
 
@@ -127,7 +129,7 @@ def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -
     if _printed(text, output):
         return
     directory = output or Path(_short(files, fit))
-    _write(directory / MODEL_FILE, text, force)
+    write(directory / MODEL_FILE, text, force=force)
     read_arguments(directory)
     _tell(fit)
     for name, (value, why) in arguments.items():
@@ -142,20 +144,6 @@ def _printed(text: str, output: Path | None) -> bool:
         return False
     sys.stdout.write(text)
     return True
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    from cog_triton.errors import InvalidArgument
-    from cog_triton.system.atomic_write import writing
-
-    if path.exists() and not force:
-        raise InvalidArgument(f"{path} is there already: give --force to overwrite it, or -o")
-    content = text.encode()
-    try:
-        with writing(path, len(content), at_most=False) as file:
-            file.write(content)
-    except OSError as error:
-        raise InvalidArgument(f"--output {path}: {error.strerror}") from error
 
 
 def _short(files: ModelFiles, fit: Fit) -> str:

@@ -58,10 +58,15 @@ _ON_TODAY = (
 
 @dataclass(frozen=True)
 class Translation:
-    """The config to run, and a note for each thing that is not as the user wrote it."""
+    """The config to run, and a note for each thing that is not as the user wrote it.
+
+    `refusals` are of `translate_leniently` alone: one for each argument that is left out, with the
+    reason.
+    """
 
     config: BuildConfig
     notes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """The notes, and the steps as they are now, as YAML to be copied; nothing without notes."""
@@ -101,6 +106,17 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
         UnknownArgument: names each argument that cannot be translated, its value and the reason.
         BuildConfigInvalid: what comes out breaks a rule of configs, as world_size can.
     """
+    return _translate(config, family, offers, lenient=False)
+
+
+def translate_leniently(config: BuildConfig, family: str) -> Translation:
+    """Translate `config` as `translate`, without what cannot be: for one that is not to be run."""
+    return _translate(config, family, lambda _: False, lenient=True)
+
+
+def _translate(
+    config: BuildConfig, family: str, offers: Callable[[str], bool], *, lenient: bool
+) -> Translation:
     notes: list[str] = []
     if config.model_tar_url is not None and config.weight_format is not None:
         notes.append(
@@ -116,12 +132,13 @@ def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -
     for step in draft.steps.values():
         _apply(draft, step)
     _complete(draft, config)
-    if draft.refusals:
+    if draft.refusals and not lenient:
         raise UnknownArgument("\n".join(draft.refusals))
-    _name_variant(draft, config)
-    if not draft.notes:
-        return Translation(config)
-    return Translation(_translated(config, draft), tuple(draft.notes))
+    if not draft.refusals:
+        _name_variant(draft, config)
+        if not draft.notes:
+            return Translation(config)
+    return Translation(_translated(config, draft), tuple(draft.notes), tuple(draft.refusals))
 
 
 def _step_drafts(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, StepDraft]:

@@ -1,0 +1,122 @@
+"""``cog-triton migrate``: build config to vLLM's or the LLM API's."""
+
+from __future__ import annotations
+
+import enum
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cog_triton.system.terminal import coded_errors, tagged
+
+if TYPE_CHECKING:
+    from cog_triton.builder.migration.migrated_config import Migration
+
+
+class Target(str, enum.Enum):
+    """What is to serve the model."""
+
+    VLLM = "vllm"
+    LLMAPI = "llmapi"
+
+
+def migrate(
+    config: Annotated[Path, typer.Argument(help="Build config, YAML; old ones, too.")],
+    target: Annotated[Target, typer.Option("--to", help="What is to serve the model.")],
+    serve_config: Annotated[
+        Path | None,
+        typer.Option("--serve-config", help="Serve config, whose tensorrt_llm.args come along."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Directory, or the file itself; - prints it.",
+            show_default="CONFIG-vllm or CONFIG-llmapi",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End in exit code 2 if anything is lost.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Take a model from TensorRT engines to vLLM, or to TensorRT-LLM's PyTorch backend.
+
+    From a build config, ours or the original's, this writes model.json (vllm) or
+    llmapi.yaml (llmapi), which cog-triton serve takes with its directory, and prints
+    a line for every option: what carries over, what changes its meaning, what is
+    lost, and why. Nothing is downloaded, and no engine or GPU is needed.
+
+    Exit codes: 0 written, 1 refused, 2 written and something is lost (--strict).
+
+    Examples:
+
+      cog-triton migrate configs/build/qwen3-8b.yaml --to vllm
+
+      cog-triton migrate qwen.yaml --to llmapi --serve-config serve.yaml -o qwen
+    """
+    from cog_triton.builder.config import load_config
+    from cog_triton.builder.migration import target_file
+    from cog_triton.builder.migration.migrated_config import migrate as migrated
+    from cog_triton.cli.output_file import write
+    from cog_triton.triton.serve_config import load_serve_config
+
+    with coded_errors():
+        settings = (
+            load_serve_config(serve_config).arguments_of("tensorrt_llm") if serve_config else {}
+        )
+        found = migrated(load_config(config), target.value, settings)
+        text = target_file.text_of(found)
+        path = None
+        if str(output) != "-":
+            path = target_file.path_of(
+                target.value, output or Path(f"{config.stem}-{target.value}")
+            )
+            write(path, text, force=force)
+        if as_json:
+            typer.echo(_json(found, path))
+        else:
+            _tell(found, path, text)
+    if strict and found.count("lost"):
+        raise typer.Exit(2)
+
+
+def _tell(found: Migration, path: Path | None, text: str) -> None:
+    """Print the findings; where the file itself goes to stdout, to stderr."""
+    from cog_triton.builder.migration.rule_table import VERDICTS
+
+    for verdict in VERDICTS:
+        for finding in found.findings:
+            if finding.verdict == verdict:
+                typer.echo(tagged(f"[{verdict}] {finding}"), err=path is None)
+    words = {"carries": "carried over", "changes": "changed", "unneeded": "not needed"}
+    counts = ", ".join(f"{found.count(one)} {words.get(one, one)}" for one in VERDICTS)
+    if path is None:
+        typer.echo(counts, err=True)
+        sys.stdout.write(text)
+        return
+    typer.echo(f"Wrote {path}: {counts}.")
+    where, model = shlex.quote(str(path.parent)), shlex.quote(found.arguments["model"])
+    if found.target == "vllm":
+        typer.echo(f"Serve it: cog-triton serve {where}")
+    else:
+        typer.echo(
+            f"Serve it: trtllm-serve {model} --extra_llm_api_options {shlex.quote(str(path))}"
+        )
+
+
+def _json(found: Migration, path: Path | None) -> str:
+    content = {
+        "to": found.target,
+        "path": None if path is None else str(path),
+        "arguments": found.arguments,
+        "findings": [asdict(finding) for finding in found.findings],
+    }
+    return json.dumps(content, indent=2, default=str)

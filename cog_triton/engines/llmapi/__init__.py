@@ -1,0 +1,1 @@
+"""Engines of TensorRT-LLM's LLM API: Hugging Face weights on its PyTorch backend."""

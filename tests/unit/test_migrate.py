@@ -1,0 +1,238 @@
+"""Migration: of all shipped and all of the original's configs, to both targets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cog_triton.builder.config import BuildConfig, load_config, parse_config
+from cog_triton.builder.migration import target_file
+from cog_triton.builder.migration.convert_value import CONVERSIONS
+from cog_triton.builder.migration.migrated_config import Migration, migrate
+from cog_triton.builder.migration.rule_table import TARGETS, Rule, Target, table
+from cog_triton.builder.options.recorded import known_options, known_scripts
+from cog_triton.engines.llmapi import llm_args
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.vllm.argument_types import recorded
+from cog_triton.engines.vllm.model_arguments import read_arguments
+from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig
+from tests.legacy_configs import ORIGINALS
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = {
+    path.stem: load_config(path)
+    for path in sorted((ROOT / "configs" / "build").glob("*.yaml"))
+    if not path.stem.endswith("-cpu")
+}
+CONFIGS = SHIPPED | {name: parse_config(text, name) for name, text in ORIGINALS.items()}
+WEIGHTS = {"llama-2-7b-chat-int8", "llama-2-13b-chat-int8-2gpu", "llama-2-70b-chat-int8-2gpu"}
+LOST = {
+    **{name: {"convert.args.weight_only_precision"} for name in WEIGHTS},
+    "llama-3.1-8b-instruct-int8-sm86": {"convert.args.weight_only_precision"},
+    "llama-2-7b-chat-smoothquant": {"convert.args.smoothquant"},
+    "llama-2-13b-chat-smoothquant": {"convert.args.smoothquant"},
+    "llama-3.1-8b-instruct-int4-awq-sm86": {"quantize.args.qformat"},
+    "llama-3.1-70b-instruct-int4-awq-4gpu-sm86": {"quantize.args.qformat"},
+    "gpt/starcoder": {
+        "hf_token",
+        "convert_to_ft.args.smoothquant",
+        "convert_to_ft.args.int8_kv_cache",
+    },
+    "llama/llama-2-7b-chat-int8-1gpu": {"convert_to_ft.args.weight_only_precision"},
+    "llama/llama-2-13b-chat-int8-2gpu": {"convert_to_ft.args.weight_only_precision"},
+    "llama/llama-2-13b-chat-1gpu": {"build.args.checkpoint_dir"},
+    "llama/llama-2-13b-chat-sq-1gpu": {"build.args.checkpoint_dir"},
+}
+"""What is lost to vLLM, by config; nothing of the others."""
+NO_FAMILY = {"gemma-2-9b-it", "gpt2-medium", "starcoder2-7b", "tiny-gpt2", "cog-trt-llm-config"}
+LOST_TO_LLMAPI = {
+    **{name: {"example_name"} for name in NO_FAMILY},
+    **{name: {"example_name"} for name in ORIGINALS if name.startswith("gpt/")},
+    "llama-3.1-8b-instruct-fp8-sm90": {"quantize.args.qformat"},
+    "llama-3.1-70b-instruct-fp8-4gpu-sm90": {"quantize.args.qformat"},
+}
+
+
+def lost(found: Migration) -> set[str]:
+    return {finding.option for finding in found.findings if finding.verdict == "lost"}
+
+
+def config(text: str, **top: object) -> BuildConfig:
+    """A config whose build.args are the inside of a YAML mapping."""
+    args = yaml.safe_load(f"{{checkpoint_dir: c, output_dir: e, {text}}}")
+    build = {"executable": "trtllm-build", "output_dir": "e", "args": args}
+    raw = {"model_id": "org/name", "example_name": "llama", "build": build, **top}
+    return parse_config(yaml.safe_dump(raw), "c.yaml")
+
+
+def test_the_originals_are_ten() -> None:
+    assert len(ORIGINALS) == 10
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_vllm_takes_what_comes_of_a_config(name: str, tmp_path: Path) -> None:
+    found = migrate(CONFIGS[name], "vllm")
+    (tmp_path / "model.json").write_text(target_file.text_of(found), "utf-8")
+    for types in recorded():
+        assert read_arguments(tmp_path, types.version) == found.arguments
+    assert lost(found) == LOST.get(name, set())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_llm_api_takes_what_comes_of_a_config(name: str) -> None:
+    found = migrate(CONFIGS[name], "llmapi")
+    written = yaml.safe_load(target_file.text_of(found))
+    assert written == found.arguments
+    for record in llm_args.recorded():
+        assert list(llm_args.problems(written, record)) == []
+    assert lost(found) == LOST.get(name, set()) | LOST_TO_LLMAPI.get(name, set())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_option_has_a_line(name: str, target: Target) -> None:
+    found = migrate(SHIPPED[name], target)
+    given = {"model_id", "example_name"} | {
+        key for key in SHIPPED[name].model_fields_set if key in ("world_size", "lora_adapters")
+    }
+    for step_name, step in SHIPPED[name].steps():
+        given |= {f"{step_name}.args.{option}" for option in step.args}
+    if (runtime := SHIPPED[name].runtime) is not None:
+        given |= {f"runtime.{setting}" for setting in runtime.model_dump(exclude_none=True)}
+    assert {finding.option for finding in found.findings} == given
+    assert all(finding.why for finding in found.findings if finding.verdict != "carries")
+
+
+def test_an_engine_of_another_kind_is_refused() -> None:
+    demo = load_config(ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml")
+    with pytest.raises(EngineIncompatible, match="makes no engine of TensorRT-LLM"):
+        migrate(demo, "vllm")
+
+
+def texts(rule: Rule) -> list[Rule]:
+    return [rule, *rule.values.values(), *([rule.others] if rule.others else [])]
+
+
+def test_the_table_has_every_option_there_is() -> None:
+    picture = ("dit", "mmdit", "stdit", "vit", "bert", "enc_dec", "whisper")
+    for script in known_scripts():
+        section = {"trtllm-build": "build", "quantization/quantize.py": "quantize"}.get(script)
+        if script.startswith("models/") and script.split("/")[2] not in picture:
+            section = "convert"
+        known = known_options(script)
+        assert known is not None
+        if section is not None:
+            names = {n.replace("-", "_") for option in known.options.options for n in option.names}
+            assert names - set(table()[section]) <= IMAGE_OPTIONS, script
+    assert set(Parameters.model_fields) <= set(table()["serve"])
+    of_steps = {"model_id", "convert", "convert_to_ft", "quantize", "build", "runtime"}
+    assert set(BuildConfig.model_fields) - of_steps <= set(table()["config"])
+
+
+IMAGE_OPTIONS = {"vision_tp_size", "vision_cp_size", "eclair_radio", "nougat"}
+
+
+def test_the_table_names_what_targets_have() -> None:
+    for rows in table().values():
+        for option, rules in rows.items():
+            for target, rule in rules.items():
+                for one in texts(rule):
+                    assert one.convert is None or one.convert in CONVERSIONS
+                    paths = [option if one.to == "*" else one.to, *one.also]
+                    for path in filter(None, paths):
+                        assert_known(target, path)
+
+
+def assert_known(target: Target, path: str) -> None:
+    section, _, name = path.rpartition(".")
+    if target == "vllm":
+        assert all((section or name) in types.engine_args for types in recorded()), path
+    else:
+        assert all(name in record[section or "llm_args"] for record in llm_args.recorded()), path
+
+
+def test_words_of_a_config_are_carried() -> None:
+    words = config("max_seq_len: 4096", quantization="fp8", kv_cache_dtype="fp8", tensor_parallel=2)
+    assert migrate(words, "vllm").arguments == {
+        "model": "org/name",
+        "kv_cache_dtype": "fp8",
+        "quantization": "fp8",
+        "tensor_parallel_size": 2,
+        "max_model_len": 4096,
+    }
+    found = migrate(words, "llmapi")
+    assert found.arguments["kv_cache_config"] == {"dtype": "fp8"}
+    assert lost(found) == {"quantization"}
+
+
+def test_settings_of_the_server_come_along() -> None:
+    settings = {
+        "kv_cache_free_gpu_mem_fraction": "0.8",
+        "kv_cache_host_memory_bytes": 2 << 30,
+        "batch_scheduler_policy": "guaranteed_no_evict",
+        "max_attention_window_size": "4096,1024",
+        "enable_chunked_context": True,
+    }
+    found = migrate(config("max_batch_size: 8"), "llmapi", settings)
+    assert found.arguments["kv_cache_config"] == {
+        "free_gpu_memory_fraction": 0.8,
+        "host_cache_size": 2 << 30,
+        "max_attention_window": [4096, 1024],
+    }
+    policy = found.arguments["scheduler_config"]["capacity_scheduler_policy"]
+    assert policy == "GUARANTEED_NO_EVICT"
+    assert found.arguments["enable_chunked_prefill"] is True
+    assert list(target_file.problems("llmapi", found.arguments)) == []
+    found = migrate(config("max_batch_size: 8"), "vllm", settings)
+    assert found.arguments["kv_offloading_size"] == 2.0
+    assert found.arguments["gpu_memory_utilization"] == 0.8
+    assert "tensorrt_llm.args.batch_scheduler_policy" in lost(found)
+    with pytest.raises(InvalidPredictorConfig, match="kv_cache_free_gpu_mem_fraktion"):
+        migrate(config(""), "vllm", {"kv_cache_free_gpu_mem_fraktion": 0.8})
+
+
+def test_lora_adapters_find_room() -> None:
+    lora = config("lora_plugin: auto, lora_target_modules: [attn_q, attn_v]")
+    found = migrate(lora, "vllm")
+    assert found.arguments["enable_lora"] is True
+    assert found.arguments["max_lora_rank"] == 64
+    assert found.arguments["lora_target_modules"] == ["q_proj", "v_proj"]
+    ranked = migrate(config("lora_plugin: auto, max_lora_rank: 20"), "vllm")
+    assert ranked.arguments["max_lora_rank"] == 32
+    found = migrate(lora, "llmapi")
+    assert found.arguments["lora_config"] == {
+        "lora_target_modules": ["attn_q", "attn_v"],
+        "max_lora_rank": 64,
+    }
+
+
+def test_speculative_decoding_is_lost_by_name() -> None:
+    draft = config("speculative_decoding_mode: medusa, max_draft_len: 63")
+    for target in TARGETS:
+        names = {"build.args.speculative_decoding_mode", "build.args.max_draft_len"}
+        assert names <= lost(migrate(draft, target))
+
+
+def test_a_legacy_option_without_a_translation_is_lost_with_its_reason() -> None:
+    legacy = parse_config(ORIGINALS["gpt/config"].replace("out-dir", "weird: 1\n    out-dir"), "c")
+    findings = {finding.option: finding for finding in migrate(legacy, "vllm").findings}
+    assert findings["convert_to_ft.args.weird: 1"].verdict == "lost"
+    assert "no rule" in str(findings["convert_to_ft.args.weird: 1"].why)
+
+
+def test_a_value_that_no_version_takes_is_refused() -> None:
+    found = migrate(config("max_batch_size: many"), "vllm")
+    with pytest.raises(InvalidPredictorConfig, match="max_num_seqs='many': must be a whole number"):
+        target_file.text_of(found)
+
+
+def test_a_directory_is_named_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    found = migrate(config("", model_id="./model"), "vllm")
+    assert json.loads(target_file.text_of(found))["model"] == str(tmp_path / "model")

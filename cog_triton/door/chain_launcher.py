@@ -5,32 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 
 from cog_triton.door.private_ports import PrivatePorts, cog_environment
-from cog_triton.door.upstream import Chain, Upstream
+from cog_triton.door.upstream import Chain, Upstream, Variant
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
 from cog_triton.system.proxy_variables import has_proxy, with_proxy
 
 _EXIT_S = 15
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What a chain has that differs from the first one.
-
-    Attributes:
-        environment: variables in place of the door's own.
-        python: interpreter with the package, of another version perhaps; None for the door's.
-        directory: of the Cog project; None for the door's working directory.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    python: Path | None = None
-    directory: Path | None = None
+_UNCHANGED = Variant()
 
 
 class ChainLauncher:
@@ -46,7 +30,7 @@ class ChainLauncher:
         self.webhook_proxy = 0
         """Port of the proxy through which chains may post webhooks."""
 
-    def start(self, variant: Variant = Variant()) -> Upstream:
+    def start(self, variant: Variant = _UNCHANGED) -> Upstream:
         """Start a chain; it is not ready yet. Raises OSError if that cannot be done."""
         self._started += 1
         name = f"engine-{self._started}"
@@ -78,5 +62,5 @@ class ChainLauncher:
         except BaseException:
             reserved.close()
             raise
-        chain = Chain(process, reserved, drain_file, environment)
+        chain = Chain(process, reserved, drain_file, environment, variant)
         return Upstream(name, reserved.numbers, chain)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from cog_triton import errors
-from cog_triton.door.chain_launcher import ChainLauncher, Variant
+from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.control_messages import Command
 from cog_triton.door.memory_check import require_memory
-from cog_triton.door.upstream import Upstream
+from cog_triton.door.upstream import Upstream, Variant
 from cog_triton.door.upstream_table import Upstreams
 from cog_triton.settings import Settings
 from cog_triton.triton import grpc_listener
@@ -89,8 +89,11 @@ class Rolling:
         environment = {**command.environment, "CANARY": "require"}
         if not environment.get("SERVED_MODEL_NAME"):  # clients name it in every request
             environment["SERVED_MODEL_NAME"] = await self._upstreams.serving.model_name()
+        variant = Variant(environment, command.python, command.directory)
+        assert self._upstreams.serving.chain is not None
+        its = self._upstreams.serving.chain.variant
         try:
-            new = self._launcher.start(Variant(environment, command.python, command.directory))
+            new = self._launcher.start(its.changed(variant))
         except OSError as error:
             raise errors.RollFailed(f"the new engine cannot be started: {error}") from error
         self._upstreams.add(new)

@@ -28,6 +28,29 @@ _EXIT_S = 15.0
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a chain has that differs from the first one.
+
+    Attributes:
+        environment: variables in place of the door's own.
+        python: interpreter with the package, of another version perhaps; None for the door's.
+        directory: of the Cog project; None for the door's working directory.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: Path | None = None
+    directory: Path | None = None
+
+    def changed(self, other: Variant) -> Variant:
+        """This one with what `other` names in the place of its own."""
+        return Variant(
+            {**self.environment, **other.environment},
+            other.python or self.python,
+            other.directory or self.directory,
+        )
+
+
 @dataclass(frozen=True)
 class Chain:
     """Processes of an upstream: Cog's `reaper`, its ports, drain file and environment."""
@@ -36,6 +59,7 @@ class Chain:
     reserved: PrivatePorts
     drain_file: Path
     environment: Mapping[str, str] = field(repr=False)
+    variant: Variant = field(repr=False)
 
 
 class Upstream:

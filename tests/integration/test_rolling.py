@@ -2,11 +2,17 @@
 
 import json
 import os
+import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
+import time
+import venv
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,8 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from stack import Stack, processes_of, sse, text_of, wait_until
+from stack import REPOSITORY, Stack, processes_of, sse, text_of, wait_until
+from tritonclient import grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from cog_triton.engines.mock.mock_directory import make_engine
 
@@ -88,7 +97,15 @@ def rolls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolls]:
     directory = tmp_path_factory.mktemp("rolling")
     engines = Engines(directory / "engines")
     a, b = engines.make("a", 0), engines.make("b", 40)
-    stack = Stack(directory / "work", str(a), **SETTINGS)
+    programs = directory / "bin"
+    programs.mkdir()
+    nvidia_smi = programs / "nvidia-smi"
+    nvidia_smi.write_text(
+        f"#!/bin/sh\nq=${{1#--query-}}\ncat {directory}/${{q%%=*}}.csv 2>/dev/null || exit 9\n"
+    )
+    nvidia_smi.chmod(0o755)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    stack = Stack(directory / "work", str(a), PATH=path, **SETTINGS)
     with stack.served():
         yield Rolls(stack, engines, a, b)
 
@@ -229,6 +246,143 @@ def test_what_cannot_serve_never_gets_a_request(rolls: Rolls, failure: str, tmp_
         assert "are free" in output
     assert rolls.pids(".http_server") == [serving]
     assert rolls.text() == before
+
+
+def test_a_gpu_without_memory_for_both_refuses_a_roll(rolls: Rolls) -> None:
+    (serving,) = rolls.pids(".http_server")
+    (engine,) = rolls.pids("engine_process")
+    apps, gpus = (
+        rolls.engines.directory.parent / f"{name}.csv" for name in ("compute-apps", "gpu")
+    )
+    apps.write_text(f"GPU-b, {engine}, 71680\nGPU-a, 1, 5000\n")
+    gpus.write_text("GPU-a, 0, 5000, 76559\nGPU-b, 1, 71690, 9869\n")
+    try:
+        status, output = rolls.run(rolls.a)
+    finally:
+        apps.unlink()
+        gpus.unlink()
+    assert status == 1
+    told = " ".join(output.split())
+    assert "E2113" in told
+    assert "memory of GPU 1: the new engine needs about 70.0 GiB beside the old one" in told
+    assert "9.6 are free" in told
+    assert rolls.pids(".http_server") == [serving]
+
+
+def test_a_full_disk_stops_a_roll_before_the_switch(rolls: Rolls) -> None:
+    before, (serving,) = rolls.text(), rolls.pids(".http_server")
+    engine = rolls.engines.make("larger", 0)
+    (engine / "weights").write_bytes(os.urandom(24 << 20))
+    tar = engine.with_suffix(".tar")
+    with tarfile.open(tar, "w") as file:
+        for path in engine.iterdir():
+            file.add(path, path.name)
+    engines = rolls.stack.work_dir / "engines"
+    engines.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(engines)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        status, output = rolls.run(tar)
+        left = [*engines.iterdir()]
+    finally:
+        subprocess.run(["umount", str(engines)], check=True)
+    assert status == 1
+    assert "E2302" in output
+    assert left == []
+    assert rolls.pids(".http_server") == [serving]
+    assert rolls.text() == before
+
+
+def generated(client: grpcclient.InferenceServerClient, tokens: int) -> str:
+    """The text that Triton's own gRPC port answers; raises what ends the stream before."""
+    text = grpcclient.InferInput("text_input", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=object))
+    size = grpcclient.InferInput("max_tokens", [1, 1], "INT32")
+    size.set_data_from_numpy(np.array([[tokens]], dtype=np.int32))
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    try:
+        client.async_stream_infer("ensemble", [text, size], enable_empty_final_response=True)
+        found = b""
+        while True:
+            result, error = answers.get(timeout=120)
+            if error is not None:
+                raise error
+            if (part := result.as_numpy("text_output")) is not None:
+                found += part.item()
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return found.decode().removeprefix(PROMPT)
+    finally:
+        client.stop_stream()
+
+
+def test_grpc_clients_reach_the_new_engine_over_the_channel_that_they_have(rolls: Rolls) -> None:
+    old, address = rolls.text(), f"127.0.0.1:{rolls.stack.grpc}"
+    texts: list[str] = []
+    errors: list[str] = []
+    rolled = threading.Event()
+
+    def ask(client: grpcclient.InferenceServerClient, tokens: int) -> None:
+        try:
+            texts.append(generated(client, tokens))
+        except InferenceServerException as error:
+            errors.append(str(error))
+            time.sleep(0.2)
+
+    def ask_on() -> None:
+        with grpcclient.InferenceServerClient(address) as client:
+            while not rolled.is_set():
+                ask(client, TOKENS)
+
+    with grpcclient.InferenceServerClient(address) as kept:
+        assert generated(kept, TOKENS) == old
+        with grpcclient.InferenceServerClient(address) as other:
+            threads = [
+                threading.Thread(target=ask_on),
+                threading.Thread(target=ask, args=(other, 100_000)),
+            ]
+            for thread in threads:
+                thread.start()
+            code, output = rolls.run(rolls.engines.make("c", 20))
+            rolled.set()
+            for thread in threads:
+                thread.join(60)
+        assert code == 0, output
+        new = rolls.text()
+        assert new != old
+        assert generated(kept, TOKENS) == new
+    assert set(texts) <= {old, new}
+    assert old in texts
+    # What runs, or comes over an old connection, while the old Triton stops.
+    assert errors
+    for error in errors:
+        assert re.search("E2105|UNAVAILABLE|no available versions|stopping", error), error
+
+
+def later_python(directory: Path) -> Path:
+    """A Python that has version 99 of this package, installed from a wheel."""
+    wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    subprocess.run(wheel, cwd=REPOSITORY, check=True, capture_output=True)
+    venv.create(directory / "venv", symlinks=True)
+    python = directory / "venv" / "bin" / "python"
+    (packages,) = directory.glob("venv/lib/python*/site-packages")
+    with zipfile.ZipFile(*directory.glob("*.whl")) as file:
+        file.extractall(packages)
+    (packages / "cog_triton" / "__init__.py").write_text('__version__ = "99.0"\n')
+    # What the package needs is the same, but for the checkout that our own has in the place of it.
+    (packages / "others.pth").write_text(f"{Path(httpx.__file__).parents[1]}\n")
+    return python
+
+
+def test_a_second_installation_takes_over(rolls: Rolls, tmp_path: Path) -> None:
+    before, python = rolls.text(), later_python(tmp_path)
+    code, output = rolls.run("--python", python)
+    assert code == 0, output
+    assert rolls.text() == before
+    for word in (".http_server", "engine_process", "keeper_process"):
+        (pid,) = rolls.pids(word)
+        assert Path(f"/proc/{pid}/cmdline").read_text().startswith(str(python)), word
 
 
 def test_a_new_engine_that_dies_while_starting_leaves_the_old_one(rolls: Rolls) -> None:

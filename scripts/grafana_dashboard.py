@@ -184,6 +184,12 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "1 is one core; the worker tokenizes, detokenizes and streams.",
         ),
         Panel(
+            "Memory of engine processes",
+            "bytes",
+            {"{{state}} {{instance}}": "cog_triton_engine_memory_bytes{S}"},
+            "Resident host memory: of engines at work, and of spares (SPARE_ENGINE).",
+        ),
+        Panel(
             "Memory of the Cog worker",
             "bytes",
             {"{{instance}}": "process_resident_memory_bytes{S}"},

@@ -8,20 +8,18 @@ the GPU, and is back in 2 s, where a start takes more than a minute.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from cog_triton.errors import EngineNotParked
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
 from cog_triton.keeper.sleep_messages import FallAsleep, WakeUp
 from cog_triton.system import reaper
 from cog_triton.system.checkpoint_process import CheckpointProcess
+from cog_triton.system.free_memory import resident_bytes
 
 _SLEEP_S = 120.0  # the first time host memory is pinned: 9 s for 16 GB
 _WAKE_S = 60.0
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +116,3 @@ class EngineParking:
             raise EngineNotParked("none of its processes has CUDA")
         self._checkpoints.checkpoint(list(states))
         return tuple(states)
-
-
-def resident_bytes(root: int) -> int:
-    """Host memory that the processes below `root` have; what two share counts twice."""
-    found = 0
-    for pid in reaper.descendants(root):
-        try:
-            found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-        except (OSError, IndexError):
-            continue
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from cog_triton.errors import CogTritonError, EngineNotParked, EngineNotRestored
 from cog_triton.keeper.engine_parking import EngineParking, ParkedEngine
-from cog_triton.keeper.keeper_messages import EngineDied, EngineSpec
+from cog_triton.keeper.keeper_messages import EngineDied, EnginesKept, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
 from cog_triton.keeper.sleep_messages import is_parkable, is_spare_first
 
@@ -116,6 +116,13 @@ class EnginePool:
     def engine(self, number: int) -> KeptEngine | None:
         """The engine process of this number, unless it has ended."""
         return next((engine for engine in self._engines if engine.number == number), None)
+
+    def kept(self) -> EnginesKept:
+        """The engines that live, by whether they are leased."""
+        alive = [one for one in self._engines if one.state is not EngineState.DEAD]
+        leased = [one.root_pid for one in alive if one.state is EngineState.LEASED]
+        spare = [one.root_pid for one in alive if one.state is not EngineState.LEASED]
+        return EnginesKept(tuple(leased), tuple(spare))
 
     def kill_leased(self, reason: str) -> None:
         """Kill all engines that are at work."""

@@ -16,10 +16,12 @@ from cog_triton.keeper.keeper_messages import (
     KEEPER_VARIABLE,
     EngineDied,
     EngineLeased,
+    EnginesKept,
     KillLeased,
     Watch,
 )
 from cog_triton.system import local_socket, message_stream, reaper
+from cog_triton.system.free_memory import resident_bytes
 
 _PROGRAM = "cog_triton.keeper.keeper_process"
 _START_TIMEOUT_S = 30.0
@@ -50,6 +52,7 @@ class KeeperClient:
         self._writer: asyncio.StreamWriter | None = None
         self._deaths: asyncio.Queue[str] = asyncio.Queue()
         self._leased = asyncio.Event()
+        self._kept = EnginesKept()
         self.lost = False
         """Whether the keeper has died since its last start."""
 
@@ -109,6 +112,14 @@ class KeeperClient:
         self._writer = writer
         self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
         self._reading = asyncio.ensure_future(self._read(reader))
+
+    def engine_memory(self) -> Mapping[str, int]:
+        """Resident memory in bytes of engine processes, those at work and spares."""
+        kept = self._kept
+        return {
+            "leased": sum(map(resident_bytes, kept.leased)),
+            "spare": sum(map(resident_bytes, kept.spare)),
+        }
 
     async def wait_until_leased(self) -> None:
         """Wait until a stub has an engine."""
@@ -170,9 +181,11 @@ class KeeperClient:
                 event = await message_stream.receive(reader)
                 if isinstance(event, EngineLeased):
                     self._leased.set()
+                elif isinstance(event, EnginesKept):
+                    self._kept = event
                 elif isinstance(event, EngineDied) and event.leased:
                     self._leased.clear()
                     self._deaths.put_nowait(event.reason)
         except EOFError:
-            self.lost = True
+            self._kept, self.lost = EnginesKept(), True
             self._deaths.put_nowait("the engine keeper has died")

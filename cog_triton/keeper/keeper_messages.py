@@ -111,6 +111,11 @@ class KillLeased:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """To the supervisor: an engine process runs, and loads its engine."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineDied:
     """To the supervisor: an engine process died; `leased` unless it was a spare."""
 
@@ -119,5 +124,17 @@ class EngineDied:
 
 
 @dataclass(frozen=True, slots=True)
+class EnginesKept:
+    """To the supervisor: process ids of the engines' reapers, of those at work and of spares."""
+
+    leased: tuple[int, ...] = ()
+    spare: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLeased:
     """To the supervisor: a stub has got the lease of an engine."""
+
+
+EngineEvent = EngineStarted | EngineDied | EngineLeased
+"""What happens to an engine, as the supervisor is told."""

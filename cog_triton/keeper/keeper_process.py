@@ -20,9 +20,10 @@ from typing import Any
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
     Attach,
-    EngineDied,
+    EngineEvent,
     EngineLeased,
     EngineSpec,
+    EngineStarted,
     KillLeased,
     Leased,
     LeaseRefused,
@@ -71,9 +72,10 @@ class EngineKeeper:
         _log.info("engine process %d starts: %s", number, spec.engine)
         return KeptEngine(number, spec, self._name, self._directory)
 
-    def _tell(self, event: EngineDied | EngineLeased) -> None:
+    def _tell(self, event: EngineEvent) -> None:
         for watcher in self._watchers:
             message_stream.send(watcher, event)
+            message_stream.send(watcher, self._pool.kept())
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not local_socket.is_same_user(writer.get_extra_info("socket")):
@@ -89,6 +91,7 @@ class EngineKeeper:
             if isinstance(message, Attach):
                 engine = self._pool.engine(message.number)
                 if engine is not None:
+                    self._tell(EngineStarted())
                     await engine.attached(message.pid, reader, writer)
             elif isinstance(message, LeaseRequest):
                 await self._serve_lease(message, reader, writer)

@@ -18,14 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cog_triton.keeper.engine_parking import resident_bytes
-from cog_triton.keeper.keeper_messages import EngineDied, EngineLeased
+from cog_triton.keeper.keeper_messages import EngineEvent
 from cog_triton.keeper.keeper_process import EngineKeeper
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
 from cog_triton.keeper.lot_messages import Adopt, Adopted, Describe, Description, End, Keep
 from cog_triton.keeper.parked_record import remove_record, write_record
 from cog_triton.keeper.sleep_messages import is_parkable
 from cog_triton.system import log_format, message_stream
+from cog_triton.system.free_memory import resident_bytes
 
 _log = logging.getLogger("cog_triton.keeper.lot_keeper")  # it is run as __main__
 
@@ -83,7 +83,7 @@ class LotKeeper(EngineKeeper):
         if not (waits or self._adopted or self._parking or self._pool.unused):
             self._stop.set()
 
-    def _tell(self, event: EngineDied | EngineLeased) -> None:
+    def _tell(self, event: EngineEvent) -> None:
         super()._tell(event)
         self._end_if_empty()
 

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -118,6 +118,11 @@ class Supervisor:
         """Do not restart Triton any more."""
         self._restarts_disabled = True
         self._memory_limit.disable()
+
+    def engine_memory(self) -> Mapping[str, int]:
+        """Host memory of engine processes; none where engines compute inside tritonserver."""
+        keeper = self._server.keeper
+        return keeper.engine_memory() if keeper is not None else {}
 
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from cog_triton.system import reaper
 from cog_triton.system.control_groups import GROUPS, MOUNT, MemoryGroup, memory_groups
 
 _NAMES = {
@@ -16,6 +18,7 @@ _NAMES = {
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 _PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 _KIB = 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def free_memory(
@@ -44,6 +47,15 @@ def memory_of(pids: Iterable[int]) -> int:
             found = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())
             total += int(found[1]) * _KIB if found else 0
     return total
+
+
+def resident_bytes(root: int) -> int:
+    """Host memory that the processes below `root` have; what two share counts twice."""
+    found = 0
+    for pid in reaper.descendants(root):
+        with suppress(OSError, IndexError):
+            found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return found
 
 
 def _free_in(group: MemoryGroup) -> int:

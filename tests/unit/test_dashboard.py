@@ -44,7 +44,9 @@ def exported() -> dict[str, set[str]]:
     """Names of all samples of a server by their family, without those of vLLM's names."""
     runtime: Any = SimpleNamespace(
         admission=SimpleNamespace(running=1, waiting=2),
-        supervisor=SimpleNamespace(error=None, restarts=0, planned_restarts=0),
+        supervisor=SimpleNamespace(
+            error=None, restarts=0, planned_restarts=0, engine_memory=lambda: {"leased": 1}
+        ),
         step_statistics=SimpleNamespace(lag=1, lost_steps=0),
         adapters=None,
     )

@@ -129,6 +129,8 @@ def test_a_spare_that_cannot_be_parked_is_ready(keeper: Keeper) -> None:
     until(lambda: "spare engine 2 is ready" in log.read_text())
     spare = path.read_text()
     assert spare != first
+    memory = until(keeper.client.engine_memory)
+    assert min(memory["leased"], memory["spare"]) > 5e6  # each has Python and numpy
     os.kill(int(first), signal.SIGKILL)
     assert says(engine, [7]) == [8, 9, 10, 11]
     assert Path(f"/proc/{spare}").exists()

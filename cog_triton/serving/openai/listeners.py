@@ -22,6 +22,7 @@ from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.uvicorn_server import BACKLOG, HTTPServer
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
+from cog_triton.serving.telemetry.engine_memory import EngineMemory
 from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics
 from cog_triton.serving.telemetry.triton_metrics import TritonMetrics
 from cog_triton.settings import Settings
@@ -119,6 +120,7 @@ class HTTPListeners:
             lambda: supervisor.planned_restarts,
             reason="memory",
         )
+        metrics.registry.register(EngineMemory(supervisor.engine_memory))
         if (steps := runtime.step_statistics) is not None:
             metrics.register_gauge(
                 "step_lag",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import CogTritonError, EngineNotParked, EngineNotRestored
@@ -16,6 +19,8 @@ from cog_triton.keeper.sleep_messages import is_parkable, is_spare_first
 _log = logging.getLogger(__name__)
 _LEASES_S = 20.0
 _POLL_S = 0.02
+_LOGS_KEPT = 3
+_SPARE_DELAY_S = 5.0  # after a death, whose generations need the CPU for their prompts first
 
 Tell = Callable[[EngineDied], None]
 
@@ -45,6 +50,9 @@ class EnginePool:
         self._parking = EngineParking()
         self._engines: list[KeptEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._logs: deque[Path] = deque()
+        self._planned: set[EngineSpec] = set()
+        self._closing = asyncio.Event()
 
     async def lease(self, spec: EngineSpec) -> KeptEngine:
         """Lease an engine that is ready, else one that has to load first.
@@ -133,6 +141,7 @@ class EnginePool:
     async def close(self) -> None:
         """End all engines."""
         self.spare = False
+        self._closing.set()
         await asyncio.gather(*(engine.close() for engine in self._engines))
         await asyncio.gather(*self._tasks)
         self._parking.close()
@@ -180,16 +189,29 @@ class EnginePool:
         self._tell(EngineDied(await engine.wait_until_dead(), engine.was_leased))
         _log.info("engine process %d %s", engine.number, await engine.clean_up())
         self._engines.remove(engine)
+        self._logs.append(engine.log)
+        while len(self._logs) > _LOGS_KEPT:
+            self._logs.popleft().unlink(missing_ok=True)
         if not engine.was_leased and engine.load_s:
             self._keep_spare(engine.spec)
 
     def _keep_spare(self, spec: EngineSpec) -> None:
-        """Begin a spare, unless there is one or no engine that it is for."""
-        states = [one.state for one in self._engines if one.spec == spec]
-        if self.spare and set(states) - {EngineState.DEAD} == {EngineState.LEASED}:
+        """Begin a spare soon, unless there is one or no engine that it is for."""
+        if self._lacks_spare(spec) and spec not in self._planned:
+            self._planned.add(spec)
             self._go_on(self._make_spare(spec))
 
+    def _lacks_spare(self, spec: EngineSpec) -> bool:
+        states = {one.state for one in self._engines if one.spec == spec}
+        return self.spare and states - {EngineState.DEAD} == {EngineState.LEASED}
+
     async def _make_spare(self, spec: EngineSpec) -> None:
+        if any(one.state is EngineState.DEAD for one in self._engines) or self._logs:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _SPARE_DELAY_S)
+        self._planned.discard(spec)
+        if not self._lacks_spare(spec):
+            return
         engine = await self._begin(spec)
         await engine.wait_until_loaded()
         if engine.state is EngineState.DEAD and self.spare:

@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
-_STABLE_S = 5.0
+STABLE_S = 5.0
+"""Seconds of readiness after which a failure is no longer one in a row."""
 _TICK_S = 0.1
 _CHECK_TIMEOUT_S = 30.0
 _CHECK_PAUSE_S = 5.0
@@ -174,7 +175,7 @@ class Supervisor:
             if await self._restarted_as_planned(watch):
                 continue
             failure = watch.result()
-            stable = time.monotonic() - self._ready_at >= _STABLE_S
+            stable = time.monotonic() - self._ready_at >= STABLE_S
             blamed = self._admission.resumes and self._admission.suspects == 1
             failures = await self._restart(
                 failure._replace(reason=failure.reason + self._server.oom_hint()),

@@ -7,13 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
+from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.serving.engine_preparation import prepare_engine
+from cog_triton.serving.supervisor import STABLE_S
 from cog_triton.serving.triton_door import TritonDoor
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import open_files, ports
@@ -33,10 +34,10 @@ async def serve_triton_only(
     """Serve until SIGINT or SIGTERM; a second signal stops at once.
 
     `repository` is served unchanged; without it, the engine's is rendered. Triton is not restarted
-    when it dies.
+    when it dies; an engine process of its own is, as often as TRITON_MAX_RESTARTS permits.
 
     Raises:
-        TritonUnavailable: a process of Triton died.
+        TritonUnavailable: a process of Triton died, or engines kept dying.
         CogTritonError: what made the start fail.
     """
     rank = settings.cog_triton_rank
@@ -61,7 +62,7 @@ async def serve_triton_only(
         if not stops.first.done():
             starting.result()
             echo(_ready_line(settings, world_size, server.log, time.monotonic() - began))
-            await _wait_for_exit(server, door, stops.first)
+            await _wait_for_exit(settings, server, door, stops.first)
     finally:
         if stops.first.done():
             await asyncio.to_thread(parking.keep)
@@ -146,17 +147,46 @@ def _require_open(door: TritonDoor | None) -> None:
 
 
 async def _wait_for_exit(
-    server: TritonServer, door: TritonDoor | None, stop: asyncio.Future[None]
+    settings: Settings,
+    server: TritonServer,
+    door: TritonDoor | None,
+    stop: asyncio.Future[None],
 ) -> None:
-    while server.alive:
-        _require_open(door)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(stop), _POLL_S)
-            return
+    engines: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if server.keeper is not None:
+        engines = asyncio.ensure_future(
+            _require_engines(server.keeper, settings.triton_max_restarts)
+        )
+    try:
+        while server.alive:
+            _require_open(door)
+            await asyncio.wait(
+                {stop, engines}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stop.done():
+                return
+            if engines.done():
+                engines.result()
+    finally:
+        engines.cancel()
     if not stop.done():
         raise TritonUnavailable(
             f"Triton has died; its last lines (of {server.log}):\n{server.log_tail()}"
         )
+
+
+async def _require_engines(keeper: KeeperClient, restarts: int) -> None:
+    """Watch engines die, which the keeper replaces; raises E2105 after too many in a row."""
+    failures = 0
+    while True:
+        await keeper.wait_until_leased()
+        leased_at = time.monotonic()
+        reason = await keeper.wait_for_death()
+        failures = 1 if time.monotonic() - leased_at >= STABLE_S else failures + 1
+        if keeper.lost or failures > restarts:
+            raise TritonUnavailable(
+                f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS): {reason}"
+            )
 
 
 def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) -> str:

@@ -133,13 +133,13 @@ class Clients:
         metrics = data["metrics"]
         return Told("".join(texts), metrics["finish_reason"], metrics["output_token_count"])
 
-    def body(self, number: int, tokens: int, stop: str | None) -> dict[str, Any]:
+    def body(self, number: int, tokens: int, stop: str | None, **values: Any) -> dict[str, Any]:
         body: dict[str, Any] = {"prompt": f"Tell me {number} stories.", "max_tokens": tokens}
-        body |= {"model": "any", "temperature": 0}
+        body |= {"model": "any", "temperature": 0, **values}
         return body if stop is None else {**body, "stop": stop}
 
-    def stream(self, number: int, tokens: int, stop: str | None = None) -> Told:
-        body = {**self.body(number, tokens, stop), "stream": True}
+    def stream(self, number: int, tokens: int, stop: str | None = None, **values: Any) -> Told:
+        body = {**self.body(number, tokens, stop, **values), "stream": True}
         body["stream_options"] = {"include_usage": True}
         text, finish, used = "", None, None
         with httpx.stream(
@@ -160,8 +160,8 @@ class Clients:
                     used = usage["completion_tokens"]
         return Told(text, finish, used)
 
-    def whole(self, number: int, tokens: int, stop: str | None = None) -> Told:
-        body = self.body(number, tokens, stop)
+    def whole(self, number: int, tokens: int, stop: str | None = None, **values: Any) -> Told:
+        body = self.body(number, tokens, stop, **values)
         answer = httpx.post(f"{self.stack.own}/v1/completions", json=body, timeout=PATIENCE_S)
         data = answer.json()
         assert answer.status_code == 200, data
@@ -220,12 +220,19 @@ def test_no_stream_of_the_mock_is_lost(
 def test_no_stream_of_openvino_is_lost_and_greedy_text_is_the_same_but_for_near_ties(
     make_stack: Callable[..., Stack], engine_tar: Path
 ) -> None:
+    """Half of them with a repetition penalty, over prompt and output on both sides of the seam."""
     stack = make_stack(engine_tar, TRITON_MAX_RESTARTS="50")
     clients, streams, tokens = Clients(stack), 32, 200
+
+    def ask(number: int, penalized: bool) -> Told:
+        penalty = {"repetition_penalty": 1.2} if penalized else {}
+        return clients.run(number, tokens, **penalty)
+
     with ThreadPoolExecutor(streams) as pool:
-        undisturbed = list(pool.map(lambda n: clients.run(n, tokens), range(streams)))
-        answers = [pool.submit(clients.run, n, tokens) for n in range(streams)]
-        until_arrived(stack, 2 * streams)
+        undisturbed = list(pool.map(lambda n: ask(n, n < streams // 2), range(streams)))
+        assert ask(0, False) != undisturbed[0]
+        answers = [pool.submit(ask, n, n < streams // 2) for n in range(streams)]
+        until_arrived(stack, 2 * streams + 1)
         for victim in VICTIMS:
             clients.until_flowing(answers)
             print(f"{victim}: READY after {strike(stack, victim):.1f} s")

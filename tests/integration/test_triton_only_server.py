@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -165,6 +167,27 @@ def test_death_of_triton_ends_the_server(make: Callable[..., Alone]) -> None:
     code, output = server.finish(seconds=60)
     assert code == 1
     assert "E2105 TritonUnavailable: Triton has died" in output
+
+
+def test_an_engine_that_keeps_dying_ends_the_server(make: Callable[..., Alone]) -> None:
+    server = make(*MOCK, TRITON_MAX_RESTARTS="1")
+    server.until_ready()
+    deaths = set()
+    (log,) = server.work_dir.glob("run/*/keeper.log")
+    while server.process.poll() is None:
+        leased = re.findall(r"engine process (\d+) is leased", log.read_text())[-1]
+        for pid, line in processes_of(server.work_dir).items():
+            words = line.split()
+            if "cog_triton.backend.engine_process" in words[1:3] and words[-2] == leased:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                deaths.add(pid)
+        time.sleep(0.1)
+    code, output = server.finish()
+    assert code == 1
+    assert "E2105 TritonUnavailable: given up after 1 restarts in a row" in output
+    assert len(deaths) >= 2
+    assert processes_of(server.work_dir) == {}
 
 
 def test_bad_options_are_coded_errors(

@@ -177,6 +177,19 @@ def test_a_dead_keeper_is_started_anew_while_its_reaper_is_at_work(keeper: Keepe
     owner.engine.close()
 
 
+def test_of_engines_that_ended_the_last_logs_are_kept(keeper: Keeper) -> None:
+    owner = Owner(keeper)
+    log = keeper.directory / "keeper.log"
+    for number in range(2, 6):
+        os.kill(owner.pid, signal.SIGKILL)
+        told = f"engine process {number} is leased"
+        until(lambda told=told: told in log.read_text())
+    assert owner.answer(100) == [101, 102, 103]
+    names = {path.name for path in keeper.directory.glob("engine-*.log")}
+    assert names == {f"engine-{number}.log" for number in (2, 3, 4, 5)}
+    owner.engine.close()
+
+
 def test_an_engine_that_raises_is_replaced(keeper: Keeper) -> None:
     owner = Owner(keeper)
     owner.submit(BROKEN, 3)

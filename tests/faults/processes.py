@@ -19,6 +19,8 @@ FRONT_END = ("door", "cog", "worker")
 """Roles whose end is that of the server, for its platform to restart."""
 STUBS = "stub"
 """A victim's name that stands for any stub of Triton's Python backend."""
+TEMPLATE_CHILDREN = 2
+"""Children of `cog_triton.text.template_process` at most."""
 _MB = 1 << 20
 
 
@@ -77,8 +79,13 @@ def marked(work_dir: Path) -> set[int]:
 
 
 def held(root: int, shared_memory: int) -> Held:
-    """What the process tree of `root` holds; `shared_memory` is a descriptor of its /dev/shm."""
+    """What the process tree of `root` holds; `shared_memory` is a descriptor of its /dev/shm.
+
+    The children that render chat templates are left out up to the pool's size: a second one is
+    started whenever the first is slow, and kept.
+    """
     pids = {root, *reaper.descendants(root)}
+    pids -= {*by_role(root).get("template child", ())[:TEMPLATE_CHILDREN]}
     links = [link for pid in pids for link in _descriptors(pid)]
     listening = {
         f"socket:[{line.split()[9]}]"

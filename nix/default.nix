@@ -53,6 +53,12 @@ let
   };
 
   mkRunner = import ./mkRunner.nix { inherit ngcImage; };
+  # For the LLM API, which compiles kernels as it starts: with nvcc and headers.
+  mkLLMAPIRunner = import ./mkRunner.nix {
+    inherit ngcImage;
+    prefix = "cog-triton-runner-llmapi-";
+    contents = "llmapi";
+  };
   mkBuilder = import ./mkBuilder.nix { inherit ngcImage; };
   mkModel = import ./mkModel.nix { inherit lib pkgs; };
 
@@ -105,6 +111,7 @@ in
     inherit
       archs
       mkRunner
+      mkLLMAPIRunner
       mkVllmRunner
       mkBuilder
       mkModel

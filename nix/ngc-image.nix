@@ -27,6 +27,8 @@ in
   kind,
   sms,
   archs,
+  # What ngc-parts.json drops from it, where that is not the kind's.
+  contents ? kind,
 }:
 let
   known = ours // archs;
@@ -52,7 +54,7 @@ let
     };
   # A runner's common parts must not know its SM, or they would not be common.
   pieces = parts {
-    inherit kind;
+    kind = contents;
     sm = if kind == "builder" && sms != [ ] then lib.head sms else null;
   };
 in

@@ -104,12 +104,9 @@ def _tell(found: Migration, path: Path | None, text: str) -> None:
         return
     typer.echo(f"Wrote {path}: {counts}.")
     where, model = shlex.quote(str(path.parent)), shlex.quote(found.arguments["model"])
-    if found.target == "vllm":
-        typer.echo(f"Serve it: cog-triton serve {where}")
-    else:
-        typer.echo(
-            f"Serve it: trtllm-serve {model} --extra_llm_api_options {shlex.quote(str(path))}"
-        )
+    typer.echo(f"Serve it: cog-triton serve {where}")
+    if found.target == "llmapi":
+        typer.echo(f"Or: trtllm-serve {model} --extra_llm_api_options {shlex.quote(str(path))}")
 
 
 def _json(found: Migration, path: Path | None) -> str:

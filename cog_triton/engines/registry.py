@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.llmapi.family import LLMAPIFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
@@ -12,6 +13,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 
 FAMILIES: tuple[type[EngineFamily], ...] = (
+    LLMAPIFamily,
     OpenVINOFamily,
     TensorRTLLMFamily,
     VLLMFamily,

@@ -27,7 +27,14 @@ _SERVE_KEYS = {
     *("vllm_model", "lora_adapters", "instantiate"),
 }
 # An engine directory of any family has one of these.
-_ENGINE_FILES = {"cog-triton.json", "config.json", "model.json", "openvino_model.xml", "mock.json"}
+_ENGINE_FILES = {
+    "cog-triton.json",
+    "config.json",
+    "model.json",
+    "llmapi.yaml",
+    "openvino_model.xml",
+    "mock.json",
+}
 _GGUF = b"GGUF"
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
 _USTAR, _USTAR_AT, _HEAD = b"ustar", 257, 512

@@ -46,7 +46,9 @@ def test_overwrites_only_when_told() -> None:
     assert again.exit_code == 1
     assert "E1005" in again.output
     assert "--force" in again.output
-    assert run(INT8, "--to", "llmapi", "-o", "engine", "--force").exit_code == 0
+    forced = run(INT8, "--to", "llmapi", "-o", "engine", "--force")
+    assert forced.exit_code == 0
+    assert "cog-triton serve engine\nOr: trtllm-serve" in forced.output
     assert yaml.safe_load(Path("engine/llmapi.yaml").read_text("utf-8"))["max_seq_len"] == 4096
 
 

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cog_triton.engines import hugging_face
 from cog_triton.engines.vllm.model_arguments import (
     MODEL_FILE,
     read_arguments,
     read_loras,
     read_object,
 )
-from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, ModelUnavailable
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig
 
 # vLLM's default for GPUs below 70 GB; the running engine reports the real value.
 DEFAULT_MAX_NUM_SEQS = 256
-# vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26, 0.33.
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-_DEFAULT_LENGTH = 2048
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_SMALL_FILES = ["*config*.json", "tokenizer*", "*.jinja", "chat_template.json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +62,19 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
             f"{where}: model: missing, and there is no config.json beside; name a directory of"
             " Hugging Face weights or a hub id"
         )
-    model = _local(directory, named)
+    model = hugging_face.local_model(where, named)
     if model:
         _check_weights(model, arguments)
     files = model or _from_hub(where, "model", named, arguments)
     arguments["model"] = str(model or named)
     tokenizer_dir = files
     if tokenizer := arguments.get("tokenizer"):
-        local = _local(directory, tokenizer)
+        local = hugging_face.local_model(where, tokenizer)
         tokenizer_dir = local or _from_hub(where, "tokenizer", tokenizer, arguments)
         arguments["tokenizer"] = str(local or tokenizer)
     length = arguments.get("max_model_len")
     if length is None:
-        length = _derived_length(files)
+        length = hugging_face.derived_length(files)
         arguments["max_model_len"] = length  # vLLM must use the same
     if length < 1:
         raise InvalidPredictorConfig(
@@ -97,7 +82,7 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
             " memory, but requests are checked before the engine has loaded"
         )
     loras = read_loras(directory) if arguments.get("enable_lora") else {}
-    config = _text_config(files)
+    config = hugging_face.text_config(files)
     return VLLMModel(
         arguments,
         loras,
@@ -115,15 +100,6 @@ def weight_bytes(model: Path) -> int:
     return next(filter(None, sizes), 0)
 
 
-def _local(directory: Path, name: str) -> Path | None:
-    path = (directory / Path(name).expanduser()).resolve()
-    if path.is_dir():
-        return path
-    if not _HUB_ID.fullmatch(name):
-        raise ModelUnavailable(f"{directory / MODEL_FILE}: {name!r}: no such directory, no hub id")
-    return None
-
-
 def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:
     if not (model / "config.json").is_file():
         raise EngineCorrupt(f"{model / 'config.json'}: missing")
@@ -134,35 +110,16 @@ def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:
 
 
 def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any]) -> Path:
-    """Download the small files of `name` from the hub; the weights are left to vLLM."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
+    """The small files of `name`, from the hub; the weights are left to vLLM."""
     revision = arguments.get("revision" if argument == "model" else "tokenizer_revision")
-    try:
-        found = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=arguments.get("download_dir"),
-            token=arguments.get("hf_token"),
-            allow_patterns=_SMALL_FILES,
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelUnavailable(
-            f"{where}: {argument}={name!r}: is no directory here, and the hub does not give it:"
-            f" {reason}"
-        ) from error
-    return Path(found)
-
-
-def _text_config(model: Path) -> dict[str, Any]:
-    """config.json of a model, with the part for text at its top."""
-    config = read_object(model / "config.json")
-    for section in ("text_config", "llm_config", "language_config"):
-        if isinstance(config.get(section), dict):
-            config = {**config, **config[section]}
-    return config
+    return hugging_face.from_hub(
+        where,
+        argument,
+        name,
+        revision,
+        cache_dir=arguments.get("download_dir"),
+        token=arguments.get("hf_token"),
+    )
 
 
 def _architectures(model: Path, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -175,21 +132,3 @@ def _architectures(model: Path, arguments: Mapping[str, Any]) -> tuple[str, ...]
 
 def _whole_number(config: Mapping[str, Any], *names: str) -> int | None:
     return next((config[name] for name in names if type(config.get(name)) is int), None)
-
-
-def _derived_length(model: Path) -> int:
-    """The model's sequence length without RoPE scaling, derived as vLLM does."""
-    config = _text_config(model)
-    lengths = [config[key] for key in _LENGTH_KEYS if type(config.get(key)) is int]
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
-        lengths += [
-            source["original_max_position_embeddings"]
-            for source in (config, rope)
-            if type(source.get("original_max_position_embeddings")) is int
-        ]
-    tokenizer_config = model / "tokenizer_config.json"
-    if lengths and tokenizer_config.is_file():
-        stated = read_object(tokenizer_config).get("model_max_length")
-        lengths += [int(stated)] if isinstance(stated, int | float) and stated >= 1 else []
-    return min(lengths, default=_DEFAULT_LENGTH)

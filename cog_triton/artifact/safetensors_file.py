@@ -1,6 +1,7 @@
 """safetensors file: reads the header, and one tensor at a time as float32; nothing is executed.
 
-Format: an 8-byte little-endian header length, a JSON header, then the raw data.
+Format: an 8-byte little-endian header length, a JSON header, then the raw data. The header is read
+without numpy, whose import would take the most of an engine process's start.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 
-_TYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""Types by numpy's name, which ends in the bytes of a value."""
 _MAX_HEADER = 16 << 20
 
 
@@ -32,6 +35,8 @@ class TensorEntry:
 
     def floats(self) -> npt.NDArray[np.float32]:
         """The values as float32, exactly."""
+        import numpy as np
+
         raw = np.memmap(self.path, _TYPES[self.dtype], "r", offset=self.start, shape=self.shape)
         if self.dtype == "BF16":
             return np.asarray((raw.astype(np.uint32) << 16).view(np.float32))
@@ -65,7 +70,7 @@ def _entry(path: Path, name: str, item: dict[str, Any], base: int, size: int) ->
     start, end = map(int, item["data_offsets"])
     if dtype not in _TYPES:
         raise EngineIncompatible(f"{path}: {name}: is {dtype[:40]}; must be F32, F16 or BF16")
-    want = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
+    want = math.prod(shape) * int(_TYPES[dtype][-1])
     if start < 0 or min(shape, default=1) < 1 or end - start != want or base + end > size:
         raise EngineCorrupt(f"{path}: {name}: truncated or misdescribed")
     return TensorEntry(path, dtype, shape, base + start)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cog_triton.artifact.safetensors_file import read_header
 from cog_triton.builder.plan import Plan
 from cog_triton.errors import EngineCorrupt
 
@@ -42,8 +43,6 @@ def notes(plan: Plan, model: Path) -> Iterator[str]:
 
 def _has_lm_head(model: Path) -> bool:
     """Whether the weights have an output layer of their own; true where that cannot be told."""
-    from cog_triton.artifact.safetensors_file import read_header  # it imports numpy
-
     if (model / _INDEX).is_file():
         return _LM_HEAD in json_object(model / _INDEX).get("weight_map", {})
     files = list(model.glob("*.safetensors"))

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, nearest
@@ -21,6 +18,10 @@ from cog_triton.system.printable import printable
 from cog_triton.text.guide import Guide, GuideKind
 from cog_triton.text.json_schema import OBJECT
 from cog_triton.text.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _log = logging.getLogger(__name__)
 
@@ -165,6 +166,8 @@ def check_parameters(parameters: Iterable[str], known: list[str]) -> None:
 
 def flatten_words(words: Iterable[Iterable[int]]) -> npt.NDArray[np.int32]:
     """Stop or bad words as INT32 [2, n]: concatenated ids over end offsets, padded with -1."""
+    import numpy as np  # late: engine processes start without it
+
     ids: list[int] = []
     ends: list[int] = []
     for word in words:

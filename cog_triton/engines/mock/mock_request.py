@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.mock.mock_options import broken_rule
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Injection = Literal["error", "crash", "hang"]
 INPUTS = {

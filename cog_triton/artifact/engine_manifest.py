@@ -29,7 +29,9 @@ from cog_triton.system.printable import printable
 
 MANIFEST_NAME = "cog-triton.json"
 _CHUNK = 1 << 20
-_SCHEMA_2 = ("runtime", "lora_adapters")
+_SCHEMA_2 = ("runtime", "lora_adapters", "draft")
+DRAFT_DIRECTORY = "draft"
+"""Directory of a packed draft engine, from the engine's."""
 AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 """Name of a packed adapter, which is also that of its directory."""
 
@@ -58,11 +60,21 @@ class AdapterEntry(BaseModel):
     base_model: str | None = None
 
 
+class DraftEntry(BaseModel):
+    """Draft model in the engine's ``draft``, which proposes `num_draft_tokens` at a time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model_id: str
+    revision: str | None = None
+    num_draft_tokens: int = Field(ge=1, le=64)
+
+
 class Manifest(BaseModel):
     """Manifest; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens.
 
     `runtime` are settings of the engine's family by name, defaults of a server. Schema 1 has
-    neither them nor `lora_adapters`.
+    neither them nor `lora_adapters` nor a `draft`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -81,6 +93,7 @@ class Manifest(BaseModel):
     max_batch_size: int = Field(ge=1)
     runtime: dict[str, JsonValue] = {}
     lora_adapters: dict[AdapterName, AdapterEntry] = {}
+    draft: DraftEntry | None = None
     files: dict[str, FileEntry]
 
     @model_validator(mode="after")

@@ -7,11 +7,9 @@ from pathlib import Path
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.config import load_config
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.translate import translated
 from cog_triton.builder.output_stream import Echo
-from cog_triton.builder.plan import Plan, make_plan
-from cog_triton.builder.precision_words import spelled_out
+from cog_triton.builder.plan import Plan
+from cog_triton.builder.planning import planned
 from cog_triton.builder.workspace import Workspace
 
 
@@ -47,20 +45,20 @@ def look(
         Whether all that was to be checked could be.
     """
     workspace = Workspace(work_dir)
-    planned = _planned(config, workspace, echo)
+    plan_of = _planned(config, workspace, echo)
     with cancellable():
         checked = not check or check_arguments(
-            planned.steps, echo, against_installed=against_installed
+            plan_of.all_steps, echo, against_installed=against_installed
         )
-        if check and planned.config.lora_adapters:
+        if check and plan_of.config.lora_adapters:
             from cog_triton.builder import packed_adapters
 
-            for line in packed_adapters.look(planned.config, _local_model(planned)):
+            for line in packed_adapters.look(plan_of.config, _local_model(plan_of)):
                 echo(f"[check] lora_adapters: {line}")
     if plan:
         from cog_triton.builder.plan_report import as_lines
 
-        for line in as_lines(planned, workspace, output):
+        for line in as_lines(plan_of, workspace, output):
             echo(line)
     return checked
 
@@ -79,8 +77,4 @@ def _local_model(plan: Plan) -> Path | None:
 
 
 def _planned(path: Path, workspace: Workspace, echo: Echo) -> Plan:
-    config, families = load_config(path), Families()
-    # Named by the config as it is written, which `clean` has, too.
-    work_dir = workspace.of(config)
-    config = translated(spelled_out(config, families, echo), families, echo)
-    return make_plan(config, work_dir, families)
+    return planned(load_config(path), workspace, echo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from cog_triton.builder import adapter_config, config_yaml
+from cog_triton.builder import adapter_config, config_yaml, draft_rules
 from cog_triton.builder.adapter_config import Adapters, AdapterSource
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
@@ -199,6 +199,11 @@ class BuildConfig(BaseModel):
     lora_adapters: Adapters = {}
     """LoRA adapters by the names that requests have for them: a directory, ORG/NAME of the hub or
     a tar's URL, or these with more keys. They are checked before any step, and packed."""
+    draft: BuildConfig | None = None
+    """A smaller model with the same tokenizer, whose engine proposes tokens to this one's
+    (draft-target speculative decoding); it has the keys of a config, and steps of its own."""
+    num_draft_tokens: int | None = Field(default=None, ge=1, le=64)
+    """Tokens that the draft proposes at a time; 4 if left out."""
     convert: StepConfig | None = None
     """Converts the model's checkpoint."""
     convert_to_ft: StepConfig | None = None
@@ -231,6 +236,8 @@ class BuildConfig(BaseModel):
                 raise ValueError("lora_adapters is for engines of TensorRT-LLM")
             if lacking := adapter_config.problem(self.build.args):
                 raise ValueError(f"lora_adapters: {lacking}")
+        for rule in draft_rules.problems(self):
+            raise ValueError(rule)
         self._outputs_do_not_overlap()
         for name, step in self.steps():
             ranks = _ranks(step.args)
@@ -263,12 +270,18 @@ class BuildConfig(BaseModel):
 
         Those are its token, and the user, password and query of URLs.
         """
-        value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
+        return yaml.safe_dump(self._public(), sort_keys=False)
+
+    def _public(self) -> dict[str, Any]:
+        left_out = {"hf_token", "draft"}
+        value = self.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+        if self.draft is not None:
+            value["draft"] = self.draft._public()
         if self.model_tar_url is not None:
             value["model_tar_url"] = redaction.redact_url(self.model_tar_url)
         for adapter in value.get("lora_adapters", {}).values():
             adapter["source"] = redaction.redact_address(adapter["source"])
-        return yaml.safe_dump(value, sort_keys=False)
+        return value
 
 
 def _ranks(args: dict[str, ArgumentValue]) -> int | None:

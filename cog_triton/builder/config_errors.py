@@ -32,6 +32,8 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
     lines: dict[str, str] = {}
     for found in error.errors(include_url=False):
         loc = [str(part) for part in found["loc"]]
+        place = "draft." if loc[0:1] == ["draft"] and len(loc) > 1 else ""
+        loc = loc[1:] if place else loc
         kind, value = found["type"], _SHOWN.repr(found["input"])
         rule = found["msg"].removeprefix("Value error, ")
         if loc[-1:] == ["model_tar_url"]:
@@ -42,7 +44,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             loc = loc[: loc.index(mapping) + 2]
             rule = _MAPPINGS[mapping]
             value = "" if loc[-1] == "[key]" else value
-        where = ".".join(loc)
+        where = place + ".".join(loc)
         if kind == "missing":
             line = f"{where} is missing"
         elif kind == "extra_forbidden":

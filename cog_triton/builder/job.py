@@ -18,10 +18,7 @@ from cog_triton.builder import config_source, upload
 from cog_triton.builder.build_progress import BuildProgress
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.config import parse_config, token
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.translate import translated
-from cog_triton.builder.plan import make_plan
-from cog_triton.builder.precision_words import spelled_out
+from cog_triton.builder.planning import planned
 from cog_triton.builder.run import run_build, stages
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
@@ -59,10 +56,8 @@ class Job(BaseModel):
         echo(f"[config] {name}")
         for line in config.to_yaml().splitlines():
             echo(f"[config]   {line}")
-        workspace, families = Workspace(self.workspace), Families()
-        work_dir = workspace.of(config)
-        config = translated(spelled_out(config, families, echo), families, echo)
-        plan = make_plan(config, work_dir, families)
+        workspace = Workspace(self.workspace)
+        plan = planned(config, workspace, echo)
         with BuildProgress(echo, len(stages(plan))) as progress:
             run_build(
                 plan,

@@ -67,7 +67,8 @@ class Plan:
     """The steps of `config` in order; the last one's output is the engine directory.
 
     `request` is the model to fetch, `here` where it is if that needs no download, as far as was
-    looked (see `step_cache.located`), and `model` is where the steps find it.
+    looked (see `step_cache.located`), and `model` is where the steps find it. `draft` is the plan
+    of the draft model.
     """
 
     config: BuildConfig
@@ -76,6 +77,13 @@ class Plan:
     model: Path
     steps: tuple[Step, ...]
     here: FetchedModel | None = None
+    draft: Plan | None = None
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The steps, and before them those of the draft, whose names say so."""
+        of_draft = self.draft.steps if self.draft else ()
+        return (*(replace(step, name=f"draft.{step.name}") for step in of_draft), *self.steps)
 
 
 def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:

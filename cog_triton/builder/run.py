@@ -5,11 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from cog_triton.builder import model_notes, package, packed_adapters, step_cache
+from cog_triton.artifact.engine_manifest import DraftEntry
+from cog_triton.builder import (
+    draft_model,
+    draft_rules,
+    model_notes,
+    package,
+    packed_adapters,
+    step_cache,
+)
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder.draft_model import BuiltDraft
 from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.output_stream import Echo
 from cog_triton.builder.plan import Plan, Step
@@ -23,7 +33,7 @@ CHECK_STAGE, MODEL_STAGE, PACKAGE_STAGE = "check", "model", "package"
 
 def stages(plan: Plan) -> list[str]:
     """What `run_build` does one after another: arguments, the model, the steps, the tar."""
-    return [CHECK_STAGE, MODEL_STAGE, *(step.name for step in plan.steps), PACKAGE_STAGE]
+    return [CHECK_STAGE, MODEL_STAGE, *(step.name for step in plan.all_steps), PACKAGE_STAGE]
 
 
 def run_build(
@@ -61,25 +71,27 @@ def run_build(
     package.check(output, echo)
     with cancellable(), workspace.coded():
         begin(CHECK_STAGE)
-        others = workspace.others(plan.work_dir) if cache else []
-        with contextlib.suppress(ModelUnavailable):
-            plan = step_cache.located(plan, workspace.models)
-        check_arguments(_to_run(plan, others, cache), echo)
-        plan.work_dir.mkdir(parents=True, exist_ok=True)
-        with workspace.turn(plan.work_dir, echo):
+        plans = [each for each in (plan.draft, plan) if each is not None]
+        to_run = [] if plan.draft is None else _to_run(plan.draft, workspace, cache)
+        of_draft = [replace(step, name=f"draft.{step.name}") for step in to_run]
+        check_arguments([*of_draft, *_to_run(plan, workspace, cache)], echo)
+        with contextlib.ExitStack() as turns:
+            for each in plans:
+                each.work_dir.mkdir(parents=True, exist_ok=True)
+                turns.enter_context(workspace.turn(each.work_dir, echo))
             if alone:
-                workspace.remove_others(plan.work_dir)
+                workspace.remove_others(*(each.work_dir for each in reversed(plans)))
             begin(MODEL_STAGE)
-            fetched = model_source.fetch_model(plan.request, workspace.models, echo)
-            echo(f"[model] {plan.config.model_id}: {fetched.path}")
-            plan = step_cache.fingerprinted(plan, fetched)
-            for link in (plan.model, plan.work_dir / MODEL):
-                point_at(link, fetched.path)
-            for note in model_notes.notes(plan, fetched.path):
-                echo(note)
+            draft = None if plan.draft is None else _with_model(plan.draft, workspace, echo)
+            plan = replace(_with_model(plan, workspace, echo), draft=draft)
+            fetched = plan.here
+            assert fetched is not None
+            if draft is not None and draft.here is not None:
+                draft_model.check_tokenizers(fetched.path, draft.here.path)
             adapters = packed_adapters.prepare(
                 plan.config, fetched.path, workspace.models, plan.work_dir, echo
             )
+            built = None if draft is None else _draft(plan, draft, workspace, cache, echo, begin)
             engine_dir = _run_steps(plan, workspace, cache, echo, begin)
             begin(PACKAGE_STAGE)
             with step_cache.packing(plan, output, adapters) as is_packed:
@@ -94,17 +106,58 @@ def run_build(
                         output,
                         revision=fetched.revision,
                         adapters=adapters,
+                        draft=built,
                         echo=echo,
                     )
     return output
 
 
-def _to_run(plan: Plan, others: list[Path], cache: bool) -> list[Step]:
+def _with_model(plan: Plan, workspace: Workspace, echo: Echo) -> Plan:
+    """`plan` with its model fetched, and linked to where its steps look for it."""
+    fetched = model_source.fetch_model(plan.request, workspace.models, echo)
+    echo(f"[model] {plan.config.model_id}: {fetched.path}")
+    plan = step_cache.fingerprinted(plan, fetched)
+    for link in (plan.model, plan.work_dir / MODEL):
+        point_at(link, fetched.path)
+    for note in model_notes.notes(plan, fetched.path):
+        echo(note)
+    return plan
+
+
+def _draft(
+    plan: Plan,
+    draft: Plan,
+    workspace: Workspace,
+    cache: bool,
+    echo: Echo,
+    begin: Callable[[str], None],
+) -> BuiltDraft:
+    """Run the steps of the draft of `plan`."""
+    directory = _run_steps(
+        draft,
+        workspace,
+        cache,
+        lambda line: echo(f"[draft] {line}"),
+        lambda name: begin(f"draft.{name}"),
+    )
+    assert draft.here is not None
+    entry = DraftEntry(
+        model_id=draft.config.model_id,
+        revision=draft.here.revision,
+        num_draft_tokens=draft_rules.proposed(plan.config),
+    )
+    return BuiltDraft(directory, entry)
+
+
+def _to_run(plan: Plan, workspace: Workspace, cache: bool) -> list[Step]:
     """The steps that are to run; before the model is here, all.
 
     Raises:
         UnknownScript: one of them cannot run on this machine.
     """
+    others = workspace.others(plan.work_dir) if cache else []
+    with contextlib.suppress(ModelUnavailable):
+        plan = step_cache.located(plan, workspace.models)
     steps = [
         step
         for step in plan.steps

@@ -35,6 +35,10 @@ class Workspace:
         value = yaml.safe_load(config.to_yaml())
         for part in (value, *(value[name] for name, _ in config.steps())):
             part.pop("timeout", None)
+        value.pop("num_draft_tokens", None)
+        value.pop("draft", None)
+        if config.draft is not None:
+            value["draft"] = self.of(config.draft).name
         digest = hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()
         return self.root / "builds" / digest[:16]
 
@@ -77,9 +81,9 @@ class Workspace:
         """The work directories of other configs."""
         return [path for path in sorted(own.parent.glob("*")) if path != own and path.is_dir()]
 
-    def remove_others(self, own: Path) -> None:
+    def remove_others(self, *own: Path) -> None:
         """Remove the work directories of other configs, unless one is in use."""
-        for other in self.others(own):
+        for other in set(self.others(own[0])) - {*own}:
             with contextlib.suppress(InvalidArgument), locked(other):
                 shutil.rmtree(other)
 
@@ -93,7 +97,8 @@ class Workspace:
             InvalidArgument: a build is running in one of them; nothing was removed.
         """
         builds = self.root / "builds"
-        places = [self.of(config)] if config is not None else sorted(builds.glob("*"))
+        own = [self.of(each) for each in (config, config and config.draft) if each]
+        places = own or sorted(builds.glob("*"))
         freed = 0
         with contextlib.ExitStack() as stack:
             for place in places:

@@ -77,7 +77,7 @@ class Runtime:
             self.step_statistics = steps.statistics
         else:
             kind = RequestStreams if adapters is None else AdapterStreams
-            transport = kind(*arguments)
+            transport = kind(*arguments, family.token_model)
         self.generator = TextGenerator(
             settings,
             family.limits,

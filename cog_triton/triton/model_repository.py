@@ -89,6 +89,8 @@ def render_repository(
             model_py = family.render(config, arguments)
             if family.registry is not None:
                 _render_adapters(family.registry, config, target)
+            for name, (companion, code_of_it) in family.companions(config).items():
+                _write_model(target / name, companion, code_of_it)
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:
@@ -130,10 +132,14 @@ def _render_adapters(registry: AdapterRegistry, config: Any, target: Path) -> No
     loader = model_config_pb2.ModelConfig(name=ADAPTER_LOADER, backend="python")
     text_format.Merge(_LOADER_TENSORS, loader)
     loader.parameters[REGISTRY].string_value = str(registry.path)
-    folder = target / ADAPTER_LOADER
+    _write_model(target / ADAPTER_LOADER, loader, _LOADER_MODEL_PY)
+
+
+def _write_model(folder: Path, config: Any, model_py: str | None) -> None:
     (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(_LOADER_MODEL_PY, "utf-8")
-    (folder / "config.pbtxt").write_text(text_format.MessageToString(loader), "utf-8")
+    if model_py is not None:
+        (folder / "1" / "model.py").write_text(model_py, "utf-8")
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
 
 
 def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -> None:
@@ -149,9 +155,7 @@ def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -
     config.parameters["ack_timeout_ms"].string_value = str(_ACK_TIMEOUT_MS)
     module, _, function = family.request_decoder.partition(":")
     model_py = _STEP_MODEL_PY.format(module=module, function=function)
-    (target / "1").mkdir(parents=True)
-    (target / "1" / "model.py").write_text(model_py, "utf-8")
-    (target / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
+    _write_model(target, config, model_py)
 
 
 def _render_python_engine(config: Any, decoupled_mode: Any) -> None:

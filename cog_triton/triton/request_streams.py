@@ -19,12 +19,11 @@ from cog_triton.triton.triton_connections import Exchange, TritonConnections
 
 _log = logging.getLogger(__name__)
 
-_PATH = "/v2/models/tensorrt_llm/generate_stream"
 _numbers = itertools.count(1)
 
 
 class RequestStreams:
-    """Sends each request to `generate_stream` of ``tensorrt_llm``; see `TokenTransport`."""
+    """Sends each request to `generate_stream` of a model; see `TokenTransport`."""
 
     def __init__(
         self,
@@ -32,9 +31,11 @@ class RequestStreams:
         timeout: float,
         to_error: ToError,
         encode_request: Callable[[EngineRequest], dict[str, Any]],
+        model: str = "tensorrt_llm",
     ) -> None:
-        """`timeout` is in seconds between tokens of a request."""
+        """`timeout` is in seconds between tokens of a request, `model` the one that is asked."""
         self._timeout = timeout
+        self._path = f"/v2/models/{model}/generate_stream"
         self._to_error = to_error
         self._encode_request = encode_request
         self._running: set[_Stream] = set()
@@ -70,7 +71,9 @@ class RequestStreams:
         )
         self._running.add(stream)
         try:
-            stream.exchange = self._connections.send(_PATH, json.dumps(values).encode(), stream)
+            stream.exchange = self._connections.send(
+                self._path, json.dumps(values).encode(), stream
+            )
         except TritonUnavailable:
             self._running.discard(stream)
             raise
@@ -100,7 +103,7 @@ class RequestStreams:
             "stop": True,
             "id": request_id,
         }
-        self._connections.send(_PATH, json.dumps(values).encode(), _LoggedAnswer(request_id))
+        self._connections.send(self._path, json.dumps(values).encode(), _LoggedAnswer(request_id))
 
     def _check_timeouts(self, now: float) -> None:
         for stream in self._running.copy():

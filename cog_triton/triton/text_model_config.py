@@ -43,8 +43,8 @@ _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     },
     "tensorrt_llm_bls": {
         "multimodal_encoders_name": _NO_IMAGES,
-        "tensorrt_llm_draft_model_name": "draft models are not served here; see"
-        " tensorrt_llm.args.decoding_mode",
+        "tensorrt_llm_draft_model_name": "a draft model comes with its engine: see draft of build"
+        " configs",
     },
 }
 

@@ -11,12 +11,14 @@ import sample_engines
 import tensorrt_llm_engines
 from tensorrt_llm_engines import V1, parameters, render
 
+from cog_triton.artifact.engine_manifest import DraftEntry
 from cog_triton.builder.config import parse_config
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, InvalidPredictorConfig
 from cog_triton.system.host_memory import HostMemory
+from cog_triton.triton.model_repository import read_config
 
 CARRIED = {
     "kv_cache_free_gpu_mem_fraction": 0.7,
@@ -121,3 +123,49 @@ def test_no_setting_names_a_path_or_lets_more_in() -> None:
     for name in runtime_settings.NAMES:
         assert "Path" not in str(Parameters.model_fields[name].annotation)
         assert not name.startswith(("max_queue", "max_beam", "triton_", "gpu_"))
+
+
+def with_draft(directory: Path, **changes: Any) -> Path:
+    """An engine with a draft beside it, whose config.json is changed."""
+    path = tensorrt_llm_engines.make(directory / "engine", V1)
+    tensorrt_llm_engines.make(path / "draft", V1, **changes)
+    draft = {"model_id": "small", "num_draft_tokens": 3}
+    sample_engines.with_manifest(path, schema=2, draft=DraftEntry(**draft))
+    return path
+
+
+def test_a_draft_is_rendered_as_a_private_model_beside_its_target(tmp_path: Path) -> None:
+    family = TensorRTLLMFamily.open(with_draft(tmp_path))
+    configs = render(family, tmp_path / "repo", {})
+    target = parameters(configs["tensorrt_llm"])
+    draft = read_config(tmp_path / "repo" / "tensorrt_llm_draft" / "config.pbtxt")
+    assert draft.backend == "tensorrtllm"
+    assert parameters(draft)["gpt_model_path"] == str(tmp_path / "engine" / "draft")
+    assert target["kv_cache_free_gpu_mem_fraction"] == "0.6"
+    assert parameters(draft)["kv_cache_free_gpu_mem_fraction"] == "0.15"
+    loop = read_config(tmp_path / "repo" / "draft_target" / "config.pbtxt")
+    assert parameters(loop)["num_draft_tokens"] == "3"
+    assert family.token_model == "draft_target"
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        assert parameters(configs[model])["tensorrt_llm_model_name"] == "draft_target"
+
+
+def test_a_draft_that_is_broken_or_of_another_release_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineCorrupt, match=r"draft/config\.json: version 1\.1\.0, its target's"):
+        TensorRTLLMFamily.open(with_draft(tmp_path / "1", version="1.1.0"))
+    path = with_draft(tmp_path / "2")
+    (path / "draft" / "rank0.engine").unlink()
+    with pytest.raises(EngineCorrupt, match="must have one rank"):
+        TensorRTLLMFamily.open(path)
+    (path / "draft" / "config.json").unlink()
+    with pytest.raises(EngineCorrupt, match=r"draft/config\.json: cannot be read"):
+        TensorRTLLMFamily.open(path)
+
+
+def test_an_engine_for_lookahead_carries_its_numbers(tmp_path: Path) -> None:
+    sizes = ("window_size", "ngram_size", "verification_set_size")
+    numbers = {f"lookahead_{name}": number for number, name in enumerate(sizes, 4)}
+    mode = {"build_config__speculative_decoding_mode": 8}
+    said = rendered(tmp_path, opened(tmp_path, numbers, **mode))
+    assert said["decoding_mode"] == "lookahead"
+    assert {name: int(said[name]) for name in numbers} == numbers

@@ -13,9 +13,8 @@ import yaml
 from cog_triton.builder import config_schema
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.config import load_config, parse_config
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.translate import translated
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.planning import planned
+from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 
 ROOT = Path(__file__).parents[2]
@@ -25,9 +24,8 @@ SCHEMA = jsonschema_rs.validator_for(json.loads(config_schema.as_json()))
 
 def check(text: str, work_dir: Path) -> list[str]:
     lines: list[str] = []
-    families = Families()
-    config = translated(parse_config(text, "c.yaml"), families, lines.append)
-    check_arguments(make_plan(config, work_dir, families).steps, lines.append)
+    plan = planned(parse_config(text, "c.yaml"), Workspace(work_dir), lines.append)
+    check_arguments(plan.all_steps, lines.append)
     return lines
 
 

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-deploy test-upstream test-slurm test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -34,6 +34,10 @@ test-clients: setup ## run released clients against a server (CLIENT="openai llm
 test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kubernetes (fetches 100 MB once)
 	@scripts/setup-deploy
 	@$(BIN)/python -m pytest -q tests/deploy $(ARGS)
+
+test-stores: setup ## download from servers of S3, Google's and Azure's stores (fetches 75 MB once)
+	@scripts/setup-stores
+	@$(BIN)/python -m pytest -q tests/stores $(ARGS)
 
 test-upstream: setup ## run TensorRT-LLM's own scripts of TRTLLM=DIR, its sources (ARGS="llama --tp 2")
 	@scripts/setup-upstream

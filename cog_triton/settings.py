@@ -43,8 +43,8 @@ class Settings(BaseSettings):
     cog_weights: str | None = Field(
         None,
         description="engine.tar to unpack and serve (also .tar.gz, .tar.zst, or a directory): a"
-        " path, a `file://` or `http(s)://` URL, whose download goes on after a restart, or an"
-        " engine in a registry, `oci://REF` (oci.md).",
+        " path, a URL (`file`, `http(s)`, `s3`, `gs`, `az`), whose download goes on after a"
+        " restart, or an engine in a registry, `oci://REF` (oci.md).",
     )
     cog_triton_plain_http: OptionalText = Field(
         None,

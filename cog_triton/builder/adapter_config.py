@@ -23,7 +23,7 @@ class AdapterSource(BaseModel):
     )
 
     source: _Text
-    """A directory, ORG/NAME of the hub, or the URL of a tar (http(s)://, file://)."""
+    """A directory, ORG/NAME of the hub, or the URL of a tar (http(s), s3, gs, az, file)."""
     revision: _Text | None = None
     """Branch, tag or commit on the hub; main if left out."""
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None

@@ -25,6 +25,7 @@ from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.legacy.image_paths import MODEL, MODELS, relative
 from cog_triton.download import redaction
+from cog_triton.download.object_store import is_object
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
 
@@ -99,8 +100,8 @@ def token(value: SecretStr) -> SecretStr:
 
 
 def _fetchable(value: str) -> str:
-    if not value.startswith(("http://", "https://", "file:///")):
-        raise ValueError("must be an http(s):// or file:/// URL")
+    if not value.startswith(("http://", "https://", "file:///")) and not is_object(value):
+        raise ValueError("must be an http(s)://, s3://, gs://, az:// or file:/// URL")
     redaction.redact_url(value)  # or it is none
     return value
 
@@ -171,7 +172,7 @@ class BuildConfig(BaseModel):
     hf_token: Annotated[SecretStr, AfterValidator(token)] | None = None
     """Hugging Face token. It is kept out of logs, errors and engine.tar."""
     model_tar_url: Annotated[Text, AfterValidator(_fetchable)] | None = None
-    """http(s):// or file:// URL of a .tar, .tar.gz or .tar.zst that holds the model."""
+    """URL (http(s), s3, gs, az, file) of a .tar, .tar.gz or .tar.zst that holds the model."""
     model_tar_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that file, in hexadecimal; another content is refused."""
     example_name: Path_

@@ -29,7 +29,7 @@ def fetch_adapter(
     """The directory of an adapter; it is downloaded if it is not here.
 
     Args:
-        source: a path, relative ones from `base`; a file:// or http(s):// URL of a .tar, .tar.gz
+        source: a path, relative ones from `base`; a URL of a .tar, .tar.gz
             or .tar.zst; or ORG/NAME of the hub, of which two files are fetched.
         store: where what is downloaded is kept.
         max_bytes: of a download; more is refused before it begins, if its size is told.

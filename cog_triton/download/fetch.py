@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cog_triton.download import disk_space
+from cog_triton.download import disk_space, object_store
 from cog_triton.download.partial_file import PartialFile
 from cog_triton.download.redaction import redact_address, redact_url
-from cog_triton.download.remote import Remote
+from cog_triton.download.remote import Remote, Source
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.running_checksum import RunningChecksum
 from cog_triton.download.transfer import CONNECTIONS, Transfer
@@ -49,7 +49,7 @@ def fetch(
     over an interruption, even by SIGKILL. A second process waits for the first.
 
     Args:
-        url: http(s)://, or file:///path or a path, which is not copied.
+        url: http(s)://, s3://, gs:// or az://, or file:///path or a path, which is not copied.
         target: a file of this name is taken for the one wanted, unless its sha256 differs.
         sha256: the file's expected checksum, 64 hexadecimal digits; made while it is fetched.
         headers: for the URL's own host only.
@@ -60,6 +60,7 @@ def fetch(
 
     Raises:
         ModelUnavailable: not to be had, or another sha256; names the URL, redacted.
+        MissingExtra: an object store whose package is not installed.
         DiskFull: there is no room for it.
         BuildCancelled: `stop` was set.
     """
@@ -85,7 +86,7 @@ def fetch(
                 if progress is not None
                 else Progress(_short(url), echo)
             )
-            remote = Remote(url, name, headers, auth)
+            remote = _source(url, name, headers, auth)
             try:
                 with counting as counter, RunningChecksum(partial) as checksum:
                     Transfer(
@@ -116,7 +117,7 @@ def size(url: str) -> int | None:
         local = local_path(url)
         if local is not None:
             return local.stat().st_size
-        remote = Remote(url, redacted_name(url))
+        remote = _source(url, redacted_name(url))
         with contextlib.closing(remote), remote.get(0, 1) as answer:
             return answer.identity.size if answer.identity is not None else None
     except Exception:  # noqa: BLE001  a download reports it
@@ -124,7 +125,7 @@ def size(url: str) -> int | None:
 
 
 def local_path(url: str) -> Path | None:
-    """Path that a path or file:// URL names, None for an http(s) URL.
+    """Path that a path or file:// URL names, None for a URL of http(s) or an object store.
 
     Raises:
         ModelUnavailable: none of these.
@@ -134,11 +135,23 @@ def local_path(url: str) -> Path | None:
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
-    if parts.scheme in ("http", "https"):
+    if parts.scheme in ("http", "https") or object_store.is_object(url):
         return None
     raise ModelUnavailable(
-        f"{redact_address(url)}: must be a path, or a file:///path or http(s):// URL"
+        f"{redact_address(url)}: must be a path, or a file:///path, http(s)://, s3://, gs://"
+        " or az:// URL"
     )
+
+
+def _source(
+    url: str,
+    name: str,
+    headers: Mapping[str, str] | None = None,
+    auth: httpx.Auth | None = None,
+) -> Source:
+    if object_store.is_object(url):
+        return object_store.ObjectRemote(url, name)
+    return Remote(url, name, headers, auth)
 
 
 def redacted_name(url: str) -> str:

@@ -20,7 +20,7 @@ class ModelRequest:
         files: patterns of the hub files to fetch, instead of what a build needs.
         weight_format: of the hub's weights; default the first that there is, in this order:
             safetensors, bin, pt.
-        model_tar_url: a path, file:// or http(s):// URL of a .tar, .tar.gz or .tar.zst.
+        model_tar_url: a path, or a URL, as `fetch` takes it, of a .tar, .tar.gz or .tar.zst.
         model_tar_sha256: what that tar must have.
         token: for the hub, and for nobody else.
     """

@@ -25,7 +25,7 @@ class ModelTar:
     local file's path, size and time.
 
     Raises:
-        ModelUnavailable: `sha256` is no such sum, or `url` no path, file:// or http(s):// URL.
+        ModelUnavailable: `sha256` is no such sum, or `url` none that `fetch` takes.
     """
 
     def __init__(self, url: str, sha256: str | None, store: Path) -> None:

@@ -6,8 +6,9 @@ import email.utils
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import httpx
 
@@ -51,6 +52,15 @@ class Answer:
     start: int
     identity: FileIdentity | None
     chunks: Iterator[bytes]
+
+
+class Source(Protocol):
+    """Something that one file is read from, in ranges."""
+
+    @property
+    def name(self) -> str: ...
+    def get(self, start: int = 0, stop: int | None = None) -> AbstractContextManager[Answer]: ...
+    def close(self) -> None: ...
 
 
 class Remote:

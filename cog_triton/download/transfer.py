@@ -7,7 +7,7 @@ import threading
 from cog_triton.download import disk_space
 from cog_triton.download.parallel import in_parallel
 from cog_triton.download.partial_file import PartialFile
-from cog_triton.download.remote import Answer, FileIdentity, Remote
+from cog_triton.download.remote import Answer, FileIdentity, Source
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import BuildCancelled, ModelUnavailable
@@ -30,7 +30,7 @@ class Transfer:
 
     def __init__(
         self,
-        remote: Remote,
+        remote: Source,
         partial: PartialFile,
         progress: Progress,
         policy: RetryPolicy,

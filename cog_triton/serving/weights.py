@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from cog_triton.artifact import engine_manifest, engine_tar
 from cog_triton.download.fetch import fetch, redacted_name
+from cog_triton.download.object_store import SCHEMES
 from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
@@ -27,7 +28,7 @@ async def engine_directory(
 ) -> Path:
     """The engine directory to serve: ENGINE_DIR, or the unpacked `weights` if given.
 
-    `weights` is a directory, the path, file:// or http(s):// URL of an engine.tar, or oci://REF.
+    `weights` is a directory, the path or URL of an engine.tar, or oci://REF.
     Raises E1304 when they cannot be found, E1306 when they are corrupt, E2302 when the disk is
     full. An interrupted download is resumed.
     """
@@ -65,13 +66,13 @@ def _parse_url(weights: str) -> SplitResult:
         _ = url.port  # a password with a bare # or / in it ends up there
     except ValueError:
         raise ModelUnavailable("COG_WEIGHTS=...: is not a valid URL") from None
-    if url.scheme in ("http", "https") or (
+    if url.scheme in ("http", "https", *SCHEMES) or (
         url.scheme == "file" and url.netloc in ("", "localhost")
     ):
         return url
     raise ModelUnavailable(
-        f"COG_WEIGHTS={redact_address(weights)!r}: must be a path, a file:///path or http(s)://"
-        " URL, or oci://REF"
+        f"COG_WEIGHTS={redact_address(weights)!r}: must be a path, a file:///path, http(s)://,"
+        " s3://, gs:// or az:// URL, or oci://REF"
     )
 
 

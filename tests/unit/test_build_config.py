@@ -172,7 +172,7 @@ def config_with(**changes: object) -> BuildConfig:
         ),
         ({"model_tar_sha256": "a" * 64}, "model_tar_sha256 is given without model_tar_url"),
         ({"model_tar_url": "file:///m.tar", "revision": "main"}, "revision is for the hub"),
-        ({"model_tar_url": "m.tar"}, "model_tar_url: 'm.tar': must be an http(s):// or file://"),
+        ({"model_tar_url": "m.tar"}, "model_tar_url: 'm.tar': must be an http(s)://, s3://, gs://"),
         ({"env": {"HF_TOKEN": "hf_123"}}, "HF_TOKEN may be secret"),
         (
             {"build": {"script": "b.py", "output_dir": "e", "args": {"hf-token": "hf_123"}}},

@@ -28,6 +28,7 @@ NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "PIL"}
 # Where an extra's distributions may be imported.
 PLACES_OF_EXTRAS = {
     "bench": ["cog_triton/bench/plot.py"],
+    "s3": ["cog_triton/download/object_store.py"],
     "cpu": ["cog_triton/engines/openvino/", "cog_triton/examples/openvino/"],
 }
 

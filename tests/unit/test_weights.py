@@ -157,7 +157,7 @@ def test_missing_weights_are_reported(settings: Settings, tmp_path: Path) -> Non
     "weights",
     [
         "ftp://host/engine.tar",
-        "s3://bucket/engine.tar",
+        "s3://bucket",
         "http://",
         "http:///engine.tar",
         "http://[::1/engine.tar",

@@ -1,0 +1,20 @@
+"""Packages and servers of object stores for these tests, where scripts/setup-stores puts them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / ".work" / "stores"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needed = ("adlfs", "gcp_storage_emulator", "gcsfs", "moto", "s3fs")
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    for item in items if lacking else ():
+        if Path(__file__).parent in item.path.parents:
+            reason = f"no {', '.join(lacking)} here: run scripts/setup-stores"
+            item.add_marker(pytest.mark.skip(reason=reason))

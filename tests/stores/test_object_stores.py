@@ -1,0 +1,255 @@
+"""Downloads from S3, Google Cloud Storage and Azure, each as a server of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cog_triton.download import partial_file
+from cog_triton.download.fetch import fetch, size
+from cog_triton.download.retry import RetryPolicy
+from cog_triton.errors import BuildCancelled, ModelUnavailable
+from cog_triton.system.ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+PIECE = 1 << 20
+DATA = random.Random(0).randbytes(8 * PIECE + 77)
+SUM = hashlib.sha256(DATA).hexdigest()
+FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.01, max_s=0.1)
+SECRET = "aHVudGVyMmh1bnRlcjJodW50ZXIy"
+AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+
+pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
+
+
+@dataclass(frozen=True)
+class Store:
+    """A server that has DATA at `url`, and what replaces it there."""
+
+    url: str
+    put: Callable[[bytes], None]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_file, "PIECE", PIECE)
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    import boto3
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="models")
+
+    def put(data: bytes) -> None:
+        client.put_object(Bucket="models", Key="dir/model.tar", Body=data)
+
+    put(DATA)
+    return Store("s3://models/dir/model.tar", put)
+
+
+@pytest.fixture
+def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    from gcp_storage_emulator.server import create_server
+
+    port = free_ports(1)[0]
+    address = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+
+    def put(data: bytes) -> None:
+        url = f"{address}/upload/storage/v1/b/models/o?uploadType=media&name=dir/model.tar"
+        httpx.post(url, content=data, headers={"Content-Type": "a/b"}).raise_for_status()
+
+    with create_server("127.0.0.1", port, in_memory=True, default_bucket="models"):
+        put(DATA)
+        yield Store("gs://models/dir/model.tar", put)
+
+
+@pytest.fixture
+def az(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
+    from azure.storage.blob import BlobServiceClient
+
+    here = ROOT / ".work/azurite/node_modules/.bin/azurite-blob"
+    program = str(here) if here.exists() else shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("no azurite here: npm install --prefix .work/azurite azurite")
+    port = free_ports(1)[0]
+    options = ("--blobHost", "127.0.0.1", "--blobPort", str(port), "--skipApiVersionCheck")
+    command = [program, "--silent", "--inMemoryPersistence", *options]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        parts = (
+            ("DefaultEndpointsProtocol", "http"),
+            ("AccountName", "devstoreaccount1"),
+            ("AccountKey", AZURITE_KEY),
+            ("BlobEndpoint", f"http://127.0.0.1:{port}/devstoreaccount1"),
+        )
+        connection = ";".join(f"{key}={value}" for key, value in parts)
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "devstoreaccount1")
+        _wait(f"http://127.0.0.1:{port}", process)
+        client = BlobServiceClient.from_connection_string(connection)
+        client.create_container("models")
+        blob = client.get_blob_client("models", "dir/model.tar")
+
+        def put(data: bytes) -> None:
+            blob.upload_blob(data, overwrite=True)
+
+        put(DATA)
+        yield Store("az://models/dir/model.tar", put)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert process.poll() is None
+        try:
+            httpx.get(url)
+            return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+def store(request: pytest.FixtureRequest) -> Store:
+    found: Store = request.getfixturevalue(request.param)
+    return found
+
+
+def get(store: Store, target: Path, **options: Any) -> list[str]:
+    lines: list[str] = []
+    options = {"retry": FAST, "echo": lines.append, **options}
+    assert fetch(store.url, target, **options) == target
+    return lines
+
+
+def test_an_object_comes_in_pieces_and_is_checked(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "model.tar"
+    get(store, target, sha256=SUM)
+    assert target.read_bytes() == DATA
+    assert size(store.url) == len(DATA)
+    assert [path.name for path in tmp_path.glob("model*")] == ["model.tar"]
+
+
+def test_a_stopped_download_goes_on(store: Store, tmp_path: Path) -> None:
+    target, stop = tmp_path / "model.tar", threading.Event()
+
+    class Stopping(partial_file.PartialFile):
+        def finish(self, number: int) -> None:
+            super().finish(number)
+            if number == 2:
+                stop.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cog_triton.download.fetch.PartialFile", Stopping)
+        with pytest.raises(BuildCancelled):
+            get(store, target, connections=1, stop=stop)
+    assert not target.exists()
+    lines = get(store, target, sha256=SUM)
+    assert any("going on after" in line for line in lines)
+    assert target.read_bytes() == DATA
+
+
+def test_a_changed_object_starts_over(store: Store, tmp_path: Path) -> None:
+    target, other = tmp_path / "model.tar", DATA[::-1]
+
+    class Changing(partial_file.PartialFile):
+        changed_it = False
+
+        def finish(self, number: int) -> None:
+            super().finish(number)
+            if number == 2 and not Changing.changed_it:
+                Changing.changed_it = True
+                store.put(other)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cog_triton.download.fetch.PartialFile", Changing)
+        lines = get(store, target, connections=1)
+    assert any("has changed; starting over" in line for line in lines)
+    assert target.read_bytes() == other
+
+
+def test_what_is_not_there_is_said_at_once(store: Store, tmp_path: Path) -> None:
+    for url in (f"{store.url}.not", store.url.replace("models", "no-such-bucket")):
+        with pytest.raises(ModelUnavailable, match="no such object or bucket"):
+            fetch(url, tmp_path / "x", retry=FAST, echo=lambda _: None)
+    with pytest.raises(ModelUnavailable, match=r"is no object|no such object"):
+        fetch(store.url.rpartition("/")[0], tmp_path / "x", retry=FAST, echo=lambda _: None)
+
+
+def test_another_checksum_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=f"has sha256 {SUM}"):
+        get(store, tmp_path / "model.tar", sha256="0" * 64)
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_no_credentials_are_said_with_where_they_come_from(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ModelUnavailable, match=r"not authorised.*AWS_PROFILE"):
+        get(s3, tmp_path / "x")
+
+
+def test_a_secret_is_in_no_line_or_error(
+    s3: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lines = get(s3, tmp_path / "model.tar")
+    with pytest.raises(ModelUnavailable) as caught:
+        fetch(f"{s3.url}.not", tmp_path / "x", retry=FAST, echo=lines.append)
+    said = "".join(lines) + caplog.text + str(caught.value)
+    assert SECRET not in said
+    assert "AKIA" not in said
+
+
+def test_a_store_that_is_down_is_retried_then_given_up(
+    gs: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setattr("gcsfs.retry.asyncio.sleep", _at_once)
+    lines: list[str] = []
+    with pytest.raises(ModelUnavailable, match="3 attempts without progress"):
+        get(gs, tmp_path / "x", echo=lines.append)
+    assert sum("again in" in line for line in lines) == 2
+
+
+async def _at_once(_seconds: float) -> None:
+    pass

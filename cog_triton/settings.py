@@ -362,6 +362,21 @@ class Settings(BaseSettings):
         description="Whether the engine outlives a `cog-triton serve` that is stopped, off the GPU,"
         " for the next one (parking.md).",
     )
+    swap_residence: float = Field(
+        5, ge=0, description="Seconds that a model has the GPU at least, with `serve --swap`."
+    )
+    swap_drain: float = Field(
+        60,
+        ge=0,
+        description="Seconds that requests of a model get to end in when another one is asked for,"
+        " with `serve --swap`; then they end with E2105.",
+    )
+    cog_triton_swap: OptionalText = Field(
+        None, description="The other models of `serve --swap`, which sets it, as JSON."
+    )
+    cog_triton_engine_keeper_name: OptionalText = Field(
+        None, description="Socket of the engine keeper; the front door sets it to swap models."
+    )
     cog_triton_parking: OptionalText = Field(
         None, description="Name of this server in its parking lot; `cog-triton serve` sets it."
     )

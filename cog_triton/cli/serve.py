@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from cog_triton.cli.engine_choice import prepared, say
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import OPENAI_PORT
 from cog_triton.system.terminal import coded_errors
+
+if TYPE_CHECKING:
+    from cog_triton.settings import Settings
 
 _MOCK_PANEL = "The mock engine"
 
@@ -27,6 +31,14 @@ def serve(
             " model."
         ),
     ] = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ENGINE]...", help="With --swap: more engines, as ENGINE."),
+    ] = None,
+    swap: Annotated[
+        bool,
+        typer.Option("--swap", help="Serve several engines, one at a time on the GPU, by `model`."),
+    ] = False,
     family: Annotated[
         str | None,
         typer.Option(
@@ -168,6 +180,8 @@ def serve(
 
     Example: cog-triton serve Qwen/Qwen3-0.6B --park
 
+    Example: cog-triton serve Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B --swap
+
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
 
     Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
@@ -213,9 +227,7 @@ def serve(
             "cog_weights": engine,
             "triton_host": None if "TRITON_HOST" in os.environ else host,
         }
-        settings = load_settings(
-            **{key: value for key, value in overrides.items() if value is not None}
-        )
+        settings = load_settings(**_given(overrides))
         if engine and settings.cog_triton_engine:
             raise InvalidArgument(
                 f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
@@ -225,12 +237,59 @@ def serve(
             raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
         if not triton_only:
             require_ports(settings, host, port)
+        if others or swap:
+            _require_swappable(settings, others, swap=swap, triton_only=triton_only)
+        more = []
+        for other in others or ():
+            theirs = load_settings(**{**_given(overrides), "cog_weights": other})
+            more.append(_named(prepared(theirs, recognize(other), family, update, None)))
         settings = prepared(settings, name, family, update, model_repo)
+        settings = _named(settings) if more else settings
         if triton_only:
             # Imports what Cog's worker does, which takes a second.
             from cog_triton.serving import triton_only_server
 
             asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, say))
             return
-        server = CogServer(settings, host, port, max_concurrency or MAX_SLOTS, verbose=verbose)
+        server = CogServer(
+            settings,
+            host,
+            port,
+            max_concurrency or MAX_SLOTS,
+            verbose=verbose,
+            others=more,
+        )
         server.run(say)
+
+
+def _given(overrides: Mapping[str, object]) -> dict[str, object]:
+    """Those settings that the command line gives."""
+    return {key: value for key, value in overrides.items() if value is not None}
+
+
+def _named(settings: Settings) -> Settings:
+    """`settings` with a name for a model that has none of its own: its directory's."""
+    from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+
+    directory = Path(settings.cog_weights or "")
+    if settings.served_model_name or not directory.is_dir() or (directory / MANIFEST_NAME).exists():
+        return settings
+    return settings.model_copy(update={"served_model_name": directory.resolve().name})
+
+
+def _require_swappable(
+    settings: Settings, others: list[str] | None, *, swap: bool, triton_only: bool
+) -> None:
+    """Raise E1005 for what does not go together with several engines."""
+    if not (others and swap):
+        raise InvalidArgument("--swap: goes with two engines or more, and these with --swap")
+    clashes = {
+        "--triton-only": triton_only,
+        "--park": settings.park_engine,
+        "SPARE_ENGINE": settings.spare_engine,
+        "OPENAI_PORT=0": not settings.openai_port,
+        "SERVED_MODEL_NAME": settings.served_model_name,
+    }
+    for name, given in clashes.items():
+        if given:
+            raise InvalidArgument(f"{name}: not with --swap")

@@ -6,11 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 
 _WARM = 8
 _REFILL_S = 0.05
 _CONNECT_TIMEOUT_S = 5.0
+
+
+class Relayed(Protocol):
+    """A response that is being passed on."""
+
+    def break_off(self) -> None:
+        """End it now."""
 
 
 class Backends:
@@ -24,17 +31,26 @@ class Backends:
         self._idle: dict[int, deque[_Idle]] = {}
         self._refills: dict[int, asyncio.Task[None]] = {}
         self.closed = False
-        self.in_flight = 0
-        """Requests that were passed on, and whose responses have not ended."""
+        self._relays: set[Relayed] = set()
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, relay: Relayed) -> Iterator[None]:
         """Context of a request that is passed on, until its response has ended."""
-        self.in_flight += 1
+        self._relays.add(relay)
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self._relays.remove(relay)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were passed on, and whose responses have not ended."""
+        return len(self._relays)
+
+    def break_off(self) -> None:
+        """End all responses, as if the servers behind had broken off."""
+        for relay in tuple(self._relays):
+            relay.break_off()
 
     async def connect(self, protocol: asyncio.Protocol, port: int) -> None:
         """Give `protocol` a connection to 127.0.0.1:`port`; raises OSError without one."""

@@ -192,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
         backends, port = forward.backends, forward.port
         del forward
         try:
-            with backends.request():
+            with backends.request(relay):
                 await backends.connect(relay, port)
                 whole, keep_alive = await ended
         except OSError:

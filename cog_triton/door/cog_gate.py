@@ -58,8 +58,10 @@ class CogGate(PrivateGate):
 
     async def _decide(self, request: Request) -> Forward | Answer:
         path, reads = request.path, request.method in ("GET", "HEAD")
+        swapping = self._route.upstreams.swapping
         if reads and path == _HEALTH:
-            if not self._route.upstream.state.listens:
+            starting = swapping is not None and not swapping.ready
+            if starting or not self._route.upstream.state.listens:
                 return json_answer(503, {"status": "STARTING"})
             return self._forward(request)
         asked = f"{request.method} {path}"
@@ -97,7 +99,13 @@ class CogGate(PrivateGate):
         if known := await state.input_names():
             for name in await self._large_bodies.run(len(body), unknown_inputs, body, known):
                 log_once(_log, f"input {printable(name)!r} of predictions is unknown, and ignored")
-        return replace(self._forward(request), revise=_revised, edit=CodedEnd())
+        if swapping is not None and b"respond-async" in request.header(b"prefer"):
+            raise errors.InvalidArgument(
+                "Prefer: respond-async: not with several models (--swap), which wait for"
+                " connections to end"
+            )
+        to = await self._route.upstream_of()
+        return replace(self._forward(request, to), revise=_revised, edit=CodedEnd())
 
 
 def _require_json(request: Request) -> Request:

@@ -21,6 +21,7 @@ from cog_triton.door.listener import Listener
 from cog_triton.door.moderation import ReadModeration
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.rolling import Rolling
+from cog_triton.door.swapping import Swapping, first_variant
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_table import Route, Upstreams
@@ -66,7 +67,7 @@ class FrontDoor:
         webhook_proxy = WebhookProxy(self._webhooks)
         if isinstance(behind, ChainLauncher):
             behind.webhook_proxy = await webhook_proxy.start()
-            first = behind.start()
+            first = behind.start(first_variant(self._settings))
         else:
             first = Upstream("triton", behind)
         upstreams = Upstreams(first)
@@ -79,7 +80,10 @@ class FrontDoor:
         first.follow()
         if self._watches:
             first.watch(self._settings)
-        control = draining = None
+        control = draining = swapping = None
+        if isinstance(behind, ChainLauncher) and self._settings.cog_triton_swap:
+            swapping = upstreams.swapping = Swapping(self._settings, upstreams, behind)
+            swapping.start()
         if isinstance(behind, ChainLauncher) and "TRITON_HTTP_PORT" in sockets:
             rolling = Rolling(self._settings, upstreams, behind, watches=self._watches)
             control = ControlSocket(
@@ -96,6 +100,8 @@ class FrontDoor:
         finally:
             if draining is not None:
                 draining.cancel()
+            if swapping is not None:
+                await swapping.close()
             if control is not None:
                 await control.close()
             for upstream in upstreams:
@@ -127,6 +133,8 @@ class FrontDoor:
             await asyncio.sleep(_DRAIN_POLL_S)
             if file.exists():
                 rolling.abandon()
+                if upstreams.swapping is not None:
+                    upstreams.swapping.refuse()
                 seconds = self._settings.drain_timeout
                 await asyncio.gather(*(one.drain_worker(seconds) for one in upstreams))
                 file.unlink(missing_ok=True)

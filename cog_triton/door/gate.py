@@ -13,6 +13,7 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.refusals import status_of
+from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_table import Route
 
 
@@ -69,8 +70,8 @@ class PrivateGate(ABC):
     async def _require_bounded(self, body: bytes) -> None:
         await self._large_bodies.run(len(body), require_bounded, body, self._json_limits)
 
-    def _forward(self, request: Request) -> Forward:
-        upstream = self._route.upstream
+    def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
+        upstream = to or self._route.upstream
         return Forward(
             upstream.backends,
             upstream.ports[self._route.port],

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.json_body import Numbers
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
-from cog_triton.door.message import Answer, Forward, Request
+from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.refusals import openai_refusal
+from cog_triton.door.swapping import model_of
 from cog_triton.door.upstream_table import Route
 from cog_triton.serving.openai.page import static_page
 
 _HEALTH = "/health"
+_MODELS = "/v1/models"
 _KEY_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _METRICS = ("/metrics", "/metrics/triton")
 _PAGE = Answer(
@@ -62,7 +66,20 @@ class OpenAIGate(PrivateGate):
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
             )
         await self._require_bounded(request.body)
-        return self._forward(request)
+        swapping = self._route.upstreams.swapping
+        if swapping is None:
+            return self._forward(request)
+        if reads and request.path in _METRICS:
+            return replace(self._forward(request), revise=swapping.with_metrics)
+        if reads and request.path == _MODELS:
+            return json_answer(200, {"object": "list", "data": swapping.models})
+        if reads:
+            asked = request.path.removeprefix(f"{_MODELS}/")
+            described = [model for model in swapping.models if model["id"] == asked]
+            return json_answer(200, described[0]) if described else self._forward(request)
+        body = request.body
+        name = await self._large_bodies.run(len(body), model_of, body)
+        return self._forward(request, await self._route.upstream_of(name))
 
 
 class MetricsGate(OpenAIGate):

@@ -127,6 +127,11 @@ class Relay(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def break_off(self) -> None:
+        """End the response now, as if the server behind had broken off."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def _end(self, *, whole: bool) -> None:
         if self._ended:
             return

@@ -49,6 +49,8 @@ class Rolling:
             RollFailed: another roll is under way, memory is short, or `left` was set.
             CogTritonError: what the new chain's start failed with, its canary included.
         """
+        if self._upstreams.swapping is not None:
+            raise errors.RollFailed("a server of several models (--swap) is not rolled: restart it")
         if self._label is not None:
             raise errors.RollFailed(f"a roll to {self._label} is under way; try again after it")
         self._label = command.label

@@ -17,6 +17,7 @@ from cog_triton.door.json_body import Numbers, inflated
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.refusals import triton_refusal
 from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
+from cog_triton.door.upstream import Upstream
 from cog_triton.triton.private_models import PRIVATE_MODELS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
@@ -55,7 +56,8 @@ class TritonGate(PrivateGate):
             return self._passed(request, b"")
         if request.method == "POST" and (_JSON.fullmatch(path) or _INFER.fullmatch(path)):
             body, header_length = await self._rewritten(request)
-            return self._passed(request, body, header_length)
+            to = await self._route.upstream_of()
+            return self._passed(request, body, header_length, to)
         raise errors.NotFound(
             f"{request.method} {path[:80]!r}: not published; see docs/security.md for what is"
         )
@@ -71,9 +73,15 @@ class TritonGate(PrivateGate):
         length = request.header(_HEADER_LENGTH)
         return await run(len(body), rewritten_inference, body, length, bounds)
 
-    def _passed(self, request: Request, body: bytes, header_length: int | None = None) -> Forward:
+    def _passed(
+        self,
+        request: Request,
+        body: bytes,
+        header_length: int | None = None,
+        to: Upstream | None = None,
+    ) -> Forward:
         forward = replace(
-            self._forward(request),
+            self._forward(request, to),
             target=request.path.encode(),
             body=body,
             revise=published_models if _LISTS.fullmatch(request.path) else coded_failure,

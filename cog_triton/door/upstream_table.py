@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cog_triton.door.upstream import Upstream
+
+if TYPE_CHECKING:
+    from cog_triton.door.swapping import Swapping
 
 
 class Upstreams:
@@ -13,6 +17,8 @@ class Upstreams:
 
     def __init__(self, serving: Upstream) -> None:
         self.serving = serving
+        self.swapping: Swapping | None = None
+        """What chooses `serving` by the model of a request, with several models."""
         self._all = [serving]
 
     def __iter__(self) -> Iterator[Upstream]:
@@ -43,3 +49,11 @@ class Route:
     def upstream(self) -> Upstream:
         """The upstream that a new request goes to."""
         return self.upstreams.serving
+
+    async def upstream_of(self, model: str | None = None) -> Upstream:
+        """The upstream for a request of `model`, once that has its turn; then pass it on at once.
+
+        Raises E1009 for a model that is not served, and E2107 where too many wait.
+        """
+        swapping = self.upstreams.swapping
+        return self.upstream if swapping is None else await swapping.turn_of(model)

@@ -53,6 +53,8 @@ class EnginePool:
         self._logs: deque[Path] = deque()
         self._planned: set[EngineSpec] = set()
         self._closing = asyncio.Event()
+        self._roused = asyncio.Event()
+        self._roused.set()
 
     async def lease(self, spec: EngineSpec) -> KeptEngine:
         """Lease an engine that is ready, else one that has to load first.
@@ -72,6 +74,35 @@ class EnginePool:
         if await self._taken(engine):
             return engine
         raise EngineNotLoaded(engine.load_error())
+
+    async def rest(self) -> None:
+        """Park the engines that are leased, and start none, until `rouse`; leases stay.
+
+        Those whose family cannot be parked stay as they are. Raises E2110 for an engine that stays
+        on the GPU, and then all is as before.
+        """
+        self._roused.clear()
+        for engine in [one for one in self._engines if one.state is EngineState.LEASED]:
+            if not is_parkable(engine.spec):
+                continue
+            try:
+                _log.info("engine %d rests: %s", engine.number, await self._parking.park(engine))
+                engine.state = EngineState.LEASED
+            except EngineNotParked:
+                await self.rouse()
+                raise
+            except EngineNotRestored as error:
+                engine.kill(error.detail)
+        await self._wait_for_dead()
+
+    async def rouse(self) -> None:
+        """Take leased engines back that rest; one that does not come back is replaced."""
+        for engine in [one for one in self._engines if self._parking.parked(one)]:
+            if engine.state is EngineState.LEASED:
+                await self._unpark(engine)
+            if engine.state is EngineState.READY:
+                engine.state = EngineState.LEASED
+        self._roused.set()
 
     async def keep_one(self) -> str:
         """Keep one engine for a later server: parked where its family can be; all others end.
@@ -142,6 +173,9 @@ class EnginePool:
         """End all engines."""
         self.spare = False
         self._closing.set()
+        for engine in self._engines:
+            if self._parking.parked(engine):
+                engine.kill("the engine was closed")  # it cannot end by itself
         await asyncio.gather(*(engine.close() for engine in self._engines))
         await asyncio.gather(*self._tasks)
         self._parking.close()
@@ -174,6 +208,7 @@ class EnginePool:
         return True
 
     async def _begin(self, spec: EngineSpec) -> KeptEngine:
+        await self._roused.wait()
         await self._wait_for_dead()
         engine = self._start(spec)
         self._engines.append(engine)

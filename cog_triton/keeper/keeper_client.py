@@ -33,20 +33,26 @@ class KeeperClient:
     """An engine keeper under a reaper; its log and those of its engines are in one directory."""
 
     def __init__(
-        self, directory: Path, *, spare: bool = False, place: ParkingPlace | None = None
+        self,
+        directory: Path,
+        *,
+        spare: bool = False,
+        place: ParkingPlace | None = None,
+        name: str | None = None,
     ) -> None:
         """With a `spare` it keeps another engine ready beside those at work.
 
-        With a `place` in a parking lot, the keeper and its engine can outlive this server.
+        With a `place` in a parking lot, the keeper and its engine can outlive this server. Of a
+        `name` that others know, engines can rest.
         """
-        self._own_name = f"cog-triton-keeper-{secrets.token_hex(8)}"
+        self._own_name = name or f"cog-triton-keeper-{secrets.token_hex(8)}"
         self.name = self._own_name
         """Its socket, in Linux's abstract namespace."""
         self._directory = directory
         self._spare = spare
         self._place = place
         self._adopted: AdoptedKeeper | None = None
-        self._options = ["spare"] if spare else []
+        self._options = [*(["spare"] if spare else []), *(["parks"] if name else [])]
         self._process: reaper.Reaped | None = None
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None

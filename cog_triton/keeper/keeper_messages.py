@@ -116,6 +116,23 @@ class EngineStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """From a front door that swaps models: park the leased engines, which have no requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rouse:
+    """From a front door that swaps models: take the leased engines back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestChanged:
+    """To the front door: it is done, or `error` says why the engine stays on the GPU."""
+
+    error: CogTritonError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineDied:
     """To the supervisor: an engine process died; `leased` unless it was a spare."""
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cog_triton.errors import CogTritonError
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
     Attach,
@@ -30,6 +31,9 @@ from cog_triton.keeper.keeper_messages import (
     LeaseRequest,
     Locate,
     Release,
+    Rest,
+    RestChanged,
+    Rouse,
     Watch,
 )
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
@@ -44,13 +48,18 @@ _DEATH_S = 1.0
 class EngineKeeper:
     """Keeper of engine processes: serves every connection to its socket."""
 
-    def __init__(self, name: str, directory: Path, *, spare: bool = False) -> None:
-        """`name` is its socket; logs of engines go to `directory`; with a `spare` beside them."""
+    def __init__(
+        self, name: str, directory: Path, *, spare: bool = False, parks: bool = False
+    ) -> None:
+        """`name` is its socket; logs of engines go to `directory`; with a `spare` beside them.
+
+        `parks` says whether engines must be able to rest.
+        """
         self._name = name
         self._directory = directory
         self._numbers = itertools.count(1)
         self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
-        self._parks = spare
+        self._parks = spare or parks
         self._watchers: set[asyncio.StreamWriter] = set()
         self._leases: dict[int, KeptEngine] = {}
         self._leased = asyncio.Condition()
@@ -99,12 +108,22 @@ class EngineKeeper:
                 await self._locate(message.owner, writer)
             elif isinstance(message, Watch):
                 await self._serve_watcher(reader, writer)
+            elif isinstance(message, Rest | Rouse):
+                await self._change_rest(message, writer)
             else:
                 await self._serve_other(message, reader, writer)
         except EOFError:
             pass
         finally:
             writer.close()
+
+    async def _change_rest(self, order: Rest | Rouse, writer: asyncio.StreamWriter) -> None:
+        error = None
+        try:
+            await (self._pool.rest() if isinstance(order, Rest) else self._pool.rouse())
+        except CogTritonError as failed:
+            error = failed
+        message_stream.send(writer, RestChanged(error))
 
     async def _serve_other(
         self, message: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -190,10 +209,10 @@ class EngineKeeper:
             self._watchers.discard(writer)
 
 
-async def _main(name: str, directory: Path, *, spare: bool) -> None:
+async def _main(name: str, directory: Path, *, spare: bool, parks: bool) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await EngineKeeper(name, directory, spare=spare).serve(stop)
+    await EngineKeeper(name, directory, spare=spare, parks=parks).serve(stop)
 
 
 def main() -> None:
@@ -201,7 +220,8 @@ def main() -> None:
     name, directory, *options = sys.argv[1:]
     log_format.configure("console", os.environ.get("LOG_LEVEL", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
-    asyncio.run(_main(name, Path(directory), spare="spare" in options))
+    spare, parks = "spare" in options, "parks" in options
+    asyncio.run(_main(name, Path(directory), spare=spare, parks=parks))
 
 
 if __name__ == "__main__":

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
-from cog_triton.serving.cog_environment import cog_environment
+from cog_triton.serving.cog_environment import cog_environment, engine_environment
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
@@ -60,8 +61,16 @@ class CogServer:
     """
 
     def __init__(
-        self, settings: Settings, host: str, port: int, max_concurrency: int, *, verbose: bool
+        self,
+        settings: Settings,
+        host: str,
+        port: int,
+        max_concurrency: int,
+        *,
+        verbose: bool,
+        others: Sequence[Settings] = (),
     ) -> None:
+        """`others` are the settings of more models, of which one at a time has the GPU."""
         self._settings = settings
         self._host = host
         self._port = port
@@ -73,6 +82,10 @@ class CogServer:
         self._environment = cog_environment(
             settings, host, port, max_concurrency, self._drain_file, verbose=verbose
         )
+        if others:
+            self._environment["COG_TRITON_SWAP"] = json.dumps(
+                [engine_environment(other) for other in others]
+            )
 
     def run(self, echo: Callable[[str], None]) -> None:
         """Serve until SIGINT or SIGTERM; raises the coded error that the start failed with.

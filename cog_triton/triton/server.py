@@ -56,7 +56,12 @@ class TritonServer:
         """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
         if _has_engine_process(repository):
             place = parking_place(settings, repository)
-            self.keeper = KeeperClient(work_dir, spare=settings.spare_engine, place=place)
+            self.keeper = KeeperClient(
+                work_dir,
+                spare=settings.spare_engine,
+                place=place,
+                name=settings.cog_triton_engine_keeper_name,
+            )
         elif settings.park_engine:
             _log.warning("PARK_ENGINE: not with this engine, which computes inside tritonserver")
         self._oom_kills = OomKills()

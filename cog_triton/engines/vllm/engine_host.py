@@ -36,12 +36,13 @@ from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_re
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.images.image_limits import ImagePart
-from cog_triton.keeper.sleep_messages import PARKABLE
+from cog_triton.keeper.sleep_messages import PARKABLE, FallAsleep
 from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 0.1  # vLLM compares two flags for it
 _STATS_PERIOD_S = 0.1
+_IDLE_S = 5.0
 
 
 class VLLMHost:
@@ -144,7 +145,16 @@ class VLLMHost:
         """Sleep and wake up as the keeper orders, until it asks to stop; EOFError without it."""
         sleep = EngineSleep(self._engine, self._model.arguments)
         while (order := await keeper.receive()) is not None:
-            keeper.write(await sleep.obey(order))
+            if isinstance(order, FallAsleep):
+                await self._until_idle()
+            keeper.write(await sleep.obey(order, running=sum(map(len, self._running.values()))))
+
+    async def _until_idle(self) -> None:
+        """Wait for requests whose clients have just left."""
+        for _ in range(round(_IDLE_S / _HEALTH_PERIOD_S)):
+            if not any(self._running.values()):
+                return
+            await asyncio.sleep(_HEALTH_PERIOD_S)
 
     def _accept_peer(self, peer: Peer) -> None:
         task = asyncio.create_task(self._serve_until_gone(peer))

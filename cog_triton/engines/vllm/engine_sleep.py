@@ -33,10 +33,12 @@ class EngineSleep:
         self._engine = engine
         self._arguments = arguments
 
-    async def obey(self, order: FallAsleep | WakeUp) -> SleepChanged:
-        """Do what is ordered; what goes wrong is in the answer."""
+    async def obey(self, order: FallAsleep | WakeUp, *, running: int = 0) -> SleepChanged:
+        """Do what is ordered; what goes wrong is in the answer, as with requests `running`."""
         try:
             if isinstance(order, FallAsleep):
+                if running:
+                    raise EngineNotParked(f"{running} requests run in it")
                 self._check()
                 await self._engine.sleep(level=1)
                 return SleepChanged(shares=shared_memory(self._arguments, os.environ))

@@ -291,7 +291,7 @@ class EnginePool:
     async def _unpark(self, engine: KeptEngine) -> None:
         try:
             seconds = await self._parking.unpark(engine)
-            _log.info("spare engine %d is back in %.2f s", engine.number, seconds)
+            _log.info("engine %d is back in %.2f s", engine.number, seconds)
         except (EngineNotParked, EngineNotRestored) as error:
             engine.kill(error.detail)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "small", "prune")
-ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer", "park", "park-tp")
+ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer", "park", "park-tp", "park-serve")
 MAX_AT_ONCE = 512
 """As many predictions as servers.py has our server take at once, in all."""
 _ABOUT = """\
@@ -38,6 +38,8 @@ peer       many beside vLLM's own server with its other front end
 park       on one GPU: an engine parked off it and taken back; kill -9 of a server's engine, without
            a spare and with a parked one; the same tokens, the time, the memory
 park-tp    on two GPUs, tensor parallel: which set-up of NCCL the driver checkpoints
+park-serve on one GPU: a server stopped and started again around its parked engine (--park), and
+           one of two models that take turns (--swap)
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
 DIRECTORY/results.json after each step, single measurements in samples.json, and tables in

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from arguments import REPOSITORY
 from endpoints import Endpoint
 from load import WorkerResult, ask
 from lone_engine import Tokens, cuda_states, gpu_memory, lone_engine, said, variables
+from parked_servers import restarted, swapped
 from prompts import Prompt
 from results import Phase
 from servers import Ours, running
@@ -36,8 +38,8 @@ from cog_triton.system.host_memory import host_memory
 if TYPE_CHECKING:
     from verify import Driver
 
-BUDGETS = {"park": 560, "park-tp": 560}
-LEAST = {"park": 120, "park-tp": 120}
+BUDGETS = {"park": 560, "park-tp": 560, "park-serve": 560}
+LEAST = {"park": 120, "park-tp": 120, "park-serve": 120}
 # Room for two engines of 8B on a GPU of 80 GB: the spare loads while the first one serves.
 _ARGUMENTS: Mapping[str, Any] = {
     "max_num_seqs": 256,
@@ -68,7 +70,7 @@ class Parking:
 
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
-        return {"park": self.park, "park-tp": self.park_tp}
+        return {"park": self.park, "park-tp": self.park_tp, "park-serve": self.park_serve}
 
     def park(self, phase: Phase) -> None:
         """One GPU: an engine alone, then a server without a spare and one with it."""
@@ -94,6 +96,26 @@ class Parking:
         )
         spare = {"SPARE_ENGINE": "1", **environment}
         self._step(self._served, phase, "spare", 120, model, spare)
+
+    def park_serve(self, phase: Phase) -> None:
+        """One GPU: a server restarted around its parked engine, then two models in turn."""
+        self._machine(phase)
+        layers = self._driver.options.layers or 32
+        one, two = (self._model(f"park-serve-{name}", {}, layers) for name in ("one", "two"))
+        self._step(self._restarted, phase, "restart", 120, one, {"PARK_ENGINE": "1"})
+        swapping = {"SERVED_MODEL_NAME": "", "SWAP_RESIDENCE": "0"}
+        self._step(partial(self._swapped, two), phase, "swap", 200, one, swapping)
+
+    def _restarted(self, phase: Phase, name: str, model: Path, more: Mapping[str, str]) -> bool:
+        server = self._driver.ours(f"{phase.name}-{name}", model, **self._environment(more))
+        texts = prompts.make(model, 2, bench.INPUT_TOKENS, seed=31)
+        return restarted(phase, server, lambda: _texts(Endpoint("/v1", server.openai), texts))
+
+    def _swapped(
+        self, second: Path, phase: Phase, name: str, model: Path, more: Mapping[str, str]
+    ) -> bool:
+        server = self._driver.ours(f"{phase.name}-{name}", model, **self._environment(more))
+        return swapped(phase, server, second)
 
     def _variants(self) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
         """Ways to set up ranks so that the driver may checkpoint them, the most promising first."""

@@ -249,6 +249,31 @@ def test_invalid_mock_options_are_refused(arguments: tuple[str, ...], text: str)
     assert text in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("a.tar", "b.tar"), "--swap: goes with two engines or more"),
+        (("a.tar", "--swap"), "--swap: goes with two engines or more"),
+        (("a.tar", "b.tar", "--swap", "--park"), "--park: not with --swap"),
+        (("a.tar", "b.tar", "--swap", "--triton-only"), "--triton-only: not with --swap"),
+    ],
+)
+def test_what_does_not_go_with_several_engines_is_refused(
+    arguments: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.tar", "b.tar"):
+        Path(name).touch()
+    ports = [str(port) for port in free_ports(5)]
+    names = (
+        "--port",
+        "--openai-port",
+        *(f"--triton-{k}-port" for k in ("http", "grpc", "metrics")),
+    )
+    pairs = [word for pair in zip(names, ports, strict=True) for word in pair]
+    assert text in refusal("serve", *arguments, *pairs)
+
+
 def test_the_mock_with_weights_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COG_WEIGHTS", "engine.tar")
     said = refusal("serve", "--engine", "mock", "--triton-only", *_free_triton())

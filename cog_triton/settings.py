@@ -357,29 +357,12 @@ class Settings(BaseSettings):
         5, ge=0, description="Failed restarts in a row before the server exits; 0: none is tried."
     )
     spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
-    park_engine: bool = Field(
-        False,
-        description="Whether the engine outlives a `cog-triton serve` that is stopped, off the GPU,"
-        " for the next one (parking.md).",
-    )
-    swap_residence: float = Field(
-        5, ge=0, description="Seconds that a model has the GPU at least, with `serve --swap`."
-    )
-    swap_drain: float = Field(
-        60,
-        ge=0,
-        description="Seconds that requests of a model get to end in when another one is asked for,"
-        " with `serve --swap`; then they end with E2105.",
-    )
-    cog_triton_swap: OptionalText = Field(
-        None, description="The other models of `serve --swap`, which sets it, as JSON."
-    )
-    cog_triton_engine_keeper_name: OptionalText = Field(
-        None, description="Socket of the engine keeper; the front door sets it to swap models."
-    )
-    cog_triton_parking: OptionalText = Field(
-        None, description="Name of this server in its parking lot; `cog-triton serve` sets it."
-    )
+    park_engine: bool = Field(False, description="A stop leaves the engine parked (parking.md).")
+    swap_residence: float = Field(5, ge=0, description="Least seconds of a model's turn (--swap).")
+    swap_drain: float = Field(60, ge=0, description="Seconds to end a turn in; then E2105.")
+    cog_triton_swap: OptionalText = Field(None, description="Other models of --swap, as JSON.")
+    cog_triton_engine_keeper_name: OptionalText = Field(None, description="Set to swap models.")
+    cog_triton_parking: OptionalText = Field(None, description="Name in the parking lot.")
     triton_memory_limit: OptionalInt = Field(
         None,
         ge=1,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sample_engines
 import tensorrt_llm_engines
@@ -229,7 +230,7 @@ def test_a_request_is_encoded_in_inputs_of_its_release_or_refused(
     assert values["min_tokens" if new else "min_length"] == sampling.min_tokens
     assert values["seed" if new else "random_seed"] == sampling.seed
     words = values.get("stop_words_list", [])
-    assert tensor_contract.unflatten_words(tensor_contract.np.array(words).reshape(2, -1)) == (
+    assert tensor_contract.unflatten_words(np.array(words).reshape(2, -1)) == (
         *request.stop_words,
         *(((0,),) if request.end_id == END else ()),
     )

@@ -23,8 +23,8 @@ OVERRIDES = {"tritonclient": ["tritonclient.grpc"]}
 
 SOURCES = ["cog_triton", "builder", "runner", "mock_cog_triton", "triton_model_repo"]
 # Modules that tritonserver and NVIDIA's vLLM image bring.
-# Of Triton, of vLLM's environment (Pillow: every vLLM requires it).
-NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "PIL"}
+# Of Triton, of TensorRT-LLM's images, of vLLM's environment (Pillow: every vLLM requires it).
+NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "tensorrt_llm", "PIL"}
 # Where an extra's distributions may be imported.
 PLACES_OF_EXTRAS = {
     "bench": ["cog_triton/bench/plot.py"],

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
@@ -41,7 +40,7 @@ NAMES = (
 """The settings of `Parameters` that an engine may carry."""
 MOST_GPU_FRACTION: float = Parameters.model_fields["kv_cache_free_gpu_mem_fraction"].default
 """Largest KV cache fraction that an engine may ask for: what a server gives by itself."""
-_LIMITS = {"kv_cache_free_gpu_mem_fraction": (Le(MOST_GPU_FRACTION),)}
+_LIMITS = {"kv_cache_free_gpu_mem_fraction": (Field(le=MOST_GPU_FRACTION),)}
 _HOST_BYTES = ("kv_cache_host_memory_bytes", "lora_cache_host_memory_bytes")
 _HOST_SHARE = 4
 

@@ -213,7 +213,8 @@ def test_two_ranks_serve_a_model_repository(
 ) -> None:
     (repository,) = stack.work_dir.glob("run/*/model_repo")
     copy = shutil.copytree(repository, tmp_path / "models")
-    shutil.copy(Path(__file__).parent / "ranks" / "model.py", copy / "tensorrt_llm" / "1")
+    model = copy / "tensorrt_llm" / "1"
+    shutil.copytree(Path(__file__).parent / "ranks", model, dirs_exist_ok=True)
     server = make("--world_size", 2, "--model_repo", copy)
     server.until_ready()
     assert "on 2 ranks" in server.output

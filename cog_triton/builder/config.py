@@ -25,7 +25,6 @@ from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.legacy.image_paths import MODEL, MODELS, relative
 from cog_triton.download import redaction
-from cog_triton.download.object_store import is_object
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
 
@@ -100,8 +99,11 @@ def token(value: SecretStr) -> SecretStr:
 
 
 def _fetchable(value: str) -> str:
-    if not value.startswith(("http://", "https://", "file:///")) and not is_object(value):
-        raise ValueError("must be an http(s)://, s3://, gs://, az:// or file:/// URL")
+    if not value.startswith(("http://", "https://", "file:///")):
+        from cog_triton.download.object_store import is_object  # takes a tenth of a second
+
+        if not is_object(value):
+            raise ValueError("must be an http(s)://, s3://, gs://, az:// or file:/// URL")
     redaction.redact_url(value)  # or it is none
     return value
 

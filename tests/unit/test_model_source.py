@@ -218,7 +218,7 @@ def test_paths_and_packages_are_taken_where_they_are(
         ({"model_tar_url": "/x", "weight_format": "pt"}, "weight_format is for .* and a tar is"),
         ({"model_tar_sha256": "0" * 64}, "model_tar_sha256 is given without model_tar_url"),
         ({"model_tar_url": "/x", "model_tar_sha256": "0"}, "must be 64 hexadecimal digits"),
-        ({"model_tar_url": "s3://x/y"}, "must be a path, or a file:///path or http"),
+        ({"model_tar_url": "ftp://x/y"}, "must be a path, or a file:///path, http"),
     ],
 )
 def test_what_would_be_ignored_is_refused(

@@ -38,9 +38,10 @@ def test_other_variables_stay() -> None:
     assert public <= {"OPENAI_API_KEY", "COG_TRITON_API_KEY", "COG_WEIGHTS"}
 
 
-def test_only_vllm_which_downloads_weights_itself_gets_the_hubs_tokens() -> None:
+def test_only_families_that_download_weights_themselves_get_the_hubs_tokens() -> None:
     assert {family.name: family.secrets for family in FAMILIES if family.secrets} == {
-        "vllm": HUB_TOKENS
+        "llmapi": HUB_TOKENS,
+        "vllm": HUB_TOKENS,
     }
 
 

@@ -120,7 +120,7 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
-    monkeypatch.setattr(supervisor, "_STABLE_S", 0)
+    monkeypatch.setattr(supervisor, "STABLE_S", 0)
     item = Supervised(tmp_path)
     yield item
     item.triton.recover()
@@ -187,7 +187,7 @@ def test_crash_fails_all_requests_and_restart_serves_new_ones(
 @pytest.fixture
 def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
-    monkeypatch.setattr(supervisor, "_STABLE_S", 0)
+    monkeypatch.setattr(supervisor, "STABLE_S", 0)
     item = Supervised(tmp_path, resumes=True, resume_timeout=0.5)
     yield item
     item.triton.recover()

@@ -104,14 +104,17 @@ class CogServer:
         parking = EngineParkingAtStop(settings)
         previous = {
             number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+            for number in (signal.SIGINT, signal.SIGTERM)
         }
+        # Slurm sends it to every process; those that are started from here on ignore it.
+        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         process = reaper.spawn(
             [sys.executable, "-m", "cog_triton.door", "--watched"],
             grace=settings.drain_timeout + _EXIT_S,
             env={**self._environment, **parking.variables},
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),
         )
+        signal.signal(signal.SIGUSR1, self._on_signal)
         try:
             with ProgressLine() as line:
                 line.begin("starting Triton and loading the engine")

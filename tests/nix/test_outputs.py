@@ -70,7 +70,7 @@ def test_environment_of_an_image(name: str, images: dict[str, Image]) -> None:
     assert (env["TOKIO_WORKER_THREADS"], env["COG_HOST"]) == ("1", "0.0.0.0")
     assert "TRITON_HOST" not in env  # without the front door, Triton is on loopback
     assert "OPENAI_PORT" not in env
-    assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "256")
+    assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "500")
     assert "PYTHONPATH" not in env
     if not name.endswith("cpu"):
         assert env["TRITONSERVER"] == "/opt/tritonserver/bin/tritonserver"

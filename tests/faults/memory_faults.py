@@ -34,20 +34,26 @@ async def oom_kill(pid: int) -> None:
     with cgroups.group(f"memory-{pid}", *_LIMITS) as path:
         cgroups.limit_memory(path, _LIMIT)
         cgroups.add(path, pid)
-        greedy = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _GREEDY.format(never=_NEVER, size=_BALLAST), str(path)),
-            stdin=asyncio.subprocess.PIPE,
-        )
+        greedy = await _ask_for_memory(path)
         try:
             for _ in range(round(_DEADLINE_S / 0.02)):
                 if not Path(f"/proc/{pid}/cmdline").exists() or not _alive(pid):
                     return
+                if greedy.returncode is not None:
+                    greedy = await _ask_for_memory(path)
                 await asyncio.sleep(0.02)
             raise RuntimeError(f"process {pid} lives on in a group without memory")
         finally:
             with suppress(ProcessLookupError):  # it ends by itself when it gets no memory
                 greedy.kill()
             await greedy.wait()
+
+
+async def _ask_for_memory(group: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _GREEDY.format(never=_NEVER, size=_BALLAST), str(group)),
+        stdin=asyncio.subprocess.PIPE,
+    )
 
 
 def _alive(pid: int) -> bool:

@@ -2,6 +2,8 @@
 
 Suspects of a death are requests that got no token since they were sent to the engine. They go on
 after all others and one at a time, each alone in prefill, so that the next death has one to blame.
+A request that one more death would end goes first, alone in the engine, and its first token clears
+it: kills from outside come while others make tokens, and would find the same one last each time.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ class Stay:
     suspect: bool = False
     """Whether it was a suspect of a death since its last token."""
     blamed: int = 0
-    """Deaths of which it was the only suspect since then."""
+    """Deaths of which it was the only suspect since then, of the last one alone in the engine."""
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether one more death condemns it."""
+        return self.blamed == MAX_DEATHS - 1
 
 
 class ResumeOrder:
@@ -46,11 +53,15 @@ class ResumeOrder:
 
     def died(self, running: Iterable[Stay]) -> None:
         """The engine died, maybe of one of the suspects."""
-        self.stopped()
+        running = list(running)
         suspects = [stay for stay in running if stay.exposed]
+        in_engine = [
+            stay for stay in running if stay.epoch == self.epoch and stay not in self._waiting
+        ]
+        self.stopped()
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
-            stay.blamed += len(suspects) == 1
+            stay.blamed += (in_engine if stay.on_trial else suspects) == [stay]
 
     def stopped(self) -> None:
         """The engine was stopped on purpose: nobody is to blame."""
@@ -83,10 +94,14 @@ class ResumeOrder:
             places.discard(stay)
 
     def next_turns(self) -> list[Stay]:
-        """Those whose turn it is now, in order of arrival; suspects last, by how often blamed."""
+        """Those whose turn it is now, in order of arrival.
+
+        Suspects are last, by how often blamed, but for those on trial, which are first.
+        """
         turns = []
         for stay in sorted(
-            self._released, key=lambda stay: (stay.suspect, stay.blamed, stay.number)
+            self._released,
+            key=lambda stay: (not stay.on_trial, stay.suspect, stay.blamed, stay.number),
         ):
             alone = stay.suspect or any(other.suspect for other in self._prefilling)
             if len(self._prefilling) >= (1 if alone else _PREFILLS):

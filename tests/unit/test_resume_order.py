@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cog_triton.serving.resume_order import ResumeOrder, Stay
+from cog_triton.serving.resume_order import MAX_DEATHS, ResumeOrder, Stay
 
 
 def stays(order: ResumeOrder, count: int, exposed: int = 0) -> list[Stay]:
@@ -58,6 +58,34 @@ def test_a_death_counts_for_those_that_were_in_the_engine_alone() -> None:
     assert order.next_turns() == [made[0]]
     order.proven(made[0])
     assert (made[0].blamed, made[0].suspect) == (0, False)
+
+
+def test_the_verdict_needs_a_death_alone_in_the_engine() -> None:
+    order = ResumeOrder()
+    made = stays(order, 3, exposed=1)
+    (suspect, *others) = made
+    assert order.next_turns() == others, "after the first death it goes last"
+    for stay in others:
+        order.proven(stay)
+    assert order.next_turns() == [suspect]
+    for stay in made:
+        stay.exposed, stay.epoch = stay is suspect, order.epoch
+    order.died(made)
+    assert suspect.blamed == MAX_DEATHS - 1
+    for stay in made:
+        order.add(stay)
+    assert order.next_turns() == [suspect], "first, and no other beside it"
+    assert order.holds
+    suspect.exposed, suspect.epoch = True, order.epoch
+    others[0].epoch = order.epoch
+    order.remove(others[0])  # as if it had been in the engine, too
+    order.died(made)
+    assert suspect.blamed == MAX_DEATHS - 1, "it was not alone"
+    order.add(suspect)
+    assert order.next_turns() == [suspect]
+    suspect.exposed, suspect.epoch = True, order.epoch
+    order.died(made)
+    assert suspect.blamed == MAX_DEATHS
 
 
 def test_without_a_death_they_wait_until_the_engine_was_found_well() -> None:

@@ -401,25 +401,29 @@ def test_a_request_that_kills_the_engine_ends_and_its_prompt_is_refused() -> Non
     innocent.until_told("a")
     poison = world.start(prompt=[6, 6])
     world.engine.get(1)
-    for death in range(1, 4):
-        assert world.admission.suspects == 1
+    assert world.admission.suspects == 1
+
+    def die_and_return() -> None:
         world.die()
         innocent.until_waiting()
-        if death == 3:
-            break
         poison.until_waiting()
         world.admission.open()
-        again = world.engine.get(2 * death)
-        assert again.request.input_ids[0] == 1, "the innocent goes first"
-        assert len(world.engine.submissions) == 2 * death + 1, "the suspect waits for its token"
-        again.make("b")
-        assert list(world.engine.get(2 * death + 1).request.input_ids) == [6, 6]
+
+    die_and_return()
+    again = world.engine.get(2)
+    assert again.request.input_ids[0] == 1, "the innocent goes first"
+    assert len(world.engine.submissions) == 3, "the suspect waits for its token"
+    again.make("b")
+    assert list(world.engine.get(3).request.input_ids) == [6, 6]
+    die_and_return()
+    assert list(world.engine.get(4).request.input_ids) == [6, 6], "alone, as it may be its last"
+    world.die()
     assert isinstance(poison.error(), FatalRequest)
     world.admission.open()
     assert isinstance(world.start(prompt=[6, 6]).error(), FatalRequest)
-    wait_until(lambda: len(world.engine.submissions) == 7)
-    world.engine.get(6).make("c", STOP)
-    assert innocent.text() == "abbc"
+    world.engine.get(5).make("c", STOP)
+    assert innocent.text() == "abc"
+    assert len(world.engine.submissions) == 6
 
 
 def test_the_event_loop_drives_it_as_well() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from verify import Driver
 
 BUDGETS = {"park": 560, "park-tp": 560, "park-serve": 560}
-LEAST = {"park": 120, "park-tp": 120, "park-serve": 120}
+LEAST = {"park": 120, "park-tp": 120, "park-serve": 60}
 # Room for two engines of 8B on a GPU of 80 GB: the spare loads while the first one serves.
 _ARGUMENTS: Mapping[str, Any] = {
     "max_num_seqs": 256,
@@ -102,9 +102,9 @@ class Parking:
         self._machine(phase)
         layers = self._driver.options.layers or 32
         one, two = (self._model(f"park-serve-{name}", {}, layers) for name in ("one", "two"))
-        self._step(self._restarted, phase, "restart", 120, one, {"PARK_ENGINE": "1"})
+        self._step(self._restarted, phase, "restart", 60, one, {"PARK_ENGINE": "1"})
         swapping = {"SERVED_MODEL_NAME": "", "SWAP_RESIDENCE": "0"}
-        self._step(partial(self._swapped, two), phase, "swap", 200, one, swapping)
+        self._step(partial(self._swapped, two), phase, "swap", 100, one, swapping)
 
     def _restarted(self, phase: Phase, name: str, model: Path, more: Mapping[str, str]) -> bool:
         server = self._driver.ours(f"{phase.name}-{name}", model, **self._environment(more))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,27 @@ def returns(phases: Mapping[str, Mapping[str, Any]]) -> str:
     return table(columns, rows)
 
 
+def parked_servers(phase: Mapping[str, Any]) -> str:
+    """Seconds of a restart around a parked engine, and of swaps: median, least and most."""
+    spans = {
+        "first start, until READY": [phase["restart: first start s"]],
+        "stop, until the engine is parked and the server has ended": [
+            phase["restart: stopped"]["s"]
+        ],
+        "second start around the parked engine, until READY": [phase["restart: second start s"]],
+        "start with two models, until READY": [phase["swap: start s"]],
+        "swap, engine parked and the other taken back": map(float, phase["swap: swapped in s"]),
+        "answer to the request that swaps, 8 tokens": [
+            row["s"] for row in phase["swap: answers"] if row["status"] == 200
+        ],
+    }
+    rows = [
+        (what, len(times), f"{statistics.median(times):.1f}", f"{times[0]:.1f} to {times[-1]:.1f}")
+        for what, times in ((what, sorted(times)) for what, times in spans.items())
+    ]
+    return table(("of", "number", "median s", "from s to s"), rows)
+
+
 def starts(results: Mapping[str, Any]) -> str:
     """Seconds until each server of these phases was ready, as it and vLLM's log say."""
     rows = [
@@ -196,6 +218,8 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     if any(parking.values()):
         made["parked engines"] = parked(parking)
         made["returns"] = returns(parking)
+    if "park-serve" in results:
+        made["parked servers"] = parked_servers(results["park-serve"])
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

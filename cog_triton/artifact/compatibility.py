@@ -120,7 +120,7 @@ def require_engine(needs: Needs, here: Machine) -> list[str]:
 
 
 def gpu_problem(
-    engine: Path, sm: Sequence[int], world_size: int, nodes: int, here: Sequence[int]
+    engine: Path | str, sm: Sequence[int], world_size: int, nodes: int, here: Sequence[int]
 ) -> str | None:
     """Why an engine cannot run on the GPUs `here`, None if it can; an empty `sm` is any."""
     built = f"{engine} was built for {sm_names(sm)}" if sm else f"{engine} needs a GPU"

@@ -12,6 +12,7 @@ from cog_triton.artifact.checksums import Readable, hashing
 from cog_triton.artifact.engine_config import CONFIG_NAME
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.oci.reference import Reference
 from cog_triton.system.printable import printable
 
 _MAX_TEXT = 16 << 20
@@ -19,13 +20,25 @@ _MAX_TEXT = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class EngineContents:
-    """Files by name with size (bytes) and SHA-256, and the bytes of manifest and config.json."""
+    """Files by name with size (bytes) and SHA-256, and the bytes of manifest and config.json.
 
-    path: Path
-    kind: Literal["tar", "directory"]
+    In a registry only the latter were read; all other `files` are as the manifest says.
+    """
+
+    path: Path | Reference
+    kind: Literal["tar", "directory", "registry"]
     compression: Literal["gzip", "zstd"] | None
     files: dict[str, FileEntry]
     texts: dict[str, bytes]
+
+    @property
+    def digest(self) -> str | None:
+        """Digest in its registry; None for what is in none."""
+        return self.path.digest if isinstance(self.path, Reference) else None
+
+    def was_read(self, name: str) -> bool:
+        """Whether the file's size and checksum are of its bytes, and not of the manifest."""
+        return self.kind != "registry" or name in self.texts
 
 
 def read(path: Path) -> EngineContents:
@@ -66,7 +79,7 @@ def _directory_files(path: Path) -> Iterator[tuple[str, Readable]]:
         raise EngineCorrupt(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def no_engine(path: Path, held: Iterable[str]) -> str:
+def no_engine(path: Path | Reference, held: Iterable[str]) -> str:
     """Error text: `path` has neither manifest nor config.json, but these files."""
     names = [printable(name) for name in held]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -56,8 +56,9 @@ class EngineDescription:
         return sum(entry.size for entry in self.contents.files.values())
 
     def verified(self, name: str) -> bool:
-        """Whether the file's checksum is in the manifest, which all of them matched."""
-        return self.manifest is not None and name in self.manifest.files
+        """Whether the file was read, and has a checksum in the manifest, which it matched."""
+        listed = self.manifest is not None and name in self.manifest.files
+        return listed and self.contents.was_read(name)
 
 
 def describe(contents: EngineContents) -> EngineDescription:

@@ -30,4 +30,4 @@ def _problem(engine: EngineDescription, here: Sequence[int]) -> str | None:
     if not engine.sm:
         why = "its manifest names none" if engine.manifest else f"it has no {MANIFEST_NAME}"
         return f"{path}: the GPU that it was built for is not recorded: {why}"
-    return gpu_problem(path, engine.sm, engine.world_size, 1, here)
+    return gpu_problem(str(path), engine.sm, engine.world_size, 1, here)

@@ -27,6 +27,7 @@ def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
     document = {
         "path": str(engine.contents.path),
         "kind": engine.contents.kind,
+        "digest": engine.contents.digest,
         "compression": engine.contents.compression,
         "engine": engine.engine,
         "model_id": manifest.model_id if manifest else None,
@@ -79,6 +80,8 @@ def _facts(engine: EngineDescription, check: GpuCheck | None) -> Iterator[tuple[
     manifest, config = engine.manifest, engine.config
     yield "engine", engine.engine
     yield "form", ", ".join(filter(None, (engine.contents.kind, engine.contents.compression)))
+    if engine.contents.digest is not None:
+        yield "digest", engine.contents.digest
     yield "model", manifest.model_id if manifest else _UNKNOWN
     if manifest and manifest.revision:
         yield "revision", manifest.revision
@@ -161,6 +164,11 @@ def _verdict(engine: EngineDescription) -> Text:
         )
     verified = sum(engine.verified(name) for name in engine.contents.files)
     others = len(engine.contents.files) - verified - 1
+    if engine.contents.kind == "registry":
+        return Text(
+            f"{others} files were not fetched: sizes and sha256 are what {MANIFEST_NAME} says, and"
+            " are compared with the files when the engine is pulled."
+        )
     extra = f" Not named there: {others}." if others > 0 else ""
     return Text(f"All {verified} files are as {MANIFEST_NAME} says, by size and sha256.{extra}")
 

@@ -101,7 +101,7 @@ class Puller:
 
     def _resolved(self, registry: Registry) -> Resolved:
         digest, body = registry.manifest()
-        layers = image_manifest.layers_of(body, str(registry.reference))
+        layers = image_manifest.parse(body, str(registry.reference)).layers
         found = Resolved(registry.reference.pinned(digest), tuple(layers))
         if registry.reference.digest is None:
             self._echo(f"[download] {registry.reference} is {digest}, {size_text(found.size)}")

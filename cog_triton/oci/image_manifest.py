@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -34,30 +35,42 @@ ACCEPTED = (
 _LAYERS = (TAR, f"{TAR}+gzip", f"{TAR}+zstd", "application/vnd.docker.image.rootfs.diff.tar.gzip")
 _IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
 _COG = "application/vnd.cog.weight.v1"
-_COG_CONFIG = "application/vnd.cog.weight.config.v1+json"
+COG_CONFIG = "application/vnd.cog.weight.config.v1+json"
+_TITLE = "org.opencontainers.image.title"
+_BUNDLE = re.compile(r"\d+ files")
 _SHOWN = 8
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class Descriptor(BaseModel):
-    """Media type, digest and size in bytes of a blob."""
+    """Media type, digest and size in bytes of a blob; `annotations` are no more than said of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     mediaType: str = Field(max_length=255)  # noqa: N815
     digest: Digest
     size: int = Field(ge=0)
+    annotations: dict[str, Any] | None = None
+
+    @property
+    def title(self) -> str | None:
+        """The file that the layer is said to be; None if nothing is said, or several files."""
+        title = (self.annotations or {}).get(_TITLE)
+        return title if isinstance(title, str) and not _BUNDLE.fullmatch(title) else None
 
 
-class _Image(BaseModel):
+class Image(BaseModel):
+    """Layers of an image manifest, and its config."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     schemaVersion: Literal[2]  # noqa: N815
+    config: Descriptor | None = None
     layers: list[Descriptor] = Field(min_length=1, max_length=MAX_LAYERS)
 
 
-def layers_of(body: bytes, origin: str) -> list[Descriptor]:
-    """Layers of the manifest `body`, which `origin` names in errors.
+def parse(body: bytes, origin: str) -> Image:
+    """Parse the manifest `body`, which `origin` names in errors.
 
     Raises:
         EngineCorrupt: an index of several images, or a manifest that breaks a rule; says which.
@@ -69,20 +82,20 @@ def layers_of(body: bytes, origin: str) -> list[Descriptor]:
     if isinstance(value, dict) and isinstance(value.get("manifests"), list):
         raise EngineCorrupt(f"{origin}: {_index(value['manifests'])}")
     try:
-        layers = _Image.model_validate_json(body).layers
+        image = Image.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         raise EngineCorrupt(f"{origin}: its manifest: {where}: {first['msg']}") from None
-    for layer in layers:
+    for layer in image.layers:
         if layer.mediaType not in _LAYERS:
             raise EngineCorrupt(
                 f"{origin}: a layer is {printable(layer.mediaType)!r}, and no engine's; must be a"
                 f" tar: {', '.join(_LAYERS)}"
             )
-    if len({layer.digest for layer in layers}) != len(layers):
+    if len({layer.digest for layer in image.layers}) != len(image.layers):
         raise EngineCorrupt(f"{origin}: its manifest has one layer twice")
-    return layers
+    return image
 
 
 def _index(entries: Sequence[Any]) -> str:
@@ -139,7 +152,7 @@ def image(layers: Sequence[LayerFiles], engine: Manifest | None) -> Made:
         "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
         "history": [{"created_by": "cog-triton push", "comment": layer.title} for layer in layers],
     }
-    titles = [{"org.opencontainers.image.title": layer.title} for layer in layers]
+    titles = [{_TITLE: layer.title} for layer in layers]
     return _made({}, _IMAGE_CONFIG, config, layers, titles, facts)
 
 
@@ -163,7 +176,7 @@ def cog_weight(layers: Sequence[LayerFiles], name: str, target: str) -> Made:
         {"run.cog.weight.size.uncompressed": str(sum(e.size for e in layer.files.values()))}
         for layer in layers
     ]
-    return _made({"artifactType": _COG}, _COG_CONFIG, config, layers, sizes, annotations)
+    return _made({"artifactType": _COG}, COG_CONFIG, config, layers, sizes, annotations)
 
 
 def _facts(engine: Manifest | None) -> dict[str, str]:

@@ -77,18 +77,7 @@ class LayerStore:
             if self.locate(layer.digest) is not None:
                 progress.skip(layer.size)
                 return
-            blob = fetch(
-                f"{registry.url}/blobs/{layer.digest}",
-                self._blobs / path.name,
-                sha256=layer.digest.removeprefix("sha256:"),
-                echo=echo,
-                progress=progress,
-                retry=retry,
-                connections=_CONNECTIONS,
-                stop=stop,
-                auth=registry.auth,
-                expected_size=layer.size,
-            )
+            blob = fetch_blob(layer, self._blobs / path.name, registry, progress, echo, retry, stop)
             try:
                 self._unpack(blob, path, name)
             finally:
@@ -117,6 +106,30 @@ class LayerStore:
 
     def _path(self, digest: str) -> Path:
         return self._layers / digest.removeprefix("sha256:")
+
+
+def fetch_blob(
+    blob: Descriptor,
+    target: Path,
+    registry: Registry,
+    progress: Progress,
+    echo: Echo,
+    retry: RetryPolicy,
+    stop: threading.Event,
+) -> Path:
+    """Download a blob to `target`, and verify it; raises as `fetch`."""
+    return fetch(
+        f"{registry.url}/blobs/{blob.digest}",
+        target,
+        sha256=blob.digest.removeprefix("sha256:"),
+        echo=echo,
+        progress=progress,
+        retry=retry,
+        connections=_CONNECTIONS,
+        stop=stop,
+        auth=registry.auth,
+        expected_size=blob.size,
+    )
 
 
 def link(source: Path, target: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import local_registry
 import pytest
 from local_registry import Registry
 from registry_double import Fault, RegistryDouble, Seen, digest_of, running
@@ -23,10 +22,8 @@ from cog_triton.oci import blob_upload, layer_blobs
 from cog_triton.oci.engine_pull import Puller
 from cog_triton.oci.engine_push import Pushed, as_cog_weight, push
 from cog_triton.oci.reference import Reference
-from cog_triton.system.ports import free_ports
 
 FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.001, max_s=0.01)
-NO_REGISTRY = "needs docker-registry (Debian: apt-get install docker-registry)"
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +45,8 @@ def double() -> Iterator[RegistryDouble]:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    if shutil.which("docker-registry") is None:
-        pytest.skip(NO_REGISTRY)
-    started = Registry(tmp_path_factory.mktemp("registry"), free_ports(1)[0])
-    try:
-        for _ in range(600):
-            if started.answers():
-                break
-            time.sleep(0.1)
+    with local_registry.running(tmp_path_factory.mktemp("registry")) as started:
         yield started
-    finally:
-        started.process.terminate()
-        started.process.wait()
 
 
 def send(

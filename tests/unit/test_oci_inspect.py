@@ -1,0 +1,255 @@
+"""`cog-triton inspect oci://REF`: what it tells of an engine whose weights stay in the registry."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import local_registry
+import pytest
+from local_registry import Registry
+from registry_double import Fault, RegistryDouble, running
+from sample_engines import V1, directory, with_manifest
+from typer.testing import CliRunner
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.cli.app import app
+from cog_triton.oci import layer_blobs, small_files
+from cog_triton.oci.engine_push import Form, as_cog_weight, as_image, push
+from cog_triton.oci.reference import Reference
+
+COG = partial(as_cog_weight, name="llm", target="/src/weights")
+TITLE = "org.opencontainers.image.title"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without credentials; output as in a plain terminal."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with local_registry.running(tmp_path_factory.mktemp("registry")) as started:
+        yield started
+
+
+@pytest.fixture
+def double() -> Iterator[RegistryDouble]:
+    with running(RegistryDouble()) as started:
+        yield started
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return with_manifest(directory(tmp_path / "engine", V1, 4))
+
+
+def send(address: str, name: str, engine: Path, form: Form = as_image) -> Reference:
+    reference = Reference.parse(f"{address}/{name}")
+    scratch = engine.parent / "scratch"
+    stop = threading.Event()
+    return push(reference, engine, scratch, lambda _: None, stop, form=form).reference
+
+
+def inspect(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    code, output = inspect("--json", *arguments)
+    assert code == 0, output
+    value: dict[str, Any] = json.loads(output)
+    return value
+
+
+def refusal(double: RegistryDouble, code: str = "E1306") -> str:
+    status, output = inspect(f"oci://{double.address}/me/llm:v1")
+    assert status == 1
+    assert output.startswith(f"error: {code} ")
+    return output
+
+
+def tar(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "."))
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def titled(layer: dict[str, Any], title: str) -> dict[str, Any]:
+    return {**layer, "annotations": {TITLE: title}}
+
+
+def layers(double: RegistryDouble, engine: Path, *without: str) -> list[dict[str, Any]]:
+    """A layer for each file, as push makes them."""
+    return [
+        titled(double.add(tar(**{name.replace(".", "__"): path.read_bytes()})), name)
+        for name, path in engine_manifest.files_of(engine).items()
+        if name not in without
+    ]
+
+
+@pytest.mark.parametrize("form", [as_image, COG], ids=["image", "Cog's weight"])
+def test_it_tells_what_it_tells_of_the_directory_and_fetches_no_weights(
+    form: Form, registry: Registry, engine: Path
+) -> None:
+    name = f"told/{'image' if form is as_image else 'weight'}"
+    for rank in range(4):
+        (engine / f"rank{rank}.engine").write_bytes(bytes([rank]) * (64 << 10))
+    (engine / "cog-triton.json").unlink()
+    pushed = send(registry.address, f"{name}:v1", with_manifest(engine), form)
+    told, local = document(f"oci://{registry.address}/{name}:v1"), document(engine)
+    held = {one["digest"]: one["size"] for one in registry.manifest(name, "v1").json()["layers"]}
+    fetched = registry.fetched(name)
+    assert len(fetched) == (2 if form is as_image else 3)
+    assert max(held.get(digest, 0) for digest in fetched) < 64 << 10
+    assert (told["path"], told["digest"]) == (str(pushed), pushed.digest)
+    assert (told["kind"], local["digest"]) == ("registry", None)
+    files = told.pop("files")
+    assert {name for name, file in files.items() if file["verified"]} == {"config.json"}
+    for file in (*files.values(), *local["files"].values()):
+        del file["verified"]
+    assert files == local.pop("files")
+    differ = ("path", "kind", "digest")
+    assert {key: told[key] for key in told if key not in differ} == {
+        key: local[key] for key in local if key not in differ
+    }
+
+
+def test_the_table_has_the_digest_and_says_what_was_not_fetched(
+    registry: Registry, engine: Path
+) -> None:
+    pushed = send(registry.address, "table/llm:v1", engine)
+    code, output = inspect(f"oci://{registry.address}/table/llm@{pushed.digest}")
+    assert code == 0
+    assert max(map(len, output.splitlines())) <= 80
+    assert pushed.digest is not None
+    assert pushed.digest in output.replace("\n", "").replace(" ", "")
+    assert "Qwen3ForCausalLM, bfloat16, weights FP8" in output
+    rows = {line.split()[0]: line.split()[-1] for line in output.splitlines() if " 0.0 " in line}
+    assert (rows["config.json"], rows["rank0.engine"]) == ("ok", "-")
+    assert "5 files were not fetched" in output
+
+
+def test_the_gpu_of_an_engine_in_a_registry_is_checked(
+    double: RegistryDouble, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cog_triton.system.gpus.visible_gpus", lambda: (80,))
+    pushed = send(double.address, "me/llm:v1", engine)
+    code, output = inspect("--check-gpu", str(pushed))
+    assert code == 1
+    assert f"E1305 EngineIncompatible: {pushed} was built for sm_90" in output
+
+
+def test_files_that_share_a_layer_are_found_in_it(
+    double: RegistryDouble, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_blobs, "MAX_LAYERS", 4)
+    send(double.address, "me/llm:v1", engine)
+    titles = [one["annotations"][TITLE] for one in json.loads(double.manifests["v1"])["layers"]]
+    assert "cog-triton.json" not in titles
+    told = document(f"oci://{double.address}/me/llm:v1")
+    assert told["architecture"] == "Qwen3ForCausalLM"
+    assert len(told["files"]) == len(engine_manifest.files_of(engine))
+
+
+def test_a_layer_of_other_bytes_is_refused(double: RegistryDouble, engine: Path) -> None:
+    send(double.address, "me/llm:v1", engine)
+    held = json.loads(double.manifests["v1"])["layers"]
+    digest = next(o["digest"] for o in held if o["annotations"][TITLE] == "cog-triton.json")
+    double.blobs[digest] = double.blobs[digest].replace(b"Qwen3-8B", b"Qwen3-9B")
+    assert digest.removeprefix("sha256:") in refusal(double, "E1304")
+
+
+def test_a_file_that_the_registry_lacks_is_named(double: RegistryDouble, engine: Path) -> None:
+    double.tag("v1", layers(double, engine, "rank2.engine"))
+    assert "rank2.engine is in the manifest but missing" in refusal(double)
+
+
+def test_a_config_of_another_engine_is_refused(double: RegistryDouble, engine: Path) -> None:
+    other = titled(double.add(tar(config__json=b"{}")), "config.json")
+    double.tag("v1", [*layers(double, engine, "config.json"), other])
+    assert "config.json has 2 bytes, the manifest says" in refusal(double)
+
+
+def test_an_image_that_is_no_engine_is_refused(double: RegistryDouble) -> None:
+    double.tag("v1", [double.add(tar(program=b"x"))])
+    assert "no small layer of it has cog-triton.json" in refusal(double)
+
+
+def test_two_layers_of_one_name_are_refused(double: RegistryDouble, engine: Path) -> None:
+    other = titled(double.add(tar(model__json=b"{}")), "cog-triton.json")
+    double.tag("v1", [*layers(double, engine), other])
+    assert "cog-triton.json is in two of its layers" in refusal(double)
+
+
+def test_large_layers_are_not_fetched(
+    double: RegistryDouble, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_files, "MAX_BYTES", 1 << 10)
+    send(double.address, "me/llm:v1", engine)
+    assert "must be at most 1024" in refusal(double)
+    double.tag("v1", [double.add(tar(a=bytes(range(256)) * 8))])
+    asked = len(double.asked("/blobs/"))
+    assert "no small layer" in refusal(double)
+    assert len(double.asked("/blobs/")) == asked
+
+
+def test_a_layer_that_unpacks_to_too_much_is_refused(double: RegistryDouble) -> None:
+    bomb = gzip.compress(tar(cog__triton__json=bytes(small_files.MAX_BYTES), more=b"x"))
+    kind = "application/vnd.oci.image.layer.v1.tar+gzip"
+    double.tag("v1", [titled(double.add(bomb, kind), "cog-triton.json")])
+    assert f"has over {small_files.MAX_BYTES} bytes in it" in refusal(double)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [(b"[]", "its config is not Cog's"), (None, "a.bin in sha256:0000")],
+)
+def test_a_broken_config_of_cog_is_refused(
+    config: bytes | None, why: str, double: RegistryDouble, engine: Path
+) -> None:
+    lost = {"files": [{"path": "a.bin", "layer": f"sha256:{'0' * 64}"}]}
+    kind = "application/vnd.cog.weight.config.v1+json"
+    held = double.add(json.dumps(lost).encode() if config is None else config, kind)
+    double.tag("v1", layers(double, engine), config=held)
+    assert why in refusal(double)
+
+
+def test_a_login_is_used_and_asked_for(double: RegistryDouble, engine: Path, home: Path) -> None:
+    send(double.address, "me/llm:v1", engine)
+    basic = base64.b64encode(b"me:hunter2").decode()
+    challenge = Fault(401, {"WWW-Authenticate": 'Basic realm="it"'})
+    double.plan = lambda seen: None if seen.authorization == f"Basic {basic}" else challenge
+    assert "log in with docker login" in refusal(double, "E1304")
+    (home / ".docker").mkdir(parents=True)
+    config = {"auths": {double.address: {"auth": basic}}}
+    (home / ".docker/config.json").write_text(json.dumps(config))
+    assert document(f"oci://{double.address}/me/llm:v1")["model_id"] == "Qwen/Qwen3-8B"
+
+
+def test_what_is_no_reference_or_not_there_is_said(double: RegistryDouble) -> None:
+    status, output = inspect("oci://llm")
+    assert status == 1
+    assert "must be [oci://]REGISTRY/REPOSITORY" in output
+    assert "there is no such repository, tag or digest" in refusal(double, "E1304")

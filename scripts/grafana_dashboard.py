@@ -196,6 +196,31 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Resident.",
         ),
     ),
+    "Models that share a GPU (serve --swap)": (
+        Panel(
+            "Model that has the GPU",
+            "bool_yes_no",
+            {"{{model}} {{instance}}": "cog_triton_model_resident{S}"},
+            "One at a time; requests for the others wait for their turn.",
+            maximum=1,
+        ),
+        Panel(
+            "Swaps",
+            "suffix:/min",
+            {"to {{model}}": f"60 * {_rate('swaps_total', 'model')}"},
+            "Many mean that models are asked for in turn: a longer SWAP_RESIDENCE makes fewer.",
+            stacked=True,
+        ),
+        Panel(
+            "Time of a swap",
+            "s",
+            {
+                "to {{model}}": f"{_rate('swap_seconds_total', 'model')} /"
+                f" ({_rate('swaps_total', 'model')} > 0)"
+            },
+            "Parks one engine and takes the other back, once the requests of the first have ended.",
+        ),
+    ),
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from cog_triton.door.swapping import Swapping
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.errors import Overloaded
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
@@ -27,6 +28,7 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "grafana_dashboard.py"))
 PANELS = [panel for panel in SCRIPT["dashboard"]()["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 KEDA = ROOT / "deploy" / "keda.yaml"
+KEEPER = "COG_TRITON_ENGINE_KEEPER_NAME"
 UNITS = {"short", "reqps", "s", "percentunit", "bytes", "bool_yes_no"}
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\{")
 _LEFT_OUT = {
@@ -41,7 +43,7 @@ _LEFT_OUT = {
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Names of all samples of a server by their family, without those of vLLM's names."""
+    """Names of all samples by their family, those of swaps included and of vLLM's names not."""
     runtime: Any = SimpleNamespace(
         admission=SimpleNamespace(running=1, waiting=2),
         supervisor=SimpleNamespace(
@@ -72,7 +74,13 @@ def exported() -> dict[str, set[str]]:
         )
         telemetry.ended(request, result, None)
         telemetry.refused("chat", Overloaded("full"))
-        text = telemetry.metrics.text().decode()
+        first = SimpleNamespace(name="m", chain=SimpleNamespace(environment={KEEPER: "k"}))
+        upstreams: Any = SimpleNamespace(serving=first)
+        launcher: Any = None
+        swapping = Swapping(Settings(), upstreams, launcher)
+        answer = swapping.with_metrics(200, telemetry.metrics.text())
+        assert answer is not None
+        text = answer.body.decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         if not family.name.startswith("vllm:") and not family.name.endswith("_created"):

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 import _report  # noqa: E402
 import clean_environment  # noqa: E402
 
-from faults import report, scenario  # noqa: E402
+from faults import cgroups, report, scenario  # noqa: E402
 from faults.engines import PROFILES  # noqa: E402
 from faults.record import Header, Records, RecordsError  # noqa: E402
 from faults.runner import Runner, possible  # noqa: E402
@@ -31,6 +31,7 @@ from faults.scenario import ScenarioError  # noqa: E402
 
 RESULTS = ROOT / ".work" / "faults"
 _FAULTS = "of all engines together, or of each one, by comma; 1000"
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 PAGE = ROOT / "docs" / "reliability.md"
 
 
@@ -73,7 +74,8 @@ def main() -> int:
     """Run the plan; returns 0 if every aim was met."""
     args = arguments()
     clean_environment.clean()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+    cgroups.clear()
+    for number in _INTERRUPTS:  # a shell's background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
     try:
         scenarios, left_out = possible(scenario.read_all(args.only))
@@ -89,6 +91,10 @@ def main() -> int:
         asyncio.run(runner.run(_plans(args, scenarios), args.jobs))
     except KeyboardInterrupt:
         broken = "interrupted"
+    finally:
+        for number in _INTERRUPTS:
+            signal.signal(number, signal.SIG_IGN)
+        cgroups.clear()
     return _tell(args, runner, notes, broken)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_NAME = re.compile(r"cog-triton-(\d+)-.+")
+_DEADLINE_S = 10.0
 _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
 
 
@@ -30,7 +34,7 @@ def lacking(*files: str) -> str | None:
 
 def _root_for(files: tuple[str, ...]) -> Path | None:
     for root in mounts().values():
-        probe = root / f"cog-triton-probe-{os.getpid()}"
+        probe = root / f"cog-triton-{os.getpid()}-probe"
         try:
             probe.mkdir()
         except OSError:
@@ -54,10 +58,40 @@ def group(name: str, *files: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        while pids := (path / "cgroup.procs").read_text().split():
-            for pid in pids:
+        _remove(path)
+
+
+def clear() -> None:
+    """Remove all groups of this process, and the empty ones of processes that have ended.
+
+    An interrupt may come while a group is being removed, and SIGKILL at any time.
+    """
+    for root in mounts().values():
+        for path in root.glob("cog-triton-*"):
+            owner = _NAME.fullmatch(path.name)
+            if owner is None:
+                continue
+            if int(owner[1]) == os.getpid():
+                _remove(path)
+            elif not Path("/proc", owner[1]).exists():
+                with suppress(OSError):  # one that is in use is another machine's, as of containers
+                    path.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Kill what is in a group, and remove it; the kernel may need a moment after the last exit."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while path.exists():
+        for pid in (path / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it has ended meanwhile, as by the OOM killer
                 os.kill(int(pid), signal.SIGKILL)
-        path.rmdir()
+        try:
+            path.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def freeze(path: Path, frozen: bool) -> None:

@@ -222,7 +222,7 @@ def test_no_stream_of_openvino_is_lost_and_greedy_text_is_the_same_but_for_near_
 ) -> None:
     """Half of them with a repetition penalty, over prompt and output on both sides of the seam."""
     stack = make_stack(engine_tar, TRITON_MAX_RESTARTS="50")
-    clients, streams, tokens = Clients(stack), 32, 200
+    clients, streams, tokens = Clients(stack), 32, 120
 
     def ask(number: int, penalized: bool) -> Told:
         penalty = {"repetition_penalty": 1.2} if penalized else {}

@@ -18,6 +18,7 @@ from vllm_hosts import ask, token_ids, tokens
 
 from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.errors import InvalidArgument
+from cog_triton.keeper import parking_lot
 from cog_triton.keeper.adoption import ParkingPlace
 from cog_triton.keeper.keeper_messages import EngineSpec
 from cog_triton.keeper.lot_messages import Description
@@ -247,7 +248,11 @@ def test_a_keeper_that_is_killed_takes_its_engine_along(lot: ParkingLot, tmp_pat
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
 
 
-def test_a_keeper_that_hangs_is_dropped(lot: ParkingLot, tmp_path: Path) -> None:
+def test_a_keeper_that_hangs_is_dropped(
+    lot: ParkingLot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking_lot, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(parking_lot, "_GRACE_S", 1.0)
     first = Server(lot, tmp_path / "one", counting(tmp_path))
     first.says(7)
     first.stop()

@@ -45,6 +45,8 @@ class ResumeOrder:
         self._waiting: set[Stay] = set()
         self._released: set[Stay] = set()
         self._prefilling: set[Stay] = set()
+        self._in_doubt = False
+        """Whether a request was lost since the engine was found well: it may be dead."""
 
     @property
     def holds(self) -> bool:
@@ -56,7 +58,7 @@ class ResumeOrder:
         running = list(running)
         suspects = [stay for stay in running if stay.exposed]
         in_engine = [
-            stay for stay in running if stay.epoch == self.epoch and stay not in self._waiting
+            stay for stay in running if stay.epoch == self.epoch and stay not in self._released
         ]
         self.stopped()
         for stay in suspects:
@@ -67,6 +69,7 @@ class ResumeOrder:
         """The engine was stopped on purpose: nobody is to blame."""
         self.epoch += 1
         self._prefilling.clear()
+        self._in_doubt = False
 
     def add(self, stay: Stay) -> None:
         """A request was interrupted; it may go on at once if the engine has returned since."""
@@ -75,9 +78,12 @@ class ResumeOrder:
         if stay.epoch < self.epoch:
             stay.exposed = False
             self._released.add(stay)
+        else:
+            self._in_doubt = True
 
     def release(self) -> None:
         """The engine is well: all may go on that wait now."""
+        self._in_doubt = False
         for stay in self._waiting:
             stay.exposed = False
         self._released |= self._waiting
@@ -96,9 +102,12 @@ class ResumeOrder:
     def next_turns(self) -> list[Stay]:
         """Those whose turn it is now, in order of arrival.
 
-        Suspects are last, by how often blamed, but for those on trial, which are first.
+        Suspects are last, by how often blamed, but for those on trial, which are first. None while
+        the engine may be dead: all that are sent to it would be suspects.
         """
-        turns = []
+        turns: list[Stay] = []
+        if self._in_doubt:
+            return turns
         for stay in sorted(
             self._released,
             key=lambda stay: (not stay.on_trial, stay.suspect, stay.blamed, stay.number),

@@ -99,6 +99,21 @@ def test_without_a_death_they_wait_until_the_engine_was_found_well() -> None:
     assert order.next_turns() == [stay]
 
 
+def test_a_lost_request_holds_the_others_until_the_engine_was_found_well() -> None:
+    order = ResumeOrder()
+    (suspect, *others) = stays(order, 3, exposed=1)
+    suspect.blamed = MAX_DEATHS - 1
+    assert order.next_turns() == [suspect]
+    suspect.exposed, suspect.epoch = True, order.epoch
+    order.add(suspect)
+    assert order.next_turns() == [], "it may be of a death that nobody knows of yet"
+    order.died([suspect, *others])
+    assert suspect.blamed == MAX_DEATHS, "lost before the death was known, it was in the engine"
+    order.remove(suspect)
+    order.release()
+    assert order.next_turns() == others
+
+
 def test_who_hears_of_a_death_after_the_restart_goes_on_at_once() -> None:
     order = ResumeOrder()
     late = Stay(epoch=order.epoch, exposed=True)

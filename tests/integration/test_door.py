@@ -218,32 +218,38 @@ def test_a_dead_worker_is_a_coded_end_of_every_answer(make_stack: Callable[..., 
     stack = make_stack(**MOCK)
     stack.start()
     stack.until_ready()
-    ask = {"input": {"prompt": "Hi.", "max_tokens": 200}}
-    chat = {"model": "mock", "prompt": "Hi.", "max_tokens": 200, "stream": True}
+    ask = {"input": {"prompt": "Hi.", "max_tokens": 2000}}
+    chat = {"model": "mock", "prompt": "Hi.", "max_tokens": 2000, "stream": True}
     asked: list[tuple[str, dict[str, Any], str]] = [
         (f"{stack.url}/predictions", ask, "application/json"),
         (f"{stack.url}/predictions", ask, "text/event-stream"),
         (f"{stack.own}/v1/completions", chat, "text/event-stream"),
     ]
-    answers: dict[int, httpx.Response] = {}
+    statuses = [0, 0, 0]
+    texts = ["", "", ""]
 
     def post(number: int) -> None:
         url, body, accept = asked[number]
-        answers[number] = httpx.post(url, json=body, headers={"accept": accept}, timeout=60)
+        headers = {"accept": accept}
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+            statuses[number] = answer.status_code
+            for text in answer.iter_text():
+                texts[number] += text
 
     asking = [threading.Thread(target=post, args=(number,)) for number in range(len(asked))]
     for thread in asking:
         thread.start()
-    wait_until(lambda: stack.engine_requests() == 3)
+    wait_until(lambda: stack.engine_requests() == 3 and "event: output" in texts[1])
     os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGKILL)
     for thread in asking:
         thread.join()
-    for answer in (answers[0], httpx.post(f"{stack.url}/predictions", json=ASK)):
-        assert (answer.status_code, "E2105" in answer.text) == (503, True)
-    events = answers[1].text.strip().split("\n\n")
+    later = httpx.post(f"{stack.url}/predictions", json=ASK)
+    for status, text in ((statuses[0], texts[0]), (later.status_code, later.text)):
+        assert (status, "E2105" in text) == (503, True)
+    events = texts[1].strip().split("\n\n")
     assert events[-1].startswith('event: completed\ndata: {"error":"E2105 TritonUnavailable: Cog')
     assert json.loads(events[-1].partition("data: ")[2])["output"]
-    last = json.loads(answers[2].text.strip().rpartition("data: ")[2])
+    last = json.loads(texts[2].strip().rpartition("data: ")[2])
     assert last["error"]["code"] == "E2105"
     code, output = stack.finish()
     assert code == 1

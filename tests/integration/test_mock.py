@@ -260,25 +260,26 @@ def test_text_models_return_the_passage(model: str, mock: Stack, says: Says) -> 
 
 
 def test_openai_chats_and_completions_return_the_passage(mock: Stack, says: Says) -> None:
-    client = openai.OpenAI(base_url=f"{mock.own}/v1", api_key="none", max_retries=0, timeout=60)
-    (model,) = (each.id for each in client.models.list().data)
-    assert model == "mock"
-    messages: Any = [{"role": "user", "content": "Tell me about the sea."}]
-    answer = client.chat.completions.create(
-        model=model, messages=messages, max_completion_tokens=50
-    )
-    assert answer.choices[0].message.content == says(50)
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 50
-    chunks = client.chat.completions.create(
-        model=model, messages=messages, max_completion_tokens=200, stream=True
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == says(200)
-    completion = client.completions.create(model=model, prompt="Hi", max_tokens=9, logprobs=0)
-    (choice,) = completion.choices
-    assert choice.text == says(9)
-    assert choice.logprobs is not None
-    assert choice.logprobs.token_logprobs == [0.0] * 9
+    url = f"{mock.own}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        (model,) = (each.id for each in client.models.list().data)
+        assert model == "mock"
+        messages: Any = [{"role": "user", "content": "Tell me about the sea."}]
+        answer = client.chat.completions.create(
+            model=model, messages=messages, max_completion_tokens=50
+        )
+        assert answer.choices[0].message.content == says(50)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 50
+        chunks = client.chat.completions.create(
+            model=model, messages=messages, max_completion_tokens=200, stream=True
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == says(200)
+        completion = client.completions.create(model=model, prompt="Hi", max_tokens=9, logprobs=0)
+        (choice,) = completion.choices
+        assert choice.text == says(9)
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == [0.0] * 9
 
 
 def test_a_disconnected_or_cancelled_request_stops_the_engine(mock: Stack) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -20,8 +21,10 @@ FREED_S = 10
 
 
 @pytest.fixture(scope="module")
-def client(stack: Stack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{stack.own}/v1", api_key="none", max_retries=0, timeout=60)
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    url = f"{stack.own}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

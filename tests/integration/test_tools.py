@@ -45,9 +45,10 @@ def tools_stack(engine_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
-def client(tools_stack: Stack) -> openai.OpenAI:
+def client(tools_stack: Stack) -> Iterator[openai.OpenAI]:
     url = f"{tools_stack.own}/v1"
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
@@ -63,11 +63,11 @@ class Served:
     admission: Admission
     ended: list[Ended] = field(default_factory=list)
     failure: CogTritonError | None = None
+    clients: ExitStack = field(default_factory=ExitStack)
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options}
-        )
+        values = {"api_key": "none", "max_retries": 0, **options}
+        return self.clients.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", **values))
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         if body is not None:
@@ -145,6 +145,7 @@ def api(
         try:
             yield served
         finally:
+            served.clients.close()
             server.stop()
             transport.close()
 

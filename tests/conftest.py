@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+
+import pytest
 
 # What a shell starts in the background ignores Ctrl-C, and what nohup starts a hang-up; and so
 # would all that tests start.
@@ -12,3 +15,10 @@ for number, default in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, default)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Find what a file's tests left unclosed in that file, and not during any later test."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()

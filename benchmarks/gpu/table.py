@@ -142,23 +142,28 @@ def returns(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def parked_servers(phase: Mapping[str, Any]) -> str:
-    """Seconds of a restart around a parked engine, and of swaps: median, least and most."""
+    """Seconds of a restart around a parked engine, and of swaps: median, least and most.
+
+    What was not run, as for want of time, has no row.
+    """
+    stopped, answers = phase.get("restart: stopped"), phase.get("swap: answers", ())
     spans = {
-        "first start, until READY": [phase["restart: first start s"]],
-        "stop, until the engine is parked and the server has ended": [
-            phase["restart: stopped"]["s"]
+        "first start, until READY": [phase.get("restart: first start s")],
+        "stop, until the engine is parked and the server has ended": [stopped and stopped["s"]],
+        "second start around the parked engine, until READY": [
+            phase.get("restart: second start s")
         ],
-        "second start around the parked engine, until READY": [phase["restart: second start s"]],
-        "start with two models, until READY": [phase["swap: start s"]],
-        "swap, engine parked and the other taken back": map(float, phase["swap: swapped in s"]),
+        "start with two models, until READY": [phase.get("swap: start s")],
+        "swap, engine parked and the other taken back": phase.get("swap: swapped in s", ()),
         "answer to the request that swaps, 8 tokens": [
-            row["s"] for row in phase["swap: answers"] if row["status"] == 200
+            row["s"] for row in answers if row["status"] == 200
         ],
     }
-    rows = [
-        (what, len(times), f"{statistics.median(times):.1f}", f"{times[0]:.1f} to {times[-1]:.1f}")
-        for what, times in ((what, sorted(times)) for what, times in spans.items())
-    ]
+    rows = []
+    for what, found in spans.items():
+        if times := sorted(float(time) for time in found if time is not None):
+            span = f"{times[0]:.1f} to {times[-1]:.1f}"
+            rows.append((what, len(times), f"{statistics.median(times):.1f}", span))
     return table(("of", "number", "median s", "from s to s"), rows)
 
 

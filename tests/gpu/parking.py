@@ -62,7 +62,7 @@ _SUSPENDED = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
 class Parking:
-    """Phases `park` (one GPU) and `park-tp` (two GPUs, tensor parallel)."""
+    """Phases `park`, `park-serve` (one GPU) and `park-tp` (two GPUs, tensor parallel)."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -316,6 +316,14 @@ def test_pages_have_the_tables_of_their_results(
         assert gpu.table.replace_sections(text, run, gpu.table.sections(results)) == text
 
 
+def test_a_parked_server_that_was_not_run_has_no_row(gpu: SimpleNamespace) -> None:
+    short = {"park-serve": {"restart: first start s": 87.9, "swap: not run": "78 s left"}}
+    text = gpu.table.sections(short)["parked servers"]
+    assert "| first start, until READY | 1 | 87.9 |" in text
+    assert "second" not in text
+    assert "swap" not in text
+
+
 def test_every_run_is_on_a_page() -> None:
     runs = {path.stem for path in (BENCHMARKS.parents[1] / "docs" / "gpu").glob("*.json")}
     assert runs == {"h100", "h200", "h100-image", "h200-x2", "h200-x4", "h200-park"}

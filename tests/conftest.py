@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,7 +19,14 @@ for number, default in (
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+def pytest_collection_finish() -> None:
+    """Spare each collection below what the imports made: most of the objects that there are."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaks_fail_the_file_that_leaks() -> Iterator[None]:
     """Find what a file's tests left unclosed in that file, and not during any later test."""
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()
+    yield
+    gc.collect()

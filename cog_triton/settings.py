@@ -358,6 +358,9 @@ class Settings(BaseSettings):
     )
     spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
     park_engine: bool = Field(False, description="A stop leaves the engine parked (parking.md).")
+    park_checkpoint: bool = Field(
+        True, description="Parked engines leave the GPU; else they only sleep (parking.md)."
+    )
     swap_residence: float = Field(5, ge=0, description="Least seconds of a model's turn (--swap).")
     swap_drain: float = Field(60, ge=0, description="Seconds to end a turn in; then E2105.")
     cog_triton_swap: OptionalText = Field(None, description="Other models of --swap, as JSON.")

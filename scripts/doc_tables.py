@@ -60,6 +60,7 @@ SECTIONS = {
             "resume_timeout",
             "spare_engine",
             "park_engine",
+            "park_checkpoint",
             "cog_triton_parking",
             "swap_residence",
             "swap_drain",

@@ -8,12 +8,13 @@ the GPU, and is back in 2 s, where a start takes more than a minute.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 
 from cog_triton.errors import EngineNotParked
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.keeper.sleep_messages import FallAsleep, WakeUp
+from cog_triton.keeper.sleep_messages import CHECKPOINT_VARIABLE, FallAsleep, WakeUp
 from cog_triton.system import reaper
 from cog_triton.system.checkpoint_process import CheckpointProcess
 from cog_triton.system.free_memory import resident_bytes
@@ -103,6 +104,8 @@ class EngineParking:
 
     def _checkpoint(self, root: int) -> tuple[int, ...]:
         """Checkpoint those processes below `root` that have CUDA."""
+        if os.environ.get(CHECKPOINT_VARIABLE) == "0":
+            raise EngineNotParked(f"{CHECKPOINT_VARIABLE}=0")
         if self._unavailable:
             raise EngineNotParked(self._unavailable)
         if self._checkpoints is None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from cog_triton.errors import CogTritonError
 from cog_triton.keeper.keeper_messages import EngineSpec
 
+CHECKPOINT_VARIABLE = "PARK_CHECKPOINT"
+"""The keeper's variable: with 0 it leaves the driver's checkpoint calls out."""
 PARKABLE = "parkable"
 """Parameter of an engine: "true" where it is to be able to sleep."""
 SPARE_LOADS = "spare_loads"

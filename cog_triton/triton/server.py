@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.keeper_client import KeeperClient
+from cog_triton.keeper.sleep_messages import CHECKPOINT_VARIABLE
 from cog_triton.settings import Settings
 from cog_triton.system import malloc_tuning, reaper
 from cog_triton.system.oom_kills import OomKills
@@ -101,7 +102,8 @@ class TritonServer:
         environment = without_secrets(command.environment, self._secrets)
         if self.keeper is not None:
             if not self.keeper.alive:
-                await self.keeper.start(environment)
+                sleeps = {} if self._settings.park_checkpoint else {CHECKPOINT_VARIABLE: "0"}
+                await self.keeper.start({**environment, **sleeps})
             # Engine processes do without: what computes has other needs of malloc.
             environment = {**malloc_tuning.variables(), **environment, **self.keeper.variables}
         with self.log.open("wb") as log:

@@ -134,6 +134,22 @@ def test_an_engine_only_sleeps_where_the_driver_cannot_checkpoint(
     run(tmp_path, scenario)
 
 
+def test_an_engine_only_sleeps_where_that_is_wanted(
+    driver: CudaDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(engine: KeptEngine, parking: EngineParking) -> None:
+        monkeypatch.setenv("PARK_CHECKPOINT", "0")
+        parked = await parking.park(engine)
+        assert (parked.pids, parked.reason) == ((), "PARK_CHECKPOINT=0")
+        await parking.unpark(engine)
+        monkeypatch.setenv("PARK_CHECKPOINT", "1")
+        assert (await parking.park(engine)).pids == (engine.pid,)
+        await parking.unpark(engine)
+        assert await asyncio.to_thread(tokens, engine) == [*b"abca"]
+
+    run(tmp_path, scenario)
+
+
 def test_ranks_that_share_gpu_memory_only_sleep(driver: CudaDriver, tmp_path: Path) -> None:
     async def scenario(engine: KeptEngine, parking: EngineParking) -> None:
         parked = await parking.park(engine)

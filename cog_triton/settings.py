@@ -356,6 +356,9 @@ class Settings(BaseSettings):
     triton_max_restarts: int = Field(
         5, ge=0, description="Failed restarts in a row before the server exits; 0: none is tried."
     )
+    engine_replicas: int = Field(
+        1, ge=1, le=64, description="Engines of the model, not of TensorRT-LLM (multi-gpu.md)."
+    )
     spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
     park_engine: bool = Field(False, description="A stop leaves the engine parked (parking.md).")
     park_checkpoint: bool = Field(

@@ -58,6 +58,7 @@ SECTIONS = {
             "triton_max_restarts",
             "resume",
             "resume_timeout",
+            "engine_replicas",
             "spare_engine",
             "park_engine",
             "park_checkpoint",

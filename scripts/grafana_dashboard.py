@@ -157,7 +157,10 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         Panel(
             "Ready",
             "bool_yes_no",
-            {"{{instance}}": "cog_triton_ready{S}"},
+            {
+                "{{instance}}": "cog_triton_ready{S}",
+                "engines {{instance}}": "cog_triton_engines{S}",
+            },
             "Whether requests are served: not while Triton is started again, or after it failed.",
             maximum=1,
         ),

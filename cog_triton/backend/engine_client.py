@@ -65,6 +65,8 @@ class EngineClient:
         self._on_death = on_death
         self._coalesce = coalesce
         self._closing = False
+        self.ended = False
+        """Whether the engine has hung up."""
         self._kv_cache: KVCacheStats | None = None
         self.on_kv_cache: Callable[[], None] = lambda: None
         """Called, on another thread, when the engine has told of its KV cache."""
@@ -113,6 +115,7 @@ class EngineClient:
             try:
                 arrived = self._receive()
             except (EOFError, OSError):  # an OSError when it died within a message
+                self.ended = True
                 self._fail_all()
                 if not self._closing:
                     self._on_death()

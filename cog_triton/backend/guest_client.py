@@ -7,11 +7,13 @@ before that are refused, and those that come while an engine that died is replac
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.backend.engine_client import EngineClient
+from cog_triton.engines.replica_choice import ReplicaChoice
 from cog_triton.engines.step_items import TOKENS
 from cog_triton.errors import TritonUnavailable
 from cog_triton.system import local_socket
@@ -70,6 +72,12 @@ class GuestClient:
         self._client: EngineClient | None = None
         self._connector = GuestConnector(locate, TOKENS, self._open)
 
+    @property
+    def load(self) -> int | None:
+        """Number of its requests; None while the engine is not there."""
+        client = self._client
+        return None if client is None or client.ended else client.stats().active
+
     def submit(self, handle: int, request: Any, emit: Callable[[Any], None]) -> None:
         """See `EngineClient.submit`; raises E2105 before the engine is loaded."""
         if self._client is None:
@@ -92,6 +100,55 @@ class GuestClient:
         self._client = EngineClient(connection, slots, lambda: self._connector.lost())
         if dead is not None:
             dead.close()
+
+
+class GuestClients:
+    """Client of all engines that ``tensorrt_llm`` has leased, each request on one of them."""
+
+    def __init__(self, locates: Sequence[Locate]) -> None:
+        self._clients = [GuestClient(locate) for locate in locates]
+        self._choice = ReplicaChoice()
+
+    def submit(
+        self, handle: int, request: Any, emit: Callable[[Any], None], prompt: Sequence[int]
+    ) -> None:
+        """Submit to the engine that is best for `prompt`; raises E2105 before one is loaded."""
+        loads = {n: load for n, one in enumerate(self._clients) if (load := one.load) is not None}
+        chosen = self._choice.choose(prompt, loads) if len(self._clients) > 1 and loads else 0
+        self._clients[chosen].submit(handle, request, emit)
+
+    def ask_all(
+        self, handle: int, request: Any, answer: Callable[[Mapping[int, Any]], None]
+    ) -> None:
+        """Ask all engines that are there; `answer` gets the event that each answers with.
+
+        Raises E2105 before one is loaded.
+        """
+        asked = [n for n, one in enumerate(self._clients) if one.load is not None]
+        if not asked:
+            raise loading()
+        events: dict[int, Any] = {}
+        lock = threading.Lock()
+
+        def emit(number: int, event: Any) -> None:
+            with lock:
+                events[number] = event
+                complete = len(events) == len(asked)
+            if complete:
+                answer(events)
+
+        for number in asked:
+            self._clients[number].submit(handle, request, partial(emit, number))
+
+    def cancel(self, handle: int) -> None:
+        """See `EngineClient.cancel`."""
+        for client in self._clients:
+            client.cancel(handle)
+
+    def close(self) -> None:
+        """See `GuestClient.close`."""
+        for client in self._clients:
+            client.close()
 
 
 def loading() -> TritonUnavailable:

@@ -6,20 +6,24 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.step_items import OWNER
 from cog_triton.errors import CogTritonError, TritonUnavailable
-from cog_triton.keeper.engine_lease import EngineLease, keeper_name
+from cog_triton.keeper.engine_lease import EngineLease
 from cog_triton.keeper.keeper_messages import EngineSpec
 from cog_triton.system import local_socket
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
+_STABLE_S = 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 
 
 class LeasedEngine:
@@ -29,16 +33,30 @@ class LeasedEngine:
     keeper has leased another.
     """
 
-    def __init__(self, keeper: str, spec: EngineSpec, owner: int = 0) -> None:
+    def __init__(
+        self,
+        keeper: str,
+        spec: EngineSpec,
+        owner: int = 0,
+        replica: int = 0,
+        others_serve: Callable[[], bool] = lambda: False,
+    ) -> None:
         """`owner` is the tritonserver to stop when no other engine can be had; 0 for none.
 
-        Raises the coded error of an engine that does not load, or RuntimeError when there is none.
+        While `others_serve`, beside this `replica`, it goes on without, and tries again. Raises the
+        coded error of an engine that does not load, or RuntimeError when there is none.
         """
         self._spec = spec
         self._owner = owner
         self._coalesce = dict(spec.parameters).get("coalesce") != "false"
-        self._lease = EngineLease(keeper, spec, owner)
+        self._obtain_lease = partial(EngineLease, keeper, spec, owner, replica)
+        self._others_serve = others_serve
+        self._replica = replica
+        self._lease = self._obtain_lease()
+        self._leased_at = 0.0
+        self._pause = 0.0
         self._closing = False
+        self._closed = threading.Event()
         self._returning: threading.Thread | None = None
         self._on_kv_cache: Callable[[], None] = lambda: None
         try:
@@ -47,14 +65,10 @@ class LeasedEngine:
             self._lease.release()
             raise
 
-    @classmethod
-    def opener(cls, engine: str) -> Callable[[Mapping[str, str]], LeasedEngine]:
-        """An `open_engine` for `make_token_model`; `engine` is ``module:class``."""
-
-        def open_engine(parameters: Mapping[str, str]) -> LeasedEngine:
-            return cls(keeper_name(), EngineSpec.of(engine, parameters), os.getppid())
-
-        return open_engine
+    @property
+    def serves(self) -> bool:
+        """Whether its process is there."""
+        return not self._client.ended
 
     @property
     def on_kv_cache(self) -> Callable[[], None]:
@@ -82,6 +96,7 @@ class LeasedEngine:
         if self._closing:
             return
         self._closing = True
+        self._closed.set()
         self._client.close()
         self._lease.release()
         if self._returning is not None:
@@ -96,6 +111,7 @@ class LeasedEngine:
                 slots = int(connection.recv())
             except (OSError, EOFError):
                 continue  # it has died just now
+            self._leased_at = time.monotonic()
             return EngineClient(connection, slots, self._on_death, coalesce=self._coalesce)
         raise TritonUnavailable(f"{_ATTEMPTS} engine processes died as soon as they were leased")
 
@@ -106,18 +122,35 @@ class LeasedEngine:
     def _return(self) -> None:
         """Lease another engine; without one, stop tritonserver, so that its supervisor notices."""
         dead = self._client
-        try:
-            client = self._connect()
-        except (CogTritonError, RuntimeError, OSError, EOFError) as error:
-            if not self._closing:
-                _log.error("the engine is gone, and no other can be had: %s", error)
-                self._stop_owner()
-            return
+        lasted = time.monotonic() - self._leased_at >= _STABLE_S
+        self._pause = 0.0 if lasted else self._longer_pause()
+        while True:
+            if self._others_serve() and self._closed.wait(self._pause):
+                return
+            try:
+                client = self._connect()
+                break
+            except (CogTritonError, RuntimeError, OSError, EOFError) as error:
+                if self._closing:
+                    return
+                if not self._others_serve():
+                    _log.error("the engine is gone, and no other can be had: %s", error)
+                    self._stop_owner()
+                    return
+                self._pause = self._longer_pause()
+                wait = f"the next try is in {self._pause:g} s"
+                _log.error("engine %d is not back, and %s: %s", self._replica, wait, error)
+                self._lease.release()
+                with suppress(OSError):  # the keeper is gone: so will the others be
+                    self._lease = self._obtain_lease()
         client.on_kv_cache = self._on_kv_cache
         self._client = client
         dead.close()
         if self._closing:
             client.close()
+
+    def _longer_pause(self) -> float:
+        return min(2 * self._pause or _FIRST_PAUSE_S, _LAST_PAUSE_S)
 
     def _stop_owner(self) -> None:
         if self._owner:

@@ -23,12 +23,13 @@ _MAX_EARLY_STOPS = 4096
 class StepChannel:
     """One front end's step stream; its methods are called under the model's lock.
 
-    `number` is the upper part of its requests' handles in the engine.
+    `number` is the upper part of its requests' handles in the engine, which is `replica`.
     """
 
-    def __init__(self, name: str, number: int, epoch: int, sender: Any) -> None:
+    def __init__(self, name: str, number: int, replica: int, epoch: int, sender: Any) -> None:
         self.name = name
         self.number = number
+        self.replica = replica
         self._sender = sender
         self._open = True
         self._steps = StepSender(epoch, self._send, self._answer_end)
@@ -100,11 +101,14 @@ class StepChannel:
         """Send a heartbeat."""
         self._steps.heartbeat()
 
-    def tick(self, max_ticks: int) -> bool:
-        """Look after the stream, ten times a second; returns whether its front end is there."""
+    def tick(self, max_ticks: int, *, beats: bool) -> bool:
+        """Look after the stream, ten times a second; returns whether its front end is there.
+
+        Its heart `beats` while its engine is there: then the front end sends requests.
+        """
         if self._sender.is_cancelled() or self._steps.ticks_unacknowledged() >= max_ticks:
             return False
-        if time.monotonic() - self._last_sent >= _HEARTBEAT_S:
+        if beats and time.monotonic() - self._last_sent >= _HEARTBEAT_S:
             self._steps.heartbeat()
         return True
 

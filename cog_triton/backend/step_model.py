@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
 import re
 import threading
 import time
@@ -33,7 +32,7 @@ from cog_triton.engines.base import EngineStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_extras import EXTRAS, decode_extras
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
-from cog_triton.keeper.engine_lease import keeper_name, locate_engine
+from cog_triton.keeper.engine_lease import locates
 from cog_triton.system import gc_tuning
 
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
@@ -68,12 +67,15 @@ class StepModel:
             "ack": self._acknowledge,
             "close": self._close,
         }
-        self._client = StepClient(
-            partial(locate_engine, keeper_name(), os.getppid()),
-            self._on_open,
-            self._on_step,
-            self._on_death,
-        )
+        self._clients = [
+            StepClient(
+                locate,
+                partial(self._on_open, replica),
+                self._on_step,
+                partial(self._on_death, replica),
+            )
+            for replica, locate in enumerate(locates())
+        ]
         self._metrics = RequestMetrics(args, self._stats)
         self._closing = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
@@ -98,13 +100,15 @@ class StepModel:
         """Stop all threads; Triton has ended all requests before."""
         self._closing.set()
         self._ticker.join()
-        self._client.close()
+        for client in self._clients:
+            client.close()
         self._metrics.close()
 
     def _execute(self, tensors: Tensors, sender: Any) -> None:
         command, name = _text("step_command", tensors), _text("step_stream", tensors)
         if command == "open":
-            self._open(name, sender)
+            replica = _number("step_replica", tensors) if "step_replica" in tensors else 0
+            self._open(name, replica, sender)
             return
         known = ("open", "submit", "resend", *self._commands)
         if command not in known:
@@ -124,15 +128,19 @@ class StepModel:
             # Triton's generate wants exactly one response.
             python_backend.send(sender, response(step_number=stream.last_number), _FINAL)
 
-    def _open(self, name: str, sender: Any) -> None:
+    def _open(self, name: str, replica: int, sender: Any) -> None:
         if not _NAME.fullmatch(name):
             raise InvalidArgument("step_stream: must be 32 hexadecimal digits")
         if name in self._streams:
             raise InvalidArgument("step_stream: a stream of this name is open")
+        if not 0 <= replica < len(self._clients):
+            raise InvalidArgument(
+                f"step_replica={replica}: must be less than {len(self._clients)}, all engines"
+            )
         number, self._stream_count = self._stream_count, self._stream_count + 1
-        stream = StepChannel(name, number, self._epoch, sender)
+        stream = StepChannel(name, number, replica, self._epoch, sender)
         self._streams[name] = self._by_number[number] = stream
-        if self._client.is_open:
+        if self._is_open(stream):
             stream.heartbeat()
 
     def _submit(self, stream: StepChannel, tensors: Tensors, sender: Any) -> None:
@@ -146,7 +154,8 @@ class StepModel:
             request = type(self).decode_request(_unpacked(tensors))
             if extras is not None:
                 request = decode_extras(request, extras)
-            self._client.submit(stream.number << _HANDLE_BITS | handle, request)
+            client = self._clients[stream.replica]
+            client.submit(stream.number << _HANDLE_BITS | handle, request)
         except CogTritonError as error:
             stream.fail(handle, error)
         self._metrics.publish()
@@ -154,7 +163,7 @@ class StepModel:
     def _stop(self, stream: StepChannel, tensors: Tensors) -> None:
         handle = _number("step_handle", tensors)
         if stream.stop(handle):
-            self._client.cancel(stream.number << _HANDLE_BITS | handle)
+            self._clients[stream.replica].cancel(stream.number << _HANDLE_BITS | handle)
 
     def _acknowledge(self, stream: StepChannel, tensors: Tensors) -> None:
         stream.acknowledge(_number("step_number", tensors))
@@ -168,15 +177,16 @@ class StepModel:
         stream.close()
         running = stream.running
         for handle in running:
-            self._client.cancel(stream.number << _HANDLE_BITS | handle)
+            self._clients[stream.replica].cancel(stream.number << _HANDLE_BITS | handle)
         if not running:
             del self._by_number[stream.number]
             self._metrics.publish()
 
-    def _on_open(self) -> None:
+    def _on_open(self, replica: int) -> None:
         with self._lock:
             for stream in self._streams.values():
-                stream.heartbeat()
+                if stream.replica == replica:
+                    stream.heartbeat()
         self._metrics.publish()
 
     def _on_step(self, items: bytes, log_probs: bytes, errors: list[str]) -> None:
@@ -196,23 +206,27 @@ class StepModel:
         if ended:
             self._metrics.publish()
 
-    def _on_death(self) -> None:
+    def _on_death(self, replica: int) -> None:
         with self._lock:
-            for stream in self._by_number.values():
-                stream.end(engine_gone())
-            self._streams.clear()
-            self._by_number.clear()
+            for stream in list(self._by_number.values()):
+                if stream.replica == replica:
+                    stream.end(engine_gone())
+                    self._streams.pop(stream.name, None)
+                    del self._by_number[stream.number]
         self._metrics.publish()
 
     def _tick(self) -> None:
         while not self._closing.wait(_TICK_S):
             with self._lock:
                 for stream in list(self._streams.values()):
-                    if not stream.tick(self._max_ticks):
+                    if not stream.tick(self._max_ticks, beats=self._is_open(stream)):
                         self._leave(stream)
 
+    def _is_open(self, stream: StepChannel) -> bool:
+        return self._clients[stream.replica].is_open
+
     def _stats(self) -> EngineStats:
-        slots = self._client.max_batch_size
+        slots = sum(client.max_batch_size for client in self._clients)
         with self._lock:
             active = sum(len(stream.running) for stream in self._by_number.values())
         return EngineStats(active, max(0, active - slots), slots)

@@ -11,6 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.engines.vllm.host_messages import (
     GAUGES,
+    KV_CACHE_USAGE,
     PREFIX_HITS,
     PREFIX_QUERIES,
     MetricsEvent,
@@ -79,7 +80,8 @@ _HISTOGRAMS: Mapping[str, tuple[str, list[float] | list[int] | None]] = {
     "vllm:request_params_best_of": ("Histogram of the best_of request parameter.", _COUNT_BUCKETS),
     "vllm:request_params_n": ("Histogram of the n request parameter.", _COUNT_BUCKETS),
 }
-Fetch = Callable[[MetricsRequest, Callable[[Any], None]], None]
+Fetch = Callable[[MetricsRequest, Callable[[Mapping[int, Any]], None]], None]
+"""Asks every engine; the answers come together, by the number of the engine."""
 
 
 def start_publisher(
@@ -117,7 +119,8 @@ class MetricsPublisher:
             self._add[name] = family.Metric(labels=dict(labels), buckets=limits).observe
         self._fetch = fetch
         self._arrived = threading.Event()
-        self._event: Any = None
+        self._events: Mapping[int, Any] = {}
+        self._gauges: dict[int, dict[str, float]] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -136,17 +139,29 @@ class MetricsPublisher:
             except TritonUnavailable:
                 continue
             self._arrived.wait()
-            if isinstance(self._event, MetricsEvent):
-                self._publish(self._event)
+            self._publish(
+                {n: one for n, one in self._events.items() if isinstance(one, MetricsEvent)}
+            )
 
-    def _receive(self, event: Any) -> None:
-        self._event = event
+    def _receive(self, events: Mapping[int, Any]) -> None:
+        self._events = events
         self._arrived.set()
 
-    def _publish(self, event: MetricsEvent) -> None:
-        for name, values in event.values.items():
-            for value in values:
-                self._add[name](value)
+    def _publish(self, events: Mapping[int, MetricsEvent]) -> None:
+        """Add what all engines tell; gauges are sums, and of the KV cache the mean."""
+        told = self._gauges = {number: self._gauges.get(number, {}) for number in events}
+        fresh = set()
+        for number, event in events.items():
+            for name, values in event.values.items():
+                if name in _GAUGES:
+                    told[number][name] = values[-1]
+                    fresh.add(name)
+                    continue
+                for value in values:
+                    self._add[name](value)
+        for name in fresh:
+            known = [gauges[name] for gauges in told.values() if name in gauges]
+            self._add[name](sum(known) / (len(known) if name == KV_CACHE_USAGE else 1))
 
 
 def one_two_five(highest: int) -> list[int]:

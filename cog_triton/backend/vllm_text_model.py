@@ -7,22 +7,21 @@ thread receives events and sends responses, one more looks for disconnected clie
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.guest_client import GuestClient
+from cog_triton.backend.guest_client import GuestClients
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.engines.vllm.argument_types import types_of
+from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextRequest
 from cog_triton.errors import CogTritonError
-from cog_triton.keeper.engine_lease import keeper_name, locate_engine
+from cog_triton.keeper.engine_lease import locates
 from cog_triton.text.prompt_encoder import PromptEncoder
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -39,7 +38,7 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._types = types_of(parameters.text("vllm_version"))
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
-        self._client = GuestClient(partial(locate_engine, keeper_name(), os.getppid()))
+        self._client = GuestClients(locates())
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._images = parameters.image_limits()
@@ -87,7 +86,9 @@ class TritonPythonModel:
         text_request = _TextRequest(next(self._handles), parsed, sender, self._active)
         self._active[text_request.handle] = text_request
         try:
-            self._client.submit(text_request.handle, parsed.request, text_request.emit)
+            self._client.submit(
+                text_request.handle, parsed.request, text_request.emit, _prompt(parsed.request)
+            )
         except CogTritonError:
             self._active.pop(text_request.handle, None)
             raise
@@ -107,14 +108,20 @@ class TritonPythonModel:
             self._metrics.close()
         self._client.close()
 
-    def _fetch(self, request: Any, emit: Any) -> None:
-        self._client.submit(next(self._handles), request, emit)
+    def _fetch(self, request: Any, answer: Callable[[Mapping[int, Any]], None]) -> None:
+        self._client.ask_all(next(self._handles), request, answer)
 
     def _watch(self) -> None:
         while not self._closing.wait(self._check_period):
             for text_request in list(self._active.values()):
                 if text_request.is_disconnected():
                     self._client.cancel(text_request.handle)
+
+
+def _prompt(request: TextRequest | EmbeddingRequest) -> Sequence[int]:
+    """What tells prompts apart: token ids, else bytes of the text, as vLLM encodes it itself."""
+    ids = request.input_ids if isinstance(request, EmbeddingRequest) else ()
+    return ids or request.prompt.encode()
 
 
 class _TextRequest:

@@ -287,6 +287,7 @@ def _require_swappable(
         "--triton-only": triton_only,
         "--park": settings.park_engine,
         "SPARE_ENGINE": settings.spare_engine,
+        "ENGINE_REPLICAS": settings.engine_replicas > 1,
         "OPENAI_PORT=0": not settings.openai_port,
         "SERVED_MODEL_NAME": settings.served_model_name,
     }

@@ -133,6 +133,8 @@ class EngineFamily(ABC):
     request_decoder: ClassVar[str] = "cog_triton.engines.tensor_contract:decode_request"
     """Function that reads a request's input tensors in Triton's stubs."""
     resume_rules: ClassVar[ResumeRules] = ResumeRules()
+    replicable: ClassVar[bool] = False
+    """Whether several engines of it can serve behind one front end."""
     secrets: ClassVar[frozenset[str]] = frozenset()
     """Environment variables with secrets that the engine's process needs; others are removed."""
 
@@ -220,6 +222,11 @@ class EngineFamily(ABC):
     @property
     def world_size(self) -> int:
         """Number of ranks: processes of one GPU each; 0 for an engine that needs no GPU."""
+        return 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that an engine process of its own computes on; 0 for one that needs none."""
         return 0
 
     @property

@@ -6,6 +6,7 @@ Block counts have TensorRT-LLM's metric name, so that all families are read alik
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from typing_extensions import Self
@@ -47,6 +48,22 @@ class KVCacheStats:
         return values
 
     @classmethod
+    def of_engines(cls, engines: Sequence[Self]) -> Self | None:
+        """Statistics of several engines of one model, as of one; None of none."""
+        if not engines:
+            return None
+        blocks = _sum([one.blocks for one in engines])
+        weights = [one.blocks or 0 for one in engines] if blocks else [1] * len(engines)
+        used = sum(one.usage * weight for one, weight in zip(engines, weights, strict=True))
+        return cls(
+            used / sum(weights),
+            engines[0].block_size,
+            blocks,
+            _sum([one.prefix_queries for one in engines]),
+            _sum([one.prefix_hits for one in engines]),
+        )
+
+    @classmethod
     def from_metrics(cls, text: str) -> Self | None:
         """Read the statistics of the model ``tensorrt_llm`` in Triton's metrics; None: it has none.
 
@@ -65,6 +82,11 @@ class KVCacheStats:
         return cls(
             usage, _int(size), _int(blocks), _int(found.get((PREFIX_QUERIES, ""))), _int(hits)
         )
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _int(value: float | None) -> int | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.keeper.keeper_messages import (
     KEEPER_VARIABLE,
+    REPLICAS_VARIABLE,
     EngineSpec,
     Leased,
     LeaseRefused,
@@ -30,12 +33,17 @@ def keeper_name() -> str:
     return name
 
 
+def replica_count() -> int:
+    """Number of engines that the stubs of this Triton lease."""
+    return int(os.environ.get(REPLICAS_VARIABLE) or 1)
+
+
 class EngineLease:
     """Lease of one engine process at a time, of one stub."""
 
-    def __init__(self, keeper: str, spec: EngineSpec, owner: int = 0) -> None:
+    def __init__(self, keeper: str, spec: EngineSpec, owner: int = 0, replica: int = 0) -> None:
         """`owner` is the process id of the stub's tritonserver, killed when the stub dies."""
-        self._request = LeaseRequest(spec, owner)
+        self._request = LeaseRequest(spec, owner, replica)
         self._connection: Connection = local_socket.connect(keeper)
 
     def obtain(self) -> str:
@@ -61,13 +69,19 @@ class EngineLease:
         self._connection.close()
 
 
-def locate_engine(keeper: str, owner: int) -> str:
-    """Address of the engine leased to the tritonserver `owner`, for its other stubs.
+def locates() -> list[Callable[[], str]]:
+    """A `locate_engine` for each engine that is leased to the tritonserver of this stub."""
+    keeper, owner = keeper_name(), os.getppid()
+    return [partial(locate_engine, keeper, owner, number) for number in range(replica_count())]
+
+
+def locate_engine(keeper: str, owner: int, replica: int = 0) -> str:
+    """Address of the engine leased as `replica` to the tritonserver `owner`, for its other stubs.
 
     Waits for a moment; raises OSError or EOFError where there is none yet.
     """
     with local_socket.connect(keeper) as connection:
-        connection.send(Locate(owner))
+        connection.send(Locate(owner, replica))
         answer = connection.recv()
     if answer.address is None:
         raise ConnectionRefusedError("no engine is leased yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -163,11 +163,16 @@ class EnginePool:
         spare = [one.root_pid for one in alive if one.state is not EngineState.LEASED]
         return EnginesKept(tuple(leased), tuple(spare))
 
-    def kill_leased(self, reason: str) -> None:
-        """Kill all engines that are at work."""
+    def kill_leased(self, reason: str, replica: int | None = None) -> None:
+        """Kill the engines that are at work, or the one of them that is leased as `replica`."""
         for engine in self._engines:
-            if engine.state is EngineState.LEASED:
+            if engine.state is EngineState.LEASED and replica in (None, engine.replica):
                 engine.kill(reason)
+
+    def free_gpus(self, shares: Sequence[str]) -> str | None:
+        """The first of these shares of the GPUs that no living engine has; None without any."""
+        taken = [one.gpus for one in self._engines if one.state is not EngineState.DEAD]
+        return next((share for share in shares if share not in taken), None)
 
     async def close(self) -> None:
         """End all engines."""
@@ -221,7 +226,9 @@ class EnginePool:
             await engine.wait_until_cleaned_up()
 
     async def _follow(self, engine: KeptEngine) -> None:
-        self._tell(EngineDied(await engine.wait_until_dead(), engine.was_leased))
+        reason = await engine.wait_until_dead()
+        serving = len(self.kept().leased)
+        self._tell(EngineDied(reason, engine.was_leased, engine.replica, serving))
         _log.info("engine process %d %s", engine.number, await engine.clean_up())
         self._engines.remove(engine)
         self._logs.append(engine.log)

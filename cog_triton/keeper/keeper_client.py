@@ -12,8 +12,11 @@ from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
 from cog_triton.keeper.adoption import AdoptedKeeper, ParkingPlace, adopt
+from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_messages import (
+    GPUS,
     KEEPER_VARIABLE,
+    REPLICAS_VARIABLE,
     EngineDied,
     EngineLeased,
     EnginesKept,
@@ -39,8 +42,11 @@ class KeeperClient:
         spare: bool = False,
         place: ParkingPlace | None = None,
         name: str | None = None,
+        replicas: EngineReplicas = ONE,
     ) -> None:
         """With a `spare` it keeps another engine ready beside those at work.
+
+        Of several `replicas`, each is on GPUs of its own.
 
         With a `place` in a parking lot, the keeper and its engine can outlive this server. Of a
         `name` that others know, engines can rest.
@@ -52,11 +58,16 @@ class KeeperClient:
         self._spare = spare
         self._place = place
         self._adopted: AdoptedKeeper | None = None
-        self._options = [*(["spare"] if spare else []), *(["parks"] if name else [])]
+        self._replicas = replicas
+        self._options = [
+            *(["spare"] if spare else []),
+            *(["parks"] if name else []),
+            *(f"{GPUS}{share}" for share in replicas.gpus),
+        ]
         self._process: reaper.Reaped | None = None
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._deaths: asyncio.Queue[str] = asyncio.Queue()
+        self._deaths: asyncio.Queue[EngineDied] = asyncio.Queue()
         self._leased = asyncio.Event()
         self._kept = EnginesKept()
         self.lost = False
@@ -72,7 +83,12 @@ class KeeperClient:
     @property
     def variables(self) -> Mapping[str, str]:
         """What tritonserver's environment needs."""
-        return {KEEPER_VARIABLE: self.name}
+        return {KEEPER_VARIABLE: self.name, REPLICAS_VARIABLE: str(self._replicas.count)}
+
+    @property
+    def serving(self) -> int:
+        """Number of engines that are leased."""
+        return len(self._kept.leased)
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Start or adopt it, with the environment for engines; raises E2106 without one.
@@ -136,14 +152,14 @@ class KeeperClient:
         while not self._deaths.empty():
             self._deaths.get_nowait()
 
-    async def wait_for_death(self) -> str:
+    async def wait_for_death(self) -> EngineDied:
         """Wait until a leased engine, or the keeper itself, has died; returns what happened."""
         return await self._deaths.get()
 
-    def kill_engine(self, reason: str) -> None:
-        """Kill the leased engines, which are at fault; `wait_for_death` tells it."""
+    def kill_engine(self, reason: str, replica: int | None = None) -> None:
+        """Kill the engine leased as `replica`, or all, for a fault; `wait_for_death` tells it."""
         if self._writer is not None:
-            message_stream.send(self._writer, KillLeased(reason))
+            message_stream.send(self._writer, KillLeased(reason, replica))
 
     def spare_parked(self, *, stopped: bool) -> None:
         """Let go of an adopted keeper, as the server ends: `stopped`, or before it had an engine.
@@ -190,8 +206,9 @@ class KeeperClient:
                 elif isinstance(event, EnginesKept):
                     self._kept = event
                 elif isinstance(event, EngineDied) and event.leased:
-                    self._leased.clear()
-                    self._deaths.put_nowait(event.reason)
+                    if not event.serving:
+                        self._leased.clear()
+                    self._deaths.put_nowait(event)
         except EOFError:
             self._kept, self.lost = EnginesKept(), True
-            self._deaths.put_nowait("the engine keeper has died")
+            self._deaths.put_nowait(EngineDied("the engine keeper has died"))

@@ -16,6 +16,11 @@ from cog_triton.errors import CogTritonError
 
 KEEPER_VARIABLE = "COG_TRITON_ENGINE_KEEPER"
 """Environment variable of tritonserver with the name of the keeper's socket."""
+REPLICAS_VARIABLE = "COG_TRITON_ENGINE_REPLICAS"
+"""Environment variable of tritonserver with the number of engines that its stubs lease."""
+
+GPUS = "gpus="
+"""Begin of an argument of the keeper's program: the GPUs of one engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +71,12 @@ class LeaseRequest:
     """From a stub: lease an engine for the tritonserver `owner`, 0 for none.
 
     The connection is the lease; a second request on it says that the leased engine was lost.
+    `replica` tells the leases of one owner apart, from 0.
     """
 
     spec: EngineSpec
     owner: int
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """From another stub of tritonserver `owner`: where is the engine that is leased to it?"""
+    """From another stub of tritonserver `owner`: where is the engine leased as `replica`?"""
 
     owner: int
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +113,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class KillLeased:
-    """From the supervisor: kill the leased engines, since they are at fault."""
+    """From the supervisor: kill the engine leased as `replica`, or all, as they are at fault."""
 
     reason: str
+    replica: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +143,15 @@ class RestChanged:
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """To the supervisor: an engine process died; `leased` unless it was a spare."""
+    """To the supervisor: an engine process died; `leased` unless it was a spare.
+
+    `replica` is what it was leased as, `serving` the number of engines that are leased still.
+    """
 
     reason: str
-    leased: bool
+    leased: bool = True
+    replica: int = 0
+    serving: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 It listens on the socket NAME, in Linux's abstract namespace, for stubs that want an engine, for its
 engine processes, and for the supervisor; files go to DIRECTORY. With a third argument, "spare", it
-keeps another engine ready. SIGTERM ends it, and its engines.
+keeps another engine ready; each argument "gpus=0,1" is an engine's share of the GPUs, where there
+are several. SIGTERM ends it, and its engines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from cog_triton.errors import CogTritonError
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
+    GPUS,
     Attach,
     EngineEvent,
     EngineLeased,
@@ -49,19 +52,27 @@ class EngineKeeper:
     """Keeper of engine processes: serves every connection to its socket."""
 
     def __init__(
-        self, name: str, directory: Path, *, spare: bool = False, parks: bool = False
+        self,
+        name: str,
+        directory: Path,
+        *,
+        spare: bool = False,
+        parks: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
         """`name` is its socket; logs of engines go to `directory`; with a `spare` beside them.
 
-        `parks` says whether engines must be able to rest.
+        `parks` says whether engines must be able to rest. `gpus` are shares of them, one for each
+        engine; without any, all engines see all GPUs.
         """
         self._name = name
         self._directory = directory
         self._numbers = itertools.count(1)
         self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
         self._parks = spare or parks
+        self._gpus = gpus
         self._watchers: set[asyncio.StreamWriter] = set()
-        self._leases: dict[int, KeptEngine] = {}
+        self._leases: dict[tuple[int, int], KeptEngine] = {}
         self._leased = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,8 +89,10 @@ class EngineKeeper:
 
     def _start_engine(self, spec: EngineSpec) -> KeptEngine:
         number = next(self._numbers)
-        _log.info("engine process %d starts: %s", number, spec.engine)
-        return KeptEngine(number, spec, self._name, self._directory)
+        gpus = self._pool.free_gpus(self._gpus)
+        where = "" if gpus is None else f" on GPU {gpus}"
+        _log.info("engine process %d starts%s: %s", number, where, spec.engine)
+        return KeptEngine(number, spec, self._name, self._directory, gpus)
 
     def _tell(self, event: EngineEvent) -> None:
         for watcher in self._watchers:
@@ -105,7 +118,7 @@ class EngineKeeper:
             elif isinstance(message, LeaseRequest):
                 await self._serve_lease(message, reader, writer)
             elif isinstance(message, Locate):
-                await self._locate(message.owner, writer)
+                await self._locate(message, writer)
             elif isinstance(message, Watch):
                 await self._serve_watcher(reader, writer)
             elif isinstance(message, Rest | Rouse):
@@ -134,7 +147,7 @@ class EngineKeeper:
         self, request: LeaseRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Lease engines to one stub, one after the other, until it says `Release` or hangs up."""
-        owner = request.owner
+        owner, place = request.owner, (request.owner, request.replica)
         # By descriptor: a process that is gone may have its number taken by another.
         descriptor = os.pidfd_open(owner) if owner else None
         engine = None
@@ -147,7 +160,7 @@ class EngineKeeper:
                 try:
                     engine = await self._lease(message.spec, following)
                     if engine is not None:
-                        await self._publish(owner, engine)
+                        await self._publish(place, engine)
                         message_stream.send(writer, Leased(engine.address))
                         self._tell(EngineLeased())
                     message = await following
@@ -166,8 +179,8 @@ class EngineKeeper:
             if descriptor is not None:
                 os.close(descriptor)
             if engine is not None:
-                if self._leases.get(owner) is engine:
-                    del self._leases[owner]
+                if self._leases.get(place) is engine:
+                    del self._leases[place]
                 self._pool.release(engine)
 
     async def _lease(self, spec: EngineSpec, following: asyncio.Future[Any]) -> KeptEngine | None:
@@ -179,21 +192,24 @@ class EngineKeeper:
         leasing.cancel()
         return None
 
-    async def _publish(self, owner: int, engine: KeptEngine) -> None:
+    async def _publish(self, place: tuple[int, int], engine: KeptEngine) -> None:
         _log.info("engine process %d is leased", engine.number)
         async with self._leased:
-            self._leases[owner] = engine
+            self._leases[place] = engine
+            _, engine.replica = place
             self._leased.notify_all()
 
-    async def _locate(self, owner: int, writer: asyncio.StreamWriter) -> None:
+    async def _locate(self, asked: Locate, writer: asyncio.StreamWriter) -> None:
+        place = asked.owner, asked.replica
+
         def is_leased() -> bool:
-            engine = self._leases.get(owner)
+            engine = self._leases.get(place)
             return engine is not None and engine.state is EngineState.LEASED
 
         async with self._leased:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._leased.wait_for(is_leased), _LOCATE_S)
-        address = self._leases[owner].address if is_leased() else None
+        address = self._leases[place].address if is_leased() else None
         message_stream.send(writer, Leased(address))
 
     async def _serve_watcher(
@@ -204,15 +220,17 @@ class EngineKeeper:
             while True:
                 message = await message_stream.receive(reader)
                 if isinstance(message, KillLeased):
-                    self._pool.kill_leased(message.reason)
+                    self._pool.kill_leased(message.reason, message.replica)
         finally:
             self._watchers.discard(writer)
 
 
-async def _main(name: str, directory: Path, *, spare: bool, parks: bool) -> None:
+async def _main(
+    name: str, directory: Path, *, spare: bool, parks: bool, gpus: Sequence[str]
+) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await EngineKeeper(name, directory, spare=spare, parks=parks).serve(stop)
+    await EngineKeeper(name, directory, spare=spare, parks=parks, gpus=gpus).serve(stop)
 
 
 def main() -> None:
@@ -221,7 +239,8 @@ def main() -> None:
     log_format.configure("console", os.environ.get("LOG_LEVEL", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
     spare, parks = "spare" in options, "parks" in options
-    asyncio.run(_main(name, Path(directory), spare=spare, parks=parks))
+    gpus = [option.removeprefix(GPUS) for option in options if option.startswith(GPUS)]
+    asyncio.run(_main(name, Path(directory), spare=spare, parks=parks, gpus=gpus))
 
 
 if __name__ == "__main__":

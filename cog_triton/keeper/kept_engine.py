@@ -19,6 +19,7 @@ from cog_triton.keeper import engine_watchdog
 from cog_triton.keeper.keeper_messages import EngineSpec, Opened
 from cog_triton.keeper.sleep_messages import FallAsleep, SleepChanged, WakeUp
 from cog_triton.system import isolated_python, message_stream, reaper
+from cog_triton.system.gpus import VISIBLE_GPUS
 
 _log = logging.getLogger(__name__)
 _PROGRAM = "cog_triton.backend.engine_process"
@@ -48,10 +49,23 @@ class KeptEngine:
     output goes to `log`.
     """
 
-    def __init__(self, number: int, spec: EngineSpec, keeper: str, directory: Path) -> None:
-        """Start it; `keeper` is the socket of the keeper, `directory` is for its files."""
+    def __init__(
+        self,
+        number: int,
+        spec: EngineSpec,
+        keeper: str,
+        directory: Path,
+        gpus: str | None = None,
+    ) -> None:
+        """Start it; `keeper` is the socket of the keeper, `directory` is for its files.
+
+        `gpus` is its CUDA_VISIBLE_DEVICES, by default that of the keeper.
+        """
         self.number = number
         self.spec = spec
+        self.gpus = gpus
+        self.replica = 0
+        """What it is leased as, or was."""
         self.state = EngineState.LOADING
         self.address = f"{keeper}-{number}"
         self.log = directory / f"engine-{number}.log"
@@ -76,7 +90,7 @@ class KeptEngine:
             self._process = reaper.spawn(
                 [*command, keeper, str(number), self.address],
                 grace=_EXIT_GRACE_S,
-                env=_environment(spec, directory),
+                env=_environment(spec, directory, gpus),
                 stdout=log,
                 stderr=log,
             )
@@ -220,8 +234,12 @@ class KeptEngine:
         return code
 
 
-def _environment(spec: EngineSpec, directory: Path) -> Mapping[str, str] | None:
-    return isolated_python.environment(directory / "engine-python") if spec.isolated else None
+def _environment(spec: EngineSpec, directory: Path, gpus: str | None) -> Mapping[str, str] | None:
+    if not (spec.isolated or gpus):
+        return None
+    ours = dict(os.environ)
+    kept = isolated_python.environment(directory / "engine-python") if spec.isolated else ours
+    return {**kept, VISIBLE_GPUS: gpus} if gpus else kept
 
 
 def _ending(code: int | None) -> str:

@@ -87,9 +87,9 @@ class LotKeeper(EngineKeeper):
         super()._tell(event)
         self._end_if_empty()
 
-    async def _publish(self, owner: int, engine: KeptEngine) -> None:
+    async def _publish(self, place: tuple[int, int], engine: KeptEngine) -> None:
         self._used = True
-        await super()._publish(owner, engine)
+        await super()._publish(place, engine)
 
     async def _serve_other(
         self, message: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

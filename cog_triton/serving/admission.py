@@ -226,11 +226,23 @@ class Admission:
             if not self._paused:
                 self._paused, self._closed = True, False
                 self._order.died(ticket.stay for ticket in self._running)
-                fatal = [ticket for ticket in self._running if _is_fatal(ticket)]
-        for ticket in fatal:
-            ticket.fail(
-                FatalRequest(f"the engine died {MAX_DEATHS} times when it got this request")
-            )
+                fatal = self._fatal()
+        _condemn(fatal)
+
+    def lose(self, replica: int) -> None:
+        """One of several engines has died: what it had goes on at the others.
+
+        One that too many deaths are blamed on ends with E2108.
+        """
+        with self._changed:
+            self._order.lost((ticket.stay for ticket in self._running), replica)
+            fatal = self._fatal()
+            turns = self._next_turns()
+        _condemn(fatal)
+        _tell(turns)
+
+    def _fatal(self) -> list[Ticket]:
+        return [ticket for ticket in self._running if ticket.stay.blamed >= MAX_DEATHS]
 
     def hold(self, *, interrupt: bool) -> bool:
         """The engine is about to be stopped as planned: newcomers wait for its return.
@@ -270,8 +282,9 @@ class Admission:
             return self._changed.wait_for(lambda: not (self._running or self._queue), timeout)
 
 
-def _is_fatal(ticket: Ticket) -> bool:
-    return ticket.stay.blamed >= MAX_DEATHS
+def _condemn(tickets: Iterable[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.fail(FatalRequest(f"the engine died {MAX_DEATHS} times when it got this request"))
 
 
 def _tell(turns: Iterable[Ticket]) -> None:

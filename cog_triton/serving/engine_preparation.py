@@ -18,6 +18,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.images.image_limits import ImageLimits
+from cog_triton.keeper.engine_replicas import ONE, EngineReplicas, share_gpus
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -35,13 +36,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedEngine:
-    """An engine, its rendered model `repository` for `world_size` ranks, and its run directory."""
+    """An engine, its rendered model `repository` for `world_size` ranks, and its run directory.
+
+    `replicas` are how many of it serve.
+    """
 
     family: EngineFamily
     repository: Path
     run_dir: Path
     world_size: int
     adapters: AdapterStore | None = None
+    replicas: EngineReplicas = ONE
 
 
 async def prepare_engine(settings: Settings, weights: str | None = None) -> PreparedEngine:
@@ -65,6 +70,7 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
             ENGINE_MODEL, {**python, **config.arguments_of(ENGINE_MODEL)}
         )
     world_size = launch.world_size(settings, family.world_size or 1)
+    replicas = _replicas(settings, family)
     with work_dir_errors(settings.work_dir):
         run_dir = fresh_run_dir(settings.work_dir)
         _require_compatible(settings, family, config, run_dir)
@@ -73,7 +79,28 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
         repository = render_repository(
             family, config, run_dir / "model_repo", word_limits, ImageLimits.of(settings)
         )
-    return PreparedEngine(family, repository, run_dir, world_size, adapters)
+    return PreparedEngine(family, repository, run_dir, world_size, adapters, replicas)
+
+
+def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
+    """The engines of ENGINE_REPLICAS; raises E1005 for what they do not go with, and E1305."""
+    count = settings.engine_replicas
+    if count == 1:
+        return ONE
+    if not family.replicable:
+        raise InvalidArgument(
+            f"ENGINE_REPLICAS={count}: must be 1 with a {family.name} engine; start a server for"
+            " each, as a cluster does (deploy.md)"
+        )
+    clashes = {
+        "SPARE_ENGINE": settings.spare_engine,
+        "PARK_ENGINE (--park)": settings.park_engine,
+        "--swap": settings.cog_triton_swap or settings.cog_triton_engine_keeper_name,
+    }
+    for name, given in clashes.items():
+        if given:
+            raise InvalidArgument(f"ENGINE_REPLICAS={count}: must be 1 with {name}")
+    return share_gpus(count, family.gpus)
 
 
 def _load_adapters(

@@ -135,10 +135,11 @@ class TextGenerator:
         inbox = ThreadInbox()
         return Stream(Generation(self, request, inbox, ticket), inbox)
 
-    def probe(self, adapter: str | None = None) -> None:
+    def probe(self, adapter: str | None = None, transport: TokenTransport | None = None) -> None:
         """Readiness probe: generate one token, or an embedding; raises the coded error if it fails.
 
-        `adapter` is one to generate it with. The request does not go through admission, which is
+        `adapter` is one to generate it with, `transport` the way to one of several engines. The
+        request does not go through admission, which is
         closed until the engine is ready.
         """
         request = EngineRequest(
@@ -148,7 +149,7 @@ class TextGenerator:
             adapter=adapter,
             embeds=not self._limits.min_output,
         )
-        if not self._answered(request):
+        if not self._answered(request, transport):
             raise TritonUnknownError("the engine answered the first request without a token")
 
     def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
@@ -157,10 +158,12 @@ class TextGenerator:
         request = EngineRequest(input_ids=input_ids, sampling=sampling, end_id=-1)
         return [int(number) for number in self._answered(request)]
 
-    def _answered(self, request: EngineRequest) -> list[float]:
+    def _answered(
+        self, request: EngineRequest, transport: TokenTransport | None = None
+    ) -> list[float]:
         """All token ids of the answer, or the numbers of an embedding; raises its coded error."""
         inbox = ThreadInbox()
-        submission = self.transport.submit(request, {}, inbox.put)
+        submission = (transport or self.transport).submit(request, {}, inbox.put)
         found: list[float] = []
         try:
             while True:
@@ -333,6 +336,7 @@ class Generation:
                 return
             self._report_failure()
             raise
+        self.ticket.stay.replica = self._submission.replica
         if self.ticket.ended:
             self._submission.cancel()
 

@@ -29,6 +29,8 @@ class Stay:
     """Whether it was a suspect of a death since its last token."""
     blamed: int = 0
     """Deaths of which it was the only suspect since then, of the last one alone in the engine."""
+    replica: int = 0
+    """The engine that it was sent to last, of several."""
 
     @property
     def on_trial(self) -> bool:
@@ -42,6 +44,8 @@ class ResumeOrder:
     def __init__(self) -> None:
         self.epoch = 0
         """Deaths and planned stops so far."""
+        self._stopped = 0
+        self._deaths: dict[int, int] = {}
         self._waiting: set[Stay] = set()
         self._released: set[Stay] = set()
         self._prefilling: set[Stay] = set()
@@ -54,20 +58,37 @@ class ResumeOrder:
         return bool(self._released) or any(stay.suspect for stay in self._prefilling)
 
     def died(self, running: Iterable[Stay]) -> None:
-        """The engine died, maybe of one of the suspects."""
+        """The engine died, or the last of several, maybe of one of the suspects."""
         running = list(running)
         suspects = [stay for stay in running if stay.exposed]
         in_engine = [
-            stay for stay in running if stay.epoch == self.epoch and stay not in self._released
+            stay for stay in running if not self._is_lost(stay) and stay not in self._released
         ]
         self.stopped()
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
             stay.blamed += (in_engine if stay.on_trial else suspects) == [stay]
 
+    def lost(self, running: Iterable[Stay], replica: int) -> None:
+        """One of several engines died: what it had goes on at the others, at once.
+
+        Others run at those, so that whoever is on trial is not alone; its prefill is.
+        """
+        there = [stay for stay in running if stay.replica == replica]
+        suspects = [stay for stay in there if stay.exposed]
+        self.epoch += 1
+        self._deaths[replica] = self.epoch
+        self._prefilling.difference_update(there)
+        for stay in suspects:
+            stay.suspect, stay.exposed = True, False
+            stay.blamed += suspects == [stay]
+        self._released |= set(filter(self._is_lost, self._waiting))
+        self._in_doubt = self._waiting > self._released
+
     def stopped(self) -> None:
         """The engine was stopped on purpose: nobody is to blame."""
         self.epoch += 1
+        self._stopped = self.epoch
         self._prefilling.clear()
         self._in_doubt = False
 
@@ -75,11 +96,15 @@ class ResumeOrder:
         """A request was interrupted; it may go on at once if the engine has returned since."""
         self._prefilling.discard(stay)
         self._waiting.add(stay)
-        if stay.epoch < self.epoch:
+        if self._is_lost(stay):
             stay.exposed = False
             self._released.add(stay)
         else:
             self._in_doubt = True
+
+    def _is_lost(self, stay: Stay) -> bool:
+        """Whether the engine that it was sent to has ended since."""
+        return stay.epoch < max(self._stopped, self._deaths.get(stay.replica, 0))
 
     def release(self) -> None:
         """The engine is well: all may go on that wait now."""

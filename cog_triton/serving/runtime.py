@@ -28,6 +28,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.adapter_streams import AdapterStreams
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import max_batch_size
+from cog_triton.triton.replica_streams import ReplicaStatistics, ReplicaStreams
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.server import TritonServer
 from cog_triton.triton.step_session import StepStatistics
@@ -56,23 +57,31 @@ class Runtime:
         on_failed: Callable[[], None],
         observer: Observer | None = None,
         adapters: AdapterStore | None = None,
+        replicas: int = 1,
     ) -> None:
-        """`on_failed` is called on the supervisor's thread after it has given up."""
+        """`on_failed` is called on the supervisor's thread after it has given up.
+
+        `replicas` is the number of engines.
+        """
         self.settings = settings
         self.family = family
         self.tokenizer = tokenizer
         self.admission = admission
         self.adapters = adapters
         client = TritonClient(settings.triton_url, settings.triton_timeout, family.classify_error)
-        self.step_statistics: StepStatistics | None = None
+        self.step_statistics: StepStatistics | ReplicaStatistics | None = None
         transport: TokenTransport
+        engines: ReplicaStreams | None = None
         arguments = (
             settings.triton_url,
             settings.triton_timeout,
             family.classify_error,
             family.encode_request,
         )
-        if family.step_stream:
+        if replicas > 1:
+            transport = engines = ReplicaStreams(replicas, *arguments)
+            self.step_statistics = engines.statistics
+        elif family.step_stream:
             transport = steps = StepStream(*arguments)
             self.step_statistics = steps.statistics
         else:
@@ -90,7 +99,7 @@ class Runtime:
             resume_rules=family.resume_rules,
         )
         self.supervisor = Supervisor(
-            settings, server, client, transport, self.generator.probe, admission, on_failed
+            settings, server, client, transport, self.generator.probe, admission, on_failed, engines
         )
         self._draining = False
 
@@ -113,9 +122,15 @@ class Runtime:
         if tokenizer.chat_template is not None:
             template_process.POOL.warm_up()
         server = TritonServer(
-            settings, repository, prepared.run_dir, prepared.world_size, family.secrets
+            settings,
+            repository,
+            prepared.run_dir,
+            prepared.world_size,
+            family.secrets,
+            prepared.replicas,
         )
-        admission = admission_for(settings, max_batch_size(repository))
+        count = prepared.replicas.count
+        admission = admission_for(settings, count * max_batch_size(repository))
         runtime = cls(
             settings,
             family,
@@ -125,6 +140,7 @@ class Runtime:
             on_failed,
             observer,
             prepared.adapters,
+            count,
         )
         try:
             await runtime.supervisor.start()

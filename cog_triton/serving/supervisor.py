@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
@@ -19,6 +20,7 @@ from cog_triton.serving.memory_limit import MemoryLimit
 from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.liveness import ProcessLiveness
+from cog_triton.triton.replica_streams import ReplicaStreams
 from cog_triton.triton.server import TritonServer
 from cog_triton.triton.token_transport import TokenTransport
 
@@ -31,6 +33,7 @@ STABLE_S = 5.0
 _TICK_S = 0.1
 _CHECK_TIMEOUT_S = 30.0
 _CHECK_PAUSE_S = 5.0
+_DEATH_S = 10.0
 
 
 class SupervisorState(str, enum.Enum):
@@ -44,10 +47,18 @@ class SupervisorState(str, enum.Enum):
 
 
 class _Failure(NamedTuple):
-    """Failure, and whether Triton itself is well."""
+    """Failure, whether Triton itself is well, and the engine if others of it serve."""
 
     reason: str
     engine_only: bool
+    replica: int | None = None
+
+
+class _Sick(NamedTuple):
+    """An engine that fails its checks, None for the only one, and how."""
+
+    replica: int | None
+    reason: str
 
 
 class Supervisor:
@@ -61,6 +72,8 @@ class Supervisor:
     restarted on the same ports, at once and then with a backoff that doubles from 0.5 s to 30 s.
     It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness;
     a death for which a single request is to blame does not count.
+    With `replicas`, the death of an engine beside which others serve stops nothing: its requests go
+    on there.
     """
 
     def __init__(
@@ -69,11 +82,17 @@ class Supervisor:
         server: TritonServer,
         client: TritonClient,
         transport: TokenTransport,
-        probe: Callable[[], None],
+        probe: Callable[..., None],
         admission: Admission,
         on_failed: Callable[[], None],
+        replicas: ReplicaStreams | None = None,
     ) -> None:
-        """`probe` generates one token over `transport`; `on_failed` is called after giving up."""
+        """`probe` generates one token over `transport`; `on_failed` is called after giving up.
+
+        `replicas` are the `transport` of several engines, each of which `probe` takes as another
+        ``transport``.
+        """
+        self._replicas = replicas
         self._settings = settings
         self._server = server
         self._client = client
@@ -125,6 +144,12 @@ class Supervisor:
         keeper = self._server.keeper
         return keeper.engine_memory() if keeper is not None else {}
 
+    @property
+    def engines(self) -> int:
+        """Number of engines that serve; 1 where they compute inside tritonserver."""
+        keeper = self._server.keeper
+        return keeper.serving if keeper is not None else int(self.state is SupervisorState.READY)
+
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""
         self._call_on_loop(self._check_requested.set)
@@ -175,12 +200,24 @@ class Supervisor:
             if await self._restarted_as_planned(watch):
                 continue
             failure = watch.result()
+            if failure.replica is not None:
+                self._lose(failure.replica, failure.reason)
+                continue
             stable = time.monotonic() - self._ready_at >= STABLE_S
             blamed = self._admission.resumes and self._admission.suspects == 1
             failures = await self._restart(
                 failure._replace(reason=failure.reason + self._server.oom_hint()),
                 1 if stable else max(1, failures + (not blamed)),
             )
+
+    def _lose(self, replica: int, reason: str) -> None:
+        """One of several engines has died; Triton's stub leases another in its place."""
+        assert self._replicas is not None
+        _log.error("engine %d: %s%s; others serve", replica, reason, self._server.oom_hint())
+        self.restarts += 1
+        self._replicas.forget(replica)
+        self._admission.lose(replica)
+        self._check_requested.set()  # who fared ill at another engine meanwhile is to go on, too
 
     async def _restarted_as_planned(self, watch: asyncio.Future[Any]) -> bool:
         """Wait for a failure, and restart Triton if it exceeds its memory limit before."""
@@ -252,7 +289,7 @@ class Supervisor:
 
     async def _restart(self, failure: _Failure, failures: int) -> int:
         """Restart until it is ready, stopped or given up; returns the failures so far."""
-        reason, engine_only = failure
+        reason, engine_only, _ = failure
         while True:
             pause = min(_BACKOFF_S * 2 ** (failures - 2), _MAX_BACKOFF_S) if failures > 1 else 0.0
             # A failed start says Triton's last lines itself.
@@ -325,23 +362,35 @@ class Supervisor:
         """Wait for the first sign of failure, and describe it."""
         keeper = self._server.keeper
         with ProcessLiveness(self._server.root_pid) as processes:
-            watches = [asyncio.ensure_future(processes.wait_for_failure())]
+            deaths: list[asyncio.Future[Any]] = [
+                asyncio.ensure_future(processes.wait_for_failure())
+            ]
             if keeper is not None:
-                watches.append(asyncio.ensure_future(keeper.wait_for_death()))
-            deaths = set(watches)
+                deaths.append(asyncio.ensure_future(keeper.wait_for_death()))
             check = asyncio.ensure_future(self._watch_requested_checks())
-            watches += [check, asyncio.ensure_future(self._watch_readiness())]
+            watches = [*deaths, check, asyncio.ensure_future(self._watch_readiness())]
             try:
                 done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-                if not done & deaths:
+                if done.isdisjoint(deaths):
                     # What is dead refuses requests, too, but its death is the better reason.
                     await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
                 first = next(watch for watch in watches if watch.done())
-                if keeper is None or keeper.lost or first not in (watches[1], check):
-                    return _Failure(first.result(), engine_only=False)
-                if first is check:
-                    keeper.kill_engine(first.result())
-                return _Failure(first.result(), engine_only=True)
+                found = first.result()
+                if isinstance(found, str):
+                    return _Failure(found, engine_only=False)
+                if keeper is None or keeper.lost:
+                    return _Failure(found.reason, engine_only=False)
+                if isinstance(found, _Sick):
+                    keeper.kill_engine(found.reason, found.replica)
+                    if found.replica is None:
+                        return _Failure(found.reason, engine_only=True)
+                    _, of_engine = deaths
+                    await asyncio.wait({of_engine}, timeout=_DEATH_S)
+                    if not of_engine.done():
+                        return _Failure(found.reason, engine_only=True)
+                    found = of_engine.result()
+                others = self._replicas is not None and found.serving
+                return _Failure(found.reason, True, found.replica if others else None)
             finally:
                 for watch in watches:
                     watch.cancel()
@@ -360,28 +409,43 @@ class Supervisor:
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
 
-    async def _watch_requested_checks(self) -> str:
-        """Engine check after a failed request: fails if two one-token requests fail, too.
-
-        The first of them may have gone the way of the failed one, a connection that was breaking.
-        """
+    async def _watch_requested_checks(self) -> _Sick:
+        """Engine checks after failed requests; returns the first engine that fails them."""
         while True:
             await self._check_requested.wait()
             self._check_requested.clear()
-            for last in (False, True):
-                began = time.monotonic()
-                check = asyncio.ensure_future(asyncio.to_thread(self._probe))
-                if not await _done_within(check, _CHECK_TIMEOUT_S):
-                    if self._transport.last_token_at < began:
-                        silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
-                        return f"a request failed, and the engine has been {silence}"
-                    break
-                if not isinstance(error := check.exception(), CogTritonError):
-                    break
-                if last:
-                    return f"the engine fails every request: {error}"
+            if self._replicas is None:
+                if reason := await self._check(self._transport, self._probe):
+                    return _Sick(None, reason)
+            else:
+                # What has died is known then, and its requests go on as those of a dead engine.
+                await asyncio.sleep(_TICK_S)
+                for replica, stream in self._replicas.serving.items():
+                    probe = partial(self._probe, transport=stream)
+                    reason = await self._check(stream, probe)
+                    if reason and replica in self._replicas.serving:
+                        return _Sick(replica, reason)
             self._admission.release()
             await asyncio.sleep(_CHECK_PAUSE_S)
+
+    async def _check(self, transport: TokenTransport, probe: Callable[[], None]) -> str:
+        """Check of an engine: what is wrong with it, if two one-token requests fail; else blank.
+
+        The first of them may have gone the way of the failed one, a connection that was breaking.
+        """
+        for last in (False, True):
+            began = time.monotonic()
+            check = asyncio.ensure_future(asyncio.to_thread(probe))
+            if not await _done_within(check, _CHECK_TIMEOUT_S):
+                if transport.last_token_at < began:
+                    silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
+                    return f"a request failed, and the engine has been {silence}"
+                break
+            if not isinstance(error := check.exception(), CogTritonError):
+                break
+            if last:
+                return f"the engine fails every request: {error}"
+        return ""
 
 
 def _first_line(text: str) -> str:

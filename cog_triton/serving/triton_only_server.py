@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
+from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.serving.engine_preparation import prepare_engine
@@ -41,15 +42,21 @@ async def serve_triton_only(
         CogTritonError: what made the start fail.
     """
     rank = settings.cog_triton_rank
+    if repository is not None and settings.engine_replicas > 1:
+        raise InvalidArgument(
+            f"ENGINE_REPLICAS={settings.engine_replicas}: not with --model-repo, whose models are"
+            " served as they are"
+        )
     if not rank:
         ports.require_free(settings.triton_ports)
     open_files.raise_soft_limit()
-    repository, world_size, run_dir, secrets = await _model_repository(settings, repository)
+    prepared = await _model_repository(settings, repository)
+    repository, world_size, run_dir, secrets, replicas = prepared
     parking = EngineParkingAtStop(settings)
     settings = settings.model_copy(update={"cog_triton_parking": parking.name})
     door = None if rank else TritonDoor(settings)
     triton_settings = door.triton_settings if door else settings
-    server = TritonServer(triton_settings, repository, run_dir, world_size, secrets)
+    server = TritonServer(triton_settings, repository, run_dir, world_size, secrets, replicas)
     stops = _StopSignals()
     began = time.monotonic()
     starting = asyncio.ensure_future(_start(settings, server, leads=not rank))
@@ -102,8 +109,8 @@ class _StopSignals:
 
 async def _model_repository(
     settings: Settings, repository: Path | None
-) -> tuple[Path, int, Path, Collection[str]]:
-    """The model repository to serve, its ranks, the run directory, and secrets that it may need.
+) -> tuple[Path, int, Path, Collection[str], EngineReplicas]:
+    """The model repository, its ranks, the run directory, secrets that it may need, its engines.
 
     Models of the user's own may need any secret but this server's keys.
     """
@@ -117,10 +124,15 @@ async def _model_repository(
         require_usable(settings.work_dir)
         run_dir = fresh_run_dir(settings.work_dir)
         secrets = os.environ.keys() - SERVER_KEYS
-        return repository.resolve(), launch.world_size(settings, None), run_dir, secrets
+        return repository.resolve(), launch.world_size(settings, None), run_dir, secrets, ONE
     prepared = await prepare_engine(settings)
-    engine_secrets = prepared.family.secrets
-    return prepared.repository, prepared.world_size, prepared.run_dir, engine_secrets
+    return (
+        prepared.repository,
+        prepared.world_size,
+        prepared.run_dir,
+        prepared.family.secrets,
+        prepared.replicas,
+    )
 
 
 async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> None:
@@ -176,16 +188,22 @@ async def _wait_for_exit(
 
 
 async def _require_engines(keeper: KeeperClient, restarts: int) -> None:
-    """Watch engines die, which the keeper replaces; raises E2105 after too many in a row."""
+    """Watch engines die, which the keeper replaces; raises E2105 after too many in a row.
+
+    Of several, the last one counts.
+    """
     failures = 0
     while True:
         await keeper.wait_until_leased()
         leased_at = time.monotonic()
-        reason = await keeper.wait_for_death()
+        death = await keeper.wait_for_death()
+        if death.serving:
+            continue
         failures = 1 if time.monotonic() - leased_at >= STABLE_S else failures + 1
         if keeper.lost or failures > restarts:
             raise TritonUnavailable(
-                f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS): {reason}"
+                f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS):"
+                f" {death.reason}"
             )
 
 

@@ -6,6 +6,8 @@ import ctypes
 
 from cog_triton.errors import EngineIncompatible
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Variable of the GPUs that a process may use, in their order."""
 _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR of cuda.h
 _CAPABILITY_MINOR = 76
 _CUDA_SUCCESS = 0

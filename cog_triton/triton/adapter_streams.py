@@ -82,6 +82,8 @@ class AdapterStreams(RequestStreams):
 class _AdapterRequest:
     """One request, sent again once if its adapter was not loaded."""
 
+    replica = 0
+
     def __init__(
         self,
         streams: AdapterStreams,

@@ -34,6 +34,7 @@ input { name: "step_stream" data_type: TYPE_STRING dims: [1] optional: true }
 input { name: "step_command" data_type: TYPE_STRING dims: [1] optional: true }
 input { name: "step_handle" data_type: TYPE_INT64 dims: [1] optional: true }
 input { name: "step_number" data_type: TYPE_INT64 dims: [1] optional: true }
+input { name: "step_replica" data_type: TYPE_INT64 dims: [1] optional: true }
 input { name: "packed_input_ids" data_type: TYPE_STRING dims: [1] optional: true }
 input { name: "request_extras" data_type: TYPE_STRING dims: [1] optional: true }
 output { name: "step" data_type: TYPE_INT64 dims: [-1] }

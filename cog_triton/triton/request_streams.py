@@ -114,6 +114,8 @@ class RequestStreams:
 class _Stream:
     """One request: `Receiver` of its responses, and `Submission` of its caller."""
 
+    replica = 0
+
     def __init__(
         self,
         streams: RequestStreams,

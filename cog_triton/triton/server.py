@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
+from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.keeper.sleep_messages import CHECKPOINT_VARIABLE
 from cog_triton.settings import Settings
@@ -40,10 +41,12 @@ class TritonServer:
         work_dir: Path,
         world_size: int = 1,
         secrets: Collection[str] = (),
+        replicas: EngineReplicas = ONE,
     ) -> None:
         """`world_size` is the number of ranks to start, from `launch.world_size`.
 
-        `secrets` are the variables of our environment with secrets that Triton's processes get.
+        `secrets` are the variables of our environment with secrets that Triton's processes get,
+        `replicas` the engines of one that runs in a process.
         """
         self._secrets = secrets
         self._settings = settings
@@ -62,6 +65,7 @@ class TritonServer:
                 spare=settings.spare_engine,
                 place=place,
                 name=settings.cog_triton_engine_keeper_name,
+                replicas=replicas,
             )
         elif settings.park_engine:
             _log.warning("PARK_ENGINE: not with this engine, which computes inside tritonserver")

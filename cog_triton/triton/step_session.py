@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cog_triton.engines.step_items import decode
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
@@ -45,17 +45,31 @@ class StepStatistics:
     lag: int = 0
 
 
+class StepLoad(NamedTuple):
+    """Requests in an engine, and the tokens of those prompts that have brought no token yet."""
+
+    requests: int
+    waiting_tokens: int
+
+
 class StepSubmission:
     """A running request; `ends_at` is the step that has its end, once its answer told that."""
 
-    __slots__ = ("_session", "ends_at", "handle", "last_at", "put")
+    __slots__ = ("_sent_at", "_session", "ends_at", "handle", "last_at", "prompt", "put", "replica")
 
-    def __init__(self, session: StepSession, handle: int, put: Put) -> None:
+    def __init__(self, session: StepSession, handle: int, put: Put, prompt: int) -> None:
         self._session = session
+        self.replica = session.replica
         self.handle = handle
         self.put = put
-        self.last_at = time.monotonic()
+        self.prompt = prompt
+        self.last_at = self._sent_at = time.monotonic()
         self.ends_at: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has got nothing yet."""
+        return self.last_at == self._sent_at
 
     def cancel(self) -> None:
         """See `Submission.cancel`."""
@@ -96,13 +110,18 @@ class StepSession:
         timeout: float,
         statistics: StepStatistics,
         on_break: Callable[[], None] = lambda: None,
+        *,
+        replica: int = 0,
     ) -> None:
         """`send` sends a request to the model; `timeout` is in seconds between a request's items.
+
+        Its requests go to the engine `replica`.
 
         `on_break` is called on the reader's thread when the stream has ended unasked. Raises E2105
         when Triton cannot be reached.
         """
         self._send_request = send
+        self.replica = replica
         self.to_error = to_error
         self._timeout = timeout
         self._statistics = statistics
@@ -119,14 +138,24 @@ class StepSession:
         self._resend_at: float | None = None
         self._heard_at = time.monotonic()
         self._exchange: Exchange | None = None
-        self._exchange = send(self._command("open"), self, True)
+        which = {"step_replica": replica} if replica else {}
+        self._exchange = send(self._command("open", **which), self, True)
         if self.closed:  # the reader was faster
             self._exchange.abort()
 
-    def submit(self, values: Mapping[str, Any], put: Put) -> StepSubmission:
-        """Send a request, at once or when the stream is open; raises E2105 if it has ended."""
+    @property
+    def load(self) -> StepLoad:
+        """What the engine has to do for those that run."""
+        running = list(self.running.values())
+        return StepLoad(len(running), sum(one.prompt for one in running if one.waits))
+
+    def submit(self, values: Mapping[str, Any], put: Put, prompt: int = 0) -> StepSubmission:
+        """Send a request, at once or when the stream is open; raises E2105 if it has ended.
+
+        `prompt` is the number of its tokens.
+        """
         handle = next(self._handles)
-        submission = self.running[handle] = StepSubmission(self, handle, put)
+        submission = self.running[handle] = StepSubmission(self, handle, put, prompt)
         if self.closed:  # it closed since the caller looked
             self.running.pop(handle, None)
             raise TritonUnavailable("the connection to the engine has ended; try again")

@@ -12,12 +12,18 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.triton.response_events import ToError
-from cog_triton.triton.step_session import StepSession, StepStatistics, StepSubmission
+from cog_triton.triton.step_session import (
+    StepLoad,
+    StepSession,
+    StepStatistics,
+    StepSubmission,
+)
 from cog_triton.triton.token_transport import Put
 from cog_triton.triton.triton_connections import Exchange, Receiver, TritonConnections
 
@@ -37,8 +43,10 @@ class StepStream:
         timeout: float,
         to_error: ToError,
         encode_request: Callable[[EngineRequest], dict[str, Any]],
+        replica: int = 0,
     ) -> None:
-        """`timeout` is in seconds between tokens of a request."""
+        """`timeout` is in seconds between tokens of a request; `replica` is one of the engines."""
+        self._replica = replica
         self._timeout = timeout
         self._to_error = to_error
         self._encode_request = encode_request
@@ -54,16 +62,35 @@ class StepStream:
         """See `TokenTransport.last_token_at`."""
         return self.statistics.last_token_at
 
+    @property
+    def load(self) -> StepLoad | None:
+        """What its engine has to do for us; None while it takes no requests."""
+        session = self._session
+        if session is None or session.closed or not session.ready.is_set():
+            return None
+        return session.load
+
     def open(self) -> None:
         """See `TokenTransport.open`; waits until the engine's process is connected, too."""
-        with self._lock:
-            session = self._session
-            if session is None or session.closed:
-                session = self._session = self._new_session()
+        session = self.begin_to_open()
         session.ready.wait()
         if session.error is not None:
             raise session.error
         self._wanted = True
+
+    def begin_to_open(self) -> StepSession:
+        """Connect, without waiting for the engine's process."""
+        with self._lock:
+            session = self._session
+            if session is None or session.closed:
+                session = self._session = self._new_session()
+        return session
+
+    def keep_open(self) -> None:
+        """Open it, and again whenever it breaks, without waiting."""
+        self._wanted = True
+        with suppress(TritonUnavailable):  # it is tried again
+            self.begin_to_open()
 
     def disconnect(self) -> None:
         """See `TokenTransport.disconnect`."""
@@ -93,10 +120,17 @@ class StepStream:
         ids = array("i", values.pop("input_ids"))
         values["packed_input_ids"] = base64.b64encode(ids.tobytes()).decode()
         del values["input_lengths"]
-        return session.submit(values, put)
+        return session.submit(values, put, len(ids))
 
     def _new_session(self) -> StepSession:
-        return StepSession(self._send, self._to_error, self._timeout, self.statistics, self._reopen)
+        return StepSession(
+            self._send,
+            self._to_error,
+            self._timeout,
+            self.statistics,
+            self._reopen,
+            replica=self._replica,
+        )
 
     def _send(self, values: Mapping[str, Any], receiver: Receiver, streams: bool) -> Exchange:
         path = f"{_GENERATE}_stream" if streams else _GENERATE

@@ -18,7 +18,9 @@ Put = Callable[[StepItem], None]
 
 
 class Submission(Protocol):
-    """A request that was handed to the engine."""
+    """A request that was handed to the engine `replica`, 0 if there is only one."""
+
+    replica: int
 
     def cancel(self) -> None:
         """Stop the engine's work on it, from any thread; items may still arrive."""

@@ -1,7 +1,7 @@
 import fcntl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import clean_environment
@@ -11,6 +11,8 @@ from stack import REPOSITORY, Stack, processes_of
 from tensorrt_llm_tree import Installation, install, models
 
 from cog_triton.artifact.engine_tar import unpack
+from cog_triton.engines.mock import mock_directory
+from cog_triton.text.tokenizer import EngineTokenizer
 
 clean_environment.clean()
 
@@ -43,6 +45,37 @@ def stack(engine_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     running = Stack(tmp_path_factory.mktemp("stack"), str(engine_tar))
     with running.served():
         yield running
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    stacks: list[Stack] = []
+
+    def make(engine: object = None, **environment: str) -> Stack:
+        name = tmp_path / f"work{len(stacks)}"
+        environment = {"SERVED_MODEL_NAME": "any", **environment}
+        stacks.append(Stack(name, None if engine is None else str(engine), **environment))
+        stacks[-1].start()
+        stacks[-1].until_ready()
+        return stacks[-1]
+
+    yield make
+    for item in stacks:
+        item.close()
+
+
+@pytest.fixture(scope="module")
+def says(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """What the mock says in so many tokens."""
+    engine = mock_directory.make_engine(tmp_path_factory.mktemp("engines"))
+    ids = mock_directory.read_model(engine).output_ids
+    tokenizer = EngineTokenizer.load(engine).tokenizer
+
+    def said(count: int) -> str:
+        text = str(tokenizer.decode([ids[place % len(ids)] for place in range(count)]))
+        return text.rstrip("\N{REPLACEMENT CHARACTER}")  # of a character that is not complete
+
+    return said
 
 
 @pytest.fixture(scope="session")

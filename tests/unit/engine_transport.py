@@ -92,6 +92,8 @@ class EngineTransport:
 
 
 class _Submission:
+    replica = 0
+
     def __init__(self, transport: EngineTransport, handle: int) -> None:
         self._transport = transport
         self._handle = handle

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from cog_triton.keeper.adoption import ParkingPlace
+from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.system import reaper
 
@@ -18,9 +19,14 @@ class Keeper:
     """A keeper process, whose deaths of engines are read on a loop of its own."""
 
     def __init__(
-        self, directory: Path, *, spare: bool = False, place: ParkingPlace | None = None
+        self,
+        directory: Path,
+        *,
+        spare: bool = False,
+        place: ParkingPlace | None = None,
+        replicas: EngineReplicas = ONE,
     ) -> None:
-        self.client = KeeperClient(directory, spare=spare, place=place)
+        self.client = KeeperClient(directory, spare=spare, place=place, replicas=replicas)
         self.directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -35,7 +41,7 @@ class Keeper:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)  # type: ignore[arg-type]
 
     def death(self) -> str:
-        return str(self.run(self.client.wait_for_death()))
+        return self.run(self.client.wait_for_death()).reason
 
     def kill_engine(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self.client.kill_engine, reason)

@@ -47,7 +47,11 @@ def exported() -> dict[str, set[str]]:
     runtime: Any = SimpleNamespace(
         admission=SimpleNamespace(running=1, waiting=2),
         supervisor=SimpleNamespace(
-            error=None, restarts=0, planned_restarts=0, engine_memory=lambda: {"leased": 1}
+            error=None,
+            restarts=0,
+            planned_restarts=0,
+            engines=1,
+            engine_memory=lambda: {"leased": 1},
         ),
         step_statistics=SimpleNamespace(lag=1, lost_steps=0),
         adapters=None,

@@ -270,6 +270,7 @@ class FakeTransport:
     """Token transport of which the test is the other side."""
 
     last_token_at = 0.0
+    replica = 0
 
     def __init__(self) -> None:
         self.cancelled = 0

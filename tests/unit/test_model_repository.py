@@ -74,6 +74,7 @@ def test_the_step_model_is_a_guest_of_the_engine_with_its_inputs(tmp_path: Path)
         "step_command",
         "step_handle",
         "step_number",
+        "step_replica",
         "packed_input_ids",
         "request_extras",
     }

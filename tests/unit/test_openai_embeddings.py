@@ -22,6 +22,8 @@ ABLE = Abilities(generation=False, embeddings=True)
 
 
 class Submitted:
+    replica = 0
+
     def __init__(self, request: EngineRequest, put: Put) -> None:
         self.request, self.put = request, put
         self.cancelled = threading.Event()

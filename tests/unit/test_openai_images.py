@@ -25,7 +25,9 @@ A, B = image(color=0xFF0000), image("JPEG", (20, 20))
 
 
 class Transport:
-    """Answers each request with two tokens, and the length of its prompt."""
+    """Answers each request with two tokens, and the length of its prompt; its own submission."""
+
+    replica = 0
 
     def __init__(self) -> None:
         self.requests: list[EngineRequest] = []

@@ -120,3 +120,65 @@ def test_who_hears_of_a_death_after_the_restart_goes_on_at_once() -> None:
     order.died([late])
     order.add(late)
     assert order.next_turns() == [late]
+
+
+def several(order: ResumeOrder, *engines: int, exposed: int = 0) -> list[Stay]:
+    """Requests in several engines, the first `exposed` of them without a token."""
+    return [
+        Stay(number, order.epoch, number < exposed, replica=engine)
+        for number, engine in enumerate(engines)
+    ]
+
+
+def test_the_death_of_one_of_several_engines_concerns_its_requests_alone() -> None:
+    order = ResumeOrder()
+    made = several(order, 0, 1, 0, 1, exposed=2)
+    order.lost(made, 0)
+    assert [stay.blamed for stay in made] == [1, 0, 0, 0]
+    assert [stay.exposed for stay in made] == [False, True, False, False]
+    assert order.next_turns() == []
+    for stay in (made[2], made[0]):
+        order.add(stay)
+    assert order.next_turns() == [made[2]], "at once, and the suspect later"
+    order.proven(made[2])
+    assert order.next_turns() == [made[0]]
+
+
+def test_requests_that_were_interrupted_before_the_death_is_known_go_on_with_it() -> None:
+    order = ResumeOrder()
+    made = several(order, 0, 0, 1)
+    order.add(made[0])
+    order.add(made[2])  # lost on its way, and its engine is well
+    assert order.next_turns() == []
+    order.lost(made, 0)
+    assert order.next_turns() == [], "the other one's engine may be dead"
+    order.remove(made[2])
+    order.add(made[1])
+    order.release()
+    assert order.next_turns() == [made[0], made[1]]
+
+
+def test_who_goes_on_at_another_engine_is_lost_with_that() -> None:
+    order = ResumeOrder()
+    made = several(order, 0, 1)
+    order.lost(made, 0)
+    order.add(made[0])
+    assert order.next_turns() == [made[0]]
+    made[0].epoch, made[0].replica, made[0].exposed = order.epoch, 1, True
+    order.lost(made, 0)  # the successor of the one that died
+    assert (made[0].exposed, made[0].blamed) == (True, 0)
+    order.lost(made, 1)
+    assert (made[0].exposed, made[0].blamed, made[1].blamed) == (False, 1, 0)
+
+
+def test_a_killer_is_caught_though_others_run_beside_it() -> None:
+    order = ResumeOrder()
+    killer, *others = made = several(order, 0, 0, 1, 1, exposed=1)
+    for engine in (0, 1, 0):
+        order.lost(made, engine)
+        order.add(killer)
+        for _ in range(2):
+            for stay in order.next_turns():
+                stay.epoch, stay.exposed, stay.replica = order.epoch, True, 1 - engine
+    assert killer.blamed == MAX_DEATHS
+    assert not any(stay.blamed for stay in others)

@@ -35,6 +35,8 @@ GONE = TritonUnavailable("the engine's process has ended; try again later")
 
 
 class Submission:
+    replica = 0
+
     def __init__(self, request: EngineRequest, put: Put) -> None:
         self.request = request
         self.put = put

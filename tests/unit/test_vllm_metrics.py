@@ -70,21 +70,22 @@ def test_no_publisher_where_triton_has_no_metrics(
 def test_every_value_is_published_under_its_metric(publisher: Callable[..., Any]) -> None:
     answers = queue.Queue[Any]()
     answers.put(None)  # the engine is still loading
-    answers.put(
-        MetricsEvent(
-            {
-                "vllm:prompt_tokens_total": [5],
-                "vllm:request_params_n": [1, 2],
-                "vllm:kv_cache_usage_perc": [0.5],
-            }
-        )
-    )
+    first = {
+        "vllm:prompt_tokens_total": [5],
+        "vllm:request_params_n": [1, 2],
+        "vllm:kv_cache_usage_perc": [0.5],
+    }
+    answers.put({0: MetricsEvent(first)})
+    others = {"vllm:kv_cache_usage_perc": [0.25], "vllm:num_requests_running": [2]}
+    answers.put({0: MetricsEvent({}), 1: MetricsEvent(others)})  # another engine, and it is idle
+    others = {"vllm:prompt_tokens_total": [3], "vllm:num_requests_running": [1]}
+    answers.put({0: MetricsEvent(others), 1: MetricsEvent({"vllm:prompt_tokens_total": [4]})})
     done = queue.Queue[None]()
 
     def fetch(request: Any, emit: Callable[[Any], None]) -> None:
         if answers.empty():
             done.put(None)
-            emit(MetricsEvent({}))
+            emit({0: MetricsEvent({})})
         elif (answer := answers.get()) is None:
             raise TritonUnavailable("the engine is still loading; try again later")
         else:
@@ -94,11 +95,12 @@ def test_every_value_is_published_under_its_metric(publisher: Callable[..., Any]
     done.get(timeout=20)
     running.close()
     made = MetricFamily.made
-    assert made.pop("vllm:prompt_tokens_total") == [5]
+    assert made.pop("vllm:prompt_tokens_total") == [5, 3, 4]
     assert made.pop("vllm:request_params_n") == [1, 2]
-    assert made.pop("vllm:kv_cache_usage_perc") == [0.5]
+    assert made.pop("vllm:kv_cache_usage_perc") == [0.5, 0.375]
+    assert made.pop("vllm:num_requests_running") == [2, 3]
     assert not any(made.values())
-    assert len(made) == 11
+    assert len(made) == 10
 
 
 def test_nothing_is_buffered_before_the_first_fetch() -> None:

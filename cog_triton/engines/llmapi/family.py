@@ -16,11 +16,11 @@ from cog_triton.system.secret_variables import HUB_TOKENS
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.backend.replicated_engine import engine_opener
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(
-    LeasedEngine.opener("cog_triton.engines.llmapi.llmapi_host:LLMAPIHost")
+    engine_opener("cog_triton.engines.llmapi.llmapi_host:LLMAPIHost")
 )
 '''
 _OPTIONS = {"engine_python": "", "cancellation_check_period_ms": "100"}

@@ -21,12 +21,12 @@ from cog_triton.engines.resume_rules import ResumeRules
 MAX_LORA_RANK = 64
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.backend.replicated_engine import engine_opener
 from cog_triton.backend.token_model import make_token_model
 from cog_triton.engines.mock.mock_request import decode_request
 
 TritonPythonModel = make_token_model(
-    LeasedEngine.opener("cog_triton.engines.mock.engine:MockEngine"), decode_request
+    engine_opener("cog_triton.engines.mock.engine:MockEngine"), decode_request
 )
 '''
 
@@ -35,6 +35,7 @@ class MockFamily(EngineFamily):
     """Mock family, detected by ``mock.json``; `defaults` of requests are final after `render`."""
 
     name = "mock"
+    replicable = True
     request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
     # Penalties do not change its text.
     resume_rules = ResumeRules(frequency_penalty="sequence", presence_penalty="sequence")

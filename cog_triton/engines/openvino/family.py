@@ -23,11 +23,11 @@ from cog_triton.errors import (
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.backend.replicated_engine import engine_opener
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(
-    LeasedEngine.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
+    engine_opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
 )
 '''
 
@@ -140,6 +140,7 @@ class OpenVINOFamily(EngineFamily):
     """OpenVINO family, detected by ``openvino_model.xml``."""
 
     name = "openvino"
+    replicable = True
 
     @property
     def abilities(self) -> Abilities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,18 @@ _log = logging.getLogger(__name__)
 
 TEXT_MODEL = "vllm_model"
 _MAX_LOGPROBS = 20
+_SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 # vllm/config/lora.py of 0.26 and 0.33.
 DEFAULT_MAX_LORA_RANK = 16
 # vllm/config/cache.py; a share of a GPU's memory, of which contexts take some, too.
 _MEMORY_SHARE, _ROOM = 0.92, 0.94
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.backend.replicated_engine import engine_opener
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(
-    LeasedEngine.opener("cog_triton.engines.vllm.engine_host:VLLMHost")
+    engine_opener("cog_triton.engines.vllm.engine_host:VLLMHost")
 )
 '''
 _ENGINE_OPTIONS = {
@@ -54,6 +56,7 @@ class VLLMFamily(EngineFamily):
     """vLLM family, detected by ``model.json``."""
 
     name = "vllm"
+    replicable = True
     extra_models = (TEXT_MODEL,)
     resume_rules = ResumeRules(frequency_penalty="logit_bias")
     secrets = HUB_TOKENS  # vLLM downloads weights by itself
@@ -93,6 +96,11 @@ class VLLMFamily(EngineFamily):
             hidden_size=self._model.hidden_size,
             layers=self._model.layers,
         )
+
+    @property
+    def gpus(self) -> int:
+        """See `EngineFamily.gpus`; by all the ways that model.json spreads the model in."""
+        return math.prod(int(self._model.arguments.get(name) or 1) for name in _SPREADS)
 
     @property
     def abilities(self) -> Abilities:

@@ -120,6 +120,7 @@ class HTTPListeners:
             lambda: supervisor.planned_restarts,
             reason="memory",
         )
+        metrics.register_gauge("engines", "Engines that serve", lambda: supervisor.engines)
         metrics.registry.register(EngineMemory(supervisor.engine_memory))
         if (steps := runtime.step_statistics) is not None:
             metrics.register_gauge(

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 
 from world import World
 
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.backend.replicated_engine import engine_opener
 from cog_triton.backend.token_model import make_token_model
 
-Served = make_token_model(
-    LeasedEngine.opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
-)
+Served = make_token_model(engine_opener("cog_triton.engines.openvino.engine:OpenVINOPipeline"))
 
 
 class TritonPythonModel(Served):

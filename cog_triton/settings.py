@@ -314,6 +314,10 @@ class Settings(BaseSettings):
         ge=0,
         description="The one rank to start here, where a launcher starts each (multi-gpu.md).",
     )
+    lws_worker_index: OptionalInt = Field(
+        None, ge=0, description="This node of a vLLM engine; 0 answers requests (multi-gpu.md)."
+    )
+    lws_leader_address: OptionalText = Field(None, description="Address of node 0.")
     mpirun: OptionalPath = Field(None, description="Open MPI's mpirun. Unset: the one in `PATH`.")
     mpirun_args: str = Field("", description="More options for mpirun.")
     mpi_hosts: str | None = Field(

@@ -82,7 +82,13 @@ SECTIONS = {
         "mpirun_args",
     ),
     "Several ranks": (
-        *("mpi_hosts", "cog_triton_rank", "trtllm_orchestrator"),
+        *(
+            "mpi_hosts",
+            "cog_triton_rank",
+            "lws_worker_index",
+            "lws_leader_address",
+            "trtllm_orchestrator",
+        ),
         "trtllm_orchestrator_spawn_processes",
     ),
     "The builder": ("cog_triton_output_dir", "cog_triton_step_python", "trtllm_dir"),

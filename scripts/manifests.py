@@ -24,9 +24,9 @@ CHART = DEPLOY / "helm"
 SCHEMA = CHART / "values.schema.json"
 NOT_OF_VALUES = frozenset(
     """COG_HOST COG_TRITON_API_KEY COG_TRITON_CONFIG COG_TRITON_DRAIN_FILE COG_TRITON_ENGINE
-    COG_TRITON_KEY_AT_DOOR COG_TRITON_WORK_DIR DRAIN_TIMEOUT ENGINE_DIR METRICS_PUBLIC MPIRUN_ARGS
-    MPI_HOSTS OPENAI_API_KEY OPENAI_PORT PORT SERVED_MODEL_NAME TRITON_HTTP_PORT
-    TRITON_METRICS_PORT TRITON_START_TIMEOUT""".split()  # noqa: SIM905
+    COG_TRITON_KEY_AT_DOOR COG_TRITON_WORK_DIR DRAIN_TIMEOUT ENGINE_DIR LWS_LEADER_ADDRESS
+    LWS_WORKER_INDEX METRICS_PUBLIC MPIRUN_ARGS MPI_HOSTS OPENAI_API_KEY OPENAI_PORT PORT
+    SERVED_MODEL_NAME TRITON_HTTP_PORT TRITON_METRICS_PORT TRITON_START_TIMEOUT""".split()  # noqa: SIM905
 )
 """Variables that the value `settings` does not take: others decide on them, or the image does."""
 _HELMS = re.compile(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*\n", re.MULTILINE)
@@ -49,6 +49,9 @@ _SCALER = "ScaledObject"
 MANIFESTS = {
     "kubernetes-single.yaml": Manifest("one-gpu-vllm", "One GPU, without Helm."),
     "leaderworkerset.yaml": Manifest("several-nodes", "One engine on two nodes, without Helm."),
+    "leaderworkerset-vllm.yaml": Manifest(
+        "several-nodes-vllm", "One model of vLLM on two nodes, without Helm."
+    ),
     "inference-pool.yaml": Manifest(
         "inference-pool",
         "Servers behind a Gateway that routes by their metrics, without Helm.",

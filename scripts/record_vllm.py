@@ -42,6 +42,8 @@ CALLS = [
     ("vllm/outputs.py", "EmbeddingRequestOutput", ["from_base"]),
     ("vllm/outputs.py", "EmbeddingOutput", ["from_base"]),
     ("vllm/engine/arg_utils.py", "EngineArgs", ["create_engine_config"]),
+    ("vllm/v1/executor/multiproc_executor.py", "MultiprocExecutor",
+     ["__init__", "start_worker_monitor"]),
     ("vllm/renderers/base.py", "BaseRenderer", ["render_cmpl_async"]),
     ("vllm/multimodal/media/image.py", "ImageMediaIO", ["load_bytes"]),
 ]  # fmt: skip

@@ -91,6 +91,19 @@ def serve(
         int | None,
         typer.Option(min=1, metavar="N", help="Ranks, a GPU for each (WORLD_SIZE)."),
     ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="With nnodes in a model.json: which node this is;"
+            " others than 0 compute for it (LWS_WORKER_INDEX).",
+        ),
+    ] = None,
+    leader: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Address of node 0 (LWS_LEADER_ADDRESS)."),
+    ] = None,
     park: Annotated[
         bool,
         typer.Option(
@@ -184,6 +197,8 @@ def serve(
 
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
 
+    Example: cog-triton serve model --node-rank 1 --leader gpu-1
+
     Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
     """
     from cog_triton.models.model_name import recognize
@@ -217,6 +232,8 @@ def serve(
             **mock,
             "cog_triton_engine": engine_name,
             "world_size": world_size,
+            "lws_worker_index": node_rank,
+            "lws_leader_address": leader,
             "park_engine": park or None,
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
@@ -235,6 +252,15 @@ def serve(
             )
         if given and not settings.cog_triton_engine:
             raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
+        if settings.lws_worker_index:
+            if swap or others or triton_only or settings.cog_triton_engine:
+                raise InvalidArgument(
+                    "--node-rank (LWS_WORKER_INDEX): not with --swap, --triton-only or --engine"
+                )
+            from cog_triton.serving.engine_node import serve_node
+
+            serve_node(prepared(settings, name, family, update, None), say)
+            return
         if not triton_only:
             require_ports(settings, host, port)
         if others or swap:

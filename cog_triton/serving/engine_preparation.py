@@ -7,6 +7,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cog_triton.artifact import compatibility
 from cog_triton.download.redaction import redact_address
@@ -15,6 +16,7 @@ from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.vllm.family import VLLMFamily
+from cog_triton.engines.vllm.nodes import LEADER
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.images.image_limits import ImageLimits
@@ -55,20 +57,10 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     Cheap checks come first: a bad config is reported before any weights are fetched. Raises the
     coded error of the first check that fails.
     """
-    if settings.cog_triton_engine is None:
-        compatibility.require_gpu(settings.cog_triton_sm)
-    require_usable(settings.work_dir)
-    config = find_serve_config(settings.cog_triton_config)
-    family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
-    if isinstance(family, MockFamily):
-        config = config.with_overrides(ENGINE_MODEL, settings.mock_options)
-    if isinstance(family, VLLMFamily) and settings.cog_triton_vllm_untested:
-        config = config.with_overrides(ENGINE_MODEL, {ALLOW_UNTESTED: "true"})
-    if isinstance(family, VLLMFamily) and settings.cog_triton_vllm_python:
-        python = {"engine_python": str(settings.cog_triton_vllm_python)}
-        config = config.with_overrides(
-            ENGINE_MODEL, {**python, **config.arguments_of(ENGINE_MODEL)}
-        )
+    family, config = await open_configured(settings, weights)
+    if isinstance(family, VLLMFamily) and family.nodes > 1:
+        _refuse_with_nodes(settings, family.nodes)
+        _log.info("the engine is ready once all %d nodes have joined", family.nodes)
     world_size = launch.world_size(settings, family.world_size or 1)
     replicas = _replicas(settings, family)
     with work_dir_errors(settings.work_dir):
@@ -101,6 +93,41 @@ def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
         if given:
             raise InvalidArgument(f"ENGINE_REPLICAS={count}: must be 1 with {name}")
     return share_gpus(count, family.gpus)
+
+
+async def open_configured(
+    settings: Settings, weights: str | None = None
+) -> tuple[EngineFamily, ServeConfig]:
+    """Fetch and open the engine; returns it with its serve config, which settings add to."""
+    if settings.cog_triton_engine is None:
+        compatibility.require_gpu(settings.cog_triton_sm)
+    require_usable(settings.work_dir)
+    config = find_serve_config(settings.cog_triton_config)
+    family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
+    more: dict[str, Any] = {}
+    if isinstance(family, MockFamily):
+        more = settings.mock_options
+    if isinstance(family, VLLMFamily):
+        if settings.cog_triton_vllm_untested:
+            more[ALLOW_UNTESTED] = "true"
+        if settings.lws_leader_address and family.nodes > 1:
+            more[LEADER] = settings.lws_leader_address
+        python = settings.cog_triton_vllm_python
+        if python and "engine_python" not in config.arguments_of(ENGINE_MODEL):
+            more["engine_python"] = str(python)
+    return family, config.with_overrides(ENGINE_MODEL, more) if more else config
+
+
+def _refuse_with_nodes(settings: Settings, nodes: int) -> None:
+    """Raise E1005 for what would want a second engine on the nodes, or this one off its GPUs."""
+    for name, given in {
+        "SPARE_ENGINE": settings.spare_engine,
+        "PARK_ENGINE": settings.park_engine,
+        "--swap": settings.cog_triton_engine_keeper_name,
+        "ENGINE_REPLICAS": settings.engine_replicas > 1,
+    }.items():
+        if given:
+            raise InvalidArgument(f"{name}: not with an engine of {nodes} nodes (model.json)")
 
 
 def _load_adapters(

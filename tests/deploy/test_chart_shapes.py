@@ -16,6 +16,7 @@ from cog_triton import __version__
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.vllm.model_arguments import read_arguments
 from cog_triton.engines.vllm.model_directory import read_model
+from cog_triton.engines.vllm.nodes import check_nodes
 from cog_triton.settings import Settings
 from cog_triton.triton.serve_config import load_serve_config
 
@@ -194,6 +195,31 @@ def test_several_nodes() -> None:
     assert "ports" not in ingress[1]  # mpirun and NCCL choose theirs
     # LeaderWorkerSet makes a headless Service of the set's own name.
     assert ("Service", "cog-triton") not in manifests
+
+
+def test_several_nodes_of_vllm(tmp_path: Path) -> None:
+    manifests = rendered(example("several-nodes-vllm"))
+    spec = manifests["LeaderWorkerSet", "cog-triton"]["spec"]["leaderWorkerTemplate"]
+    assert (spec["size"], spec["restartPolicy"]) == (2, "None")
+    leader, worker = container(manifests), spec["workerTemplate"]["spec"]["containers"][0]
+    # The same command, told apart by LeaderWorkerSet's variables; only the leader listens.
+    assert leader["args"] == [*worker["args"], "--host", "0.0.0.0"]
+    assert worker["args"] == ["cog-triton", "serve"]
+    assert worker["resources"] == leader["resources"]
+    assert worker["volumeMounts"] == leader["volumeMounts"]
+    assert "ports" not in worker
+    of_the_leader = {"OPENAI_PORT", "DRAIN_TIMEOUT"}
+    names = {item["name"] for item in worker["env"]}
+    assert names == variables(manifests).keys() - of_the_leader >= {"COG_WEIGHTS", "HF_TOKEN"}
+    text = manifests["ConfigMap", "cog-triton"]["data"]["model.json"]
+    parallel = {"nnodes": 2, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+    assert json.loads(text).items() >= parallel.items()
+    (tmp_path / "model.json").write_text(text)
+    check_nodes(tmp_path / "model.json", read_arguments(tmp_path))
+    own = example("several-nodes-vllm", model__vllm={"tensor_parallel_size": 16})
+    model = json.loads(rendered(own)["ConfigMap", "cog-triton"]["data"]["model.json"])
+    assert model["tensor_parallel_size"] == 16
+    assert "pipeline_parallel_size" not in model
 
 
 def test_the_cpu_demo_asks_for_no_gpu() -> None:

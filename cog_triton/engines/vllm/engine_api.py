@@ -43,29 +43,9 @@ def open_engine(
     Raises E1305 for a version that was never run, unless `allow_untested`, E1201 for arguments
     that this vLLM does not have, E1202 for values it refuses.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import vllm
-
-    if warning := require_tested(vllm.__version__, allow_untested=allow_untested):
-        _log.warning("%s", warning)
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
+    engine_args, config, context = _configured(arguments, allow_untested=allow_untested)
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    refuse_unknown(arguments, known, vllm.__version__)
-    refuse_missing(arguments)
-    context = UsageContext.OPENAI_API_SERVER  # whose defaults are those of a server
-    try:
-        engine_args = AsyncEngineArgs(**arguments)
-        config = engine_args.create_engine_config(usage_context=context)
-    except CogTritonError:
-        raise
-    except Exception as error:
-        if not is_refusal(error):
-            raise
-        raise InvalidPredictorConfig(f"model.json: vLLM refuses it: {error}") from error
     return AsyncLLM.from_vllm_config(
         vllm_config=config,
         usage_context=context,
@@ -74,6 +54,47 @@ def open_engine(
         aggregate_engine_logging=engine_args.aggregate_engine_logging,
         disable_log_stats=engine_args.disable_log_stats,
     )
+
+
+def run_node(arguments: Mapping[str, Any], *, allow_untested: bool = False) -> None:
+    """Run a node's workers of an engine whose leader is elsewhere, until one of them ends.
+
+    As ``vllm serve --headless`` does; raises as `open_engine`.
+    """
+    _, config, _ = _configured(arguments, allow_untested=allow_untested, headless=True)
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    executor = MultiprocExecutor(config, monitor_workers=False)
+    executor.start_worker_monitor(inline=True)
+
+
+def _configured(
+    arguments: Mapping[str, Any], *, allow_untested: bool, headless: bool = False
+) -> tuple[Any, Any, Any]:
+    """AsyncEngineArgs, the VllmConfig that they make, and the context that it was made for."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import vllm
+
+    if warning := require_tested(vllm.__version__, allow_untested=allow_untested):
+        _log.warning("%s", warning)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    refuse_unknown(arguments, known, vllm.__version__)
+    refuse_missing(arguments)
+    context = UsageContext.OPENAI_API_SERVER  # whose defaults are those of a server
+    try:
+        engine_args = AsyncEngineArgs(**arguments)
+        config = engine_args.create_engine_config(usage_context=context, headless=headless)
+    except CogTritonError:
+        raise
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        raise InvalidPredictorConfig(f"model.json: vLLM refuses it: {error}") from error
+    return engine_args, config, context
 
 
 class StepOutputs:

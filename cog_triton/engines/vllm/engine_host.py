@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -31,6 +32,14 @@ from cog_triton.engines.vllm.host_messages import EmbeddingRequest, MetricsReque
 from cog_triton.engines.vllm.image_decoding import decode_images, image_error
 from cog_triton.engines.vllm.image_models import check_images
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.node_link import Hello, LeaderLinks
+from cog_triton.engines.vllm.nodes import (
+    LEADER,
+    fingerprint,
+    network_variables,
+    node_arguments,
+    nodes_of,
+)
 from cog_triton.engines.vllm.running_request import RunningRequest
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
@@ -54,8 +63,10 @@ class VLLMHost:
         *,
         allow_untested: bool = False,
         registry: AdapterRegistry | None = None,
+        links: LeaderLinks | None = None,
     ) -> None:
         self._model = model
+        self._links = links
         self._registry = registry
         self._loras: dict[int, Any] = {}
         self._loading = asyncio.Lock()
@@ -93,7 +104,10 @@ class VLLMHost:
             model = replace(model, arguments=parkable(model.arguments))
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
-        return cls(model, allow_untested=untested, registry=registry)
+        links = None
+        if model.nodes > 1:
+            model, links = _joined_by_all(model, parameters.get(LEADER))
+        return cls(model, allow_untested=untested, registry=registry, links=links)
 
     def serve(self, control: Connection, listener: socket.socket) -> None:
         """Serve all who connect to `listener`, until `control` asks to stop.
@@ -102,6 +116,8 @@ class VLLMHost:
         """
         try:
             self._loop.run_until_complete(self._serve(control, listener))
+            if self._links is not None:
+                self._links.close()
         finally:
             control.close()
             self._engine.shutdown()
@@ -354,6 +370,22 @@ class VLLMHost:
                 self._death = error
                 raise
             await asyncio.sleep(_HEALTH_PERIOD_S)
+
+
+def _joined_by_all(model: VLLMModel, leader: str | None) -> tuple[VLLMModel, LeaderLinks]:
+    """The model with the leader's arguments, once all nodes are there; E1005 for its address."""
+    nodes = nodes_of(model.arguments, leader)
+    links = LeaderLinks(nodes, Hello(0, installed_version(), fingerprint(model)))
+    for name, value in network_variables(links.address).items():
+        os.environ.setdefault(name, value)
+    links.wait(_die_of)
+    return replace(model, arguments=node_arguments(model.arguments, nodes, 0, links.address)), links
+
+
+def _die_of(reason: str) -> None:
+    """End this process at once: what is left of the engine waits for a node that is gone."""
+    _log.error("the engine ends, and is loaded again: %s", reason)
+    os._exit(1)
 
 
 def _forget(

@@ -18,6 +18,7 @@ from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_models import images_of
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.nodes import LEADER, nodes_of
 from cog_triton.engines.vllm.vllm_version import (
     ALLOW_UNTESTED,
     installed_version,
@@ -49,6 +50,7 @@ _ENGINE_OPTIONS = {
     "engine_python": "",
     "cancellation_check_period_ms": "100",
     ALLOW_UNTESTED: "false",
+    LEADER: "",
 }
 
 
@@ -74,6 +76,11 @@ class VLLMFamily(EngineFamily):
         super().__init__(directory, limits, model.tokenizer_dir)
         self._model = model
         self._version: str | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Machines that the engine is spread over."""
+        return self._model.nodes
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -150,7 +157,10 @@ class VLLMFamily(EngineFamily):
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself
         config.parameters.clear()
         options["engine_dir"] = str(self.directory.resolve())
-        options[SPARE_LOADS] = _spare_loads(self._model.arguments)
+        if self.nodes > 1:  # which cannot be parked
+            nodes_of(self._model.arguments, options[LEADER])
+        else:
+            options[SPARE_LOADS] = _spare_loads(self._model.arguments)
         for name, value in options.items():
             config.parameters[name].string_value = value
         return _MODEL_PY

@@ -14,6 +14,7 @@ from cog_triton.engines.vllm.model_arguments import (
     read_loras,
     read_object,
 )
+from cog_triton.engines.vllm.nodes import check_nodes, node_count
 from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig
 
 # vLLM's default for GPUs below 70 GB; the running engine reports the real value.
@@ -40,6 +41,11 @@ class VLLMModel:
         return (self.arguments.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS) * engines
 
     @property
+    def nodes(self) -> int:
+        """Machines that the engine is spread over."""
+        return node_count(self.arguments)
+
+    @property
     def embeds(self) -> bool:
         """Whether model.json has vLLM make embeddings (``runner``, ``convert``) instead of text."""
         runner = self.arguments.get("runner") or "auto"
@@ -56,6 +62,7 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
     """
     arguments = read_arguments(directory, version)
     where = directory / MODEL_FILE
+    check_nodes(where, arguments)
     named = arguments.get("model") or ("." if (directory / "config.json").is_file() else None)
     if named is None:
         raise InvalidPredictorConfig(

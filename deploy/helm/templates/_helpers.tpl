@@ -37,6 +37,11 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- if or .Values.model.hub .Values.model.vllm }}true{{ end }}
 {{- end }}
 
+{{- /* Whether several nodes are one mpirun; otherwise vLLM's own nodes. */}}
+{{- define "cog-triton.mpi" -}}
+{{- if and (gt (int .Values.nodes) 1) (not (include "cog-triton.vllm" .)) }}true{{ end }}
+{{- end }}
+
 {{- define "cog-triton.weights" -}}
 {{- with .Values.model }}
 {{- if include "cog-triton.vllm" $ }}/model
@@ -52,12 +57,18 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- if gt (int .Values.gpus) 1 }}
 {{- $_ := set $arguments "tensor_parallel_size" (int .Values.gpus) }}
 {{- end }}
+{{- if gt (int .Values.nodes) 1 }}
+{{- $_ := set $arguments "nnodes" (int .Values.nodes) }}
+{{- if not (hasKey .Values.model.vllm "tensor_parallel_size") }}
+{{- $_ := set $arguments "pipeline_parallel_size" (int .Values.nodes) }}
+{{- end }}
+{{- end }}
 {{- merge (deepCopy .Values.model.vllm) $arguments | toPrettyJson }}
 {{- end }}
 
 {{- define "cog-triton.serve.yaml" -}}
 {{- $serve := deepCopy .Values.serve }}
-{{- if gt (int .Values.nodes) 1 }}
+{{- if include "cog-triton.mpi" . }}
 {{- $nodes := dict "tensorrt_llm" (dict "args" (dict "num_nodes" (int .Values.nodes))) }}
 {{- $serve = mergeOverwrite $serve $nodes }}
 {{- end }}
@@ -99,17 +110,19 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- if .model.vllm.model }}
 {{- fail "model.vllm.model: set model.hub, or model.claim and model.path" }}
 {{- end }}
-{{- if gt (int .nodes) 1 }}
+{{- if and (gt (int .nodes) 1) (lt (int .gpus) 1) }}
+{{- fail "gpus: needed for several nodes" }}
+{{- end }}
+{{- $several := or (gt (int .replicas) 1) .keda.enabled (gt (int .nodes) 1) }}
+{{- if include "cog-triton.mpi" $ }}
 {{- if not .ssh.existingSecret }}{{ fail "ssh.existingSecret: needed for several nodes" }}{{ end }}
 {{- if not (and .model.claim .work.claim) }}
 {{- fail "model.claim, work.claim: needed for several nodes, ReadWriteMany; they may be the same" }}
 {{- end }}
-{{- if include "cog-triton.vllm" $ }}
-{{- fail "nodes: only TensorRT-LLM engines run on several; no model.hub, no model.vllm" }}
-{{- end }}
-{{- if lt (int .gpus) 1 }}{{ fail "gpus: needed for several nodes" }}{{ end }}
-{{- else if and .work.claim (or (gt (int .replicas) 1) .keda.enabled) }}
-{{- fail "work.claim: for one replica; several need a work.storageClass, or neither" }}
+{{- else if .ssh.existingSecret }}
+{{- fail "ssh.existingSecret: for several nodes of TensorRT-LLM; vLLM's need no ssh" }}
+{{- else if and .work.claim $several }}
+{{- fail "work.claim: for one replica of one node; several need a work.storageClass, or neither" }}
 {{- end }}
 {{- if and .work.claim .work.storageClass }}
 {{- fail "work.claim, work.storageClass: set one of them alone" }}

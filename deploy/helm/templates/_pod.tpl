@@ -102,18 +102,35 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
+{{- /* Variables of every pod that loads the model. */}}
+{{- define "cog-triton.env" -}}
+- {name: COG_WEIGHTS, value: {{ include "cog-triton.weights" . | quote }}}
+{{- if include "cog-triton.serve.yaml" . }}
+- {name: COG_TRITON_CONFIG, value: /config/serve.yaml}
+{{- end }}
+- {name: TRITON_START_TIMEOUT, value: {{ .Values.timeouts.tritonStart | quote }}}
+{{- with .Values.huggingFace }}
+{{- if .existingSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}}
+{{- end }}
+{{- end }}
+{{- range $name, $value := .Values.settings }}
+- {name: {{ $name }}, value: {{ include "cog-triton.setting" $value | quote }}}
+{{- end }}
+{{- with .Values.env }}
+  {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
 {{- define "cog-triton.server" -}}
 {{ include "cog-triton.container" . }}
 env:
-  - {name: COG_WEIGHTS, value: {{ include "cog-triton.weights" . | quote }}}
+  {{- include "cog-triton.env" . | nindent 2 }}
 {{- with .Values.model.name }}
   - {name: SERVED_MODEL_NAME, value: {{ . | quote }}}
 {{- end }}
-{{- if include "cog-triton.serve.yaml" . }}
-  - {name: COG_TRITON_CONFIG, value: /config/serve.yaml}
-{{- end }}
   - {name: OPENAI_PORT, value: "8080"}
-  - {name: TRITON_START_TIMEOUT, value: {{ .Values.timeouts.tritonStart | quote }}}
   - {name: DRAIN_TIMEOUT, value: {{ .Values.timeouts.drain | quote }}}
 {{- with .Values.auth }}
 {{- if .existingSecret }}
@@ -123,18 +140,6 @@ env:
 {{- end }}
 {{- if or .Values.auth.metricsPublic .Values.gateway.endpointPicker.enabled }}
   - {name: METRICS_PUBLIC, value: "1"} # an endpoint picker sends no key
-{{- end }}
-{{- with .Values.huggingFace }}
-{{- if .existingSecret }}
-  - name: HF_TOKEN
-    valueFrom: {secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}}
-{{- end }}
-{{- end }}
-{{- range $name, $value := .Values.settings }}
-  - {name: {{ $name }}, value: {{ include "cog-triton.setting" $value | quote }}}
-{{- end }}
-{{- with .Values.env }}
-  {{- toYaml . | nindent 2 }}
 {{- end }}
 ports:
   - {name: openai, containerPort: 8080}

@@ -38,7 +38,13 @@ class EngineArgs:
                 max_num_queued_reqs=getattr(self, "max_num_queued_reqs", None),
                 max_num_queued_tokens=getattr(self, "max_num_queued_tokens", None),
             ),
-            parallel_config=SimpleNamespace(data_parallel_size=self.data_parallel_size or 1),
+            parallel_config=SimpleNamespace(
+                data_parallel_size=self.data_parallel_size or 1,
+                nnodes=self.nnodes or 1,
+                node_rank=self.node_rank or 0,
+                master_addr=self.master_addr,
+                master_port=self.master_port,
+            ),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=1024),
             engine_args=self,
         )

@@ -23,6 +23,7 @@ from vllm.v1.engine import (
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.pooling import Pooled
 from vllm.v1.engine.repeating import Sequence
+from vllm.v1.executor.multiproc_executor import RemoteWorkers
 from vllm.v1.metrics.loggers import PrefixCacheStats, SchedulerStats
 
 
@@ -141,6 +142,7 @@ class EngineCore:
         self._prefix = PrefixCacheStats()
         self._cached: set[tuple[int, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
+        self._workers = RemoteWorkers(vllm_config.parallel_config)
         self.paused = False
 
     def pause(self, *, abort: bool) -> None:
@@ -176,6 +178,7 @@ class EngineCore:
     async def _step(self) -> None:
         while self.live and not self.paused:
             await asyncio.sleep(self._delay)
+            await self._workers.step()
             if self._hold and self._hold.exists():
                 continue
             if self._resources.engine_dead:

@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import arguments
 
-PHASES = ("assembled", "machine", "operations", "refusal", "checks", "small", "large", "start")
+PHASES = ("assembled", "machine", "operations", "refusal", "checks", "small", "bench",
+          "bench-python", "start")  # fmt: skip
 _ABOUT = """\
 Check and measure a vLLM image, and the same wheels without pruning, on this machine's GPU.
 
@@ -21,7 +22,8 @@ operations  single operations give the same bits over the image's libraries and 
 refusal     started for another GPU, the image refuses (E1305)
 checks      two models served by its entry point, each through all checks, and a crash
 small       beside vllm serve of the whole wheels, with its front ends in Python and in Rust
-large       the same with a model of 8B, one front end at a time
+bench       the same with a model of 8B and the Rust front end
+bench-python  the same with the Python one
 start       seconds to READY and to the first token: first, again, without bytecode
 
 many, kill, pair, abilities and peer of scripts/verify-gpu --help only if they are named.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import multicast
-from arguments import MAX_AT_ONCE
 from servers import START_TIMEOUT_S, Ours, VLLMServe, vllm_words
 
 from cog_triton.system.ports import free_ports
@@ -76,8 +75,6 @@ class Container:
             "COG_WEIGHTS": str(engine),
             "COG_TRITON_CONFIG": f"{_WORK}/serve.yaml",
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
-            "COG_MAX_CONCURRENCY": "500",  # as many as it takes
-            "MAX_QUEUE": str(MAX_AT_ONCE),
             "SERVED_MODEL_NAME": "verify",
             **environment,
         }

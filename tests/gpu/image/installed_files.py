@@ -11,10 +11,10 @@ from pathlib import Path
 
 from digests import sha256
 
-_PLACES = ("/opt", "/usr/local", "/usr/lib/python3", sys.prefix, sys.base_prefix)
+PLACES = ("/opt", "/usr/local", "/usr/lib/python3", sys.prefix, sys.base_prefix)
 
 
-def find(wanted: Iterable[tuple[str, int]], places: Iterable[str] = _PLACES) -> dict[str, Path]:
+def find(wanted: Iterable[tuple[str, int]], places: Iterable[str] = PLACES) -> dict[str, Path]:
     """Path by SHA-256 for those of `wanted`, (SHA-256, size), that are below `places`."""
     digests: defaultdict[int, set[str]] = defaultdict(set)
     for digest, size in wanted:
@@ -26,6 +26,15 @@ def find(wanted: Iterable[tuple[str, int]], places: Iterable[str] = _PLACES) -> 
             if digest in digests[path.stat().st_size]:
                 found.setdefault(digest, path)
     return found
+
+
+def restored(delta: Path, theirs: Path) -> bytes:
+    """The file that `delta` (zstd --patch-from) makes of `theirs`; needs backports.zstd."""
+    from backports import zstd
+
+    options = {zstd.DecompressionParameter.window_log_max: 31}
+    old = zstd.ZstdDict(theirs.read_bytes(), is_raw=True).as_prefix
+    return bytes(zstd.decompress(delta.read_bytes(), zstd_dict=old, options=options))
 
 
 def _files(places: Iterable[str]) -> Iterator[tuple[Path, int]]:

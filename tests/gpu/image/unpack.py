@@ -105,13 +105,10 @@ class Unpacking:
         pieces = sorted((self.kit.directory / "extra").glob(f"{row['sha256']}-*"))
         if pieces:
             return zstd.decompress(b"".join(piece.read_bytes() for piece in pieces))
-        theirs = self.there[row["of"]].read_bytes()
+        theirs = self.there[row["of"]]
         if not row["delta"]:
-            return theirs
-        options = {zstd.DecompressionParameter.window_log_max: 31}
-        old = zstd.ZstdDict(theirs, is_raw=True).as_prefix
-        delta = (self.root / row["delta"]).read_bytes()
-        return bytes(zstd.decompress(delta, zstd_dict=old, options=options))
+            return theirs.read_bytes()
+        return installed_files.restored(self.root / row["delta"], theirs)
 
 
 def below(item: tarfile.TarInfo, target: str) -> tarfile.TarInfo:

@@ -25,7 +25,7 @@ from endpoints import Endpoint, TritonIds, events
 from image_servers import Container
 from prompts import Prompt
 from results import Phase
-from servers import Ours, Server, running
+from servers import Ours, Server
 
 _ASSEMBLY_S = 900
 _DOUBLES = REPOSITORY / "tests" / "doubles"
@@ -65,7 +65,6 @@ class ImageDriver(verify.Driver):
             "assembled": self.assembled,
             "operations": partial(operations.compare, self.image, self.peer, self.logs),
             "refusal": self.refusal,
-            "large": self.large_bench,
             "start": partial(starts.measure, self),
         }
 
@@ -110,21 +109,6 @@ class ImageDriver(verify.Driver):
         finally:
             server.stop()
 
-    def large_bench(self, phase: Phase) -> None:
-        """Benchmark the large model; two engines of it fit on one GPU, so one peer at a time."""
-        mine = self.ours("large-ours", self.large, END_ID="-1")
-        until, began = self.until, time.monotonic()
-        with running(mine):
-            self.put_start(phase, mine)
-            for share, rust in ((0.6, False), (1.0, True)):
-                self.until = began + (until - began) * share
-                theirs = self.theirs("large", self.large, rust=rust)
-                own = self.endpoints(mine)
-                with running(*(server for _, server in theirs)):
-                    for _, server in theirs:
-                        self.put_start(phase, server)
-                    self.compare(phase, self.large, [*theirs, *(own[1:2] if rust else own)])
-
     def compare(
         self,
         phase: Phase,
@@ -147,11 +131,6 @@ class ImageDriver(verify.Driver):
             name = f"{model.name}: {tokens} greedy tokens of {number} prompts, pruned as whole"
             phase.check(name, same == number and different > 0, (same, whole[:1], pruned[:1]))
         super().compare(phase, model, endpoints, count)
-
-    def _bare(self, name: str, model: Path) -> list[tuple[Endpoint, Server]]:
-        if self.rehearsal:
-            return []
-        return [pair for rust in (False, True) for pair in self.theirs(name, model, rust=rust)]
 
     def theirs(self, name: str, model: Path, *, rust: bool) -> list[tuple[Endpoint, Server]]:
         """See `Driver.theirs`."""

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from endpoints import Endpoint
@@ -14,8 +15,10 @@ from processes import cores, cpu_seconds
 from prompts import Prompt
 
 INPUT_TOKENS = OUTPUT_TOKENS = 256
+# For TTFT with one request at a time, which few long answers do not tell.
+_SHORT_REQUESTS, _SHORT_TOKENS = 24, 8
 # Requests of one measurement, by how many run at once.
-REQUESTS = {1: 6, 64: 128, 256: 512, 512: 1024}
+REQUESTS = {1: 4, 64: 128, 256: 512, 512: 1024, 1024: 2048}
 
 Roles = Callable[[], Mapping[int, str]]
 
@@ -74,6 +77,10 @@ class Bench:
         before = cpu_seconds(doing)
         measured = measure(endpoint, prompts, len(prompts), concurrency, self._output_tokens)
         used = cores(doing, before, cpu_seconds(doing), measured.seconds)
+        if concurrency == 1:
+            texts = self._prompts[-_SHORT_REQUESTS:]
+            short = measure(endpoint, texts, _SHORT_REQUESTS, 1, _SHORT_TOKENS)
+            measured = replace(measured, ttft_p50=short.ttft_p50, ttft_p99=short.ttft_p99)
         print(f"  round {number} {measured}  cores {used}", flush=True)
         self._keep({"round": number, **measured.as_dict(), "server_cores": used})
 
@@ -110,6 +117,8 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, 
                 found.setdefault(endpoint, {})[str(concurrency)] = {
                     **{name: statistics.median(r[name] for r in chosen) for name in numbers},
                     "cores": statistics.median(sum(r["server_cores"].values()) for r in chosen),
+                    "least": min(r["tokens_per_s"] for r in chosen),
+                    "most": max(r["tokens_per_s"] for r in chosen),
                     "rounds": len(chosen),
                     "errors": sum(len(r["errors"]) for r in chosen),
                 }

@@ -3,7 +3,8 @@
 Definitions: TTFT is from the moment before a request is sent to its first event with text. ITL are
 the times between reads that brought text, of one stream; what comes in one read came at once. TPOT
 is (end - first) / (tokens - 1) of a request. Tokens a second are all output tokens over the time
-from the first request sent to the last answer read.
+from the first request sent to the last answer read. Goodput are the requests a second whose TTFT
+and TPOT were within `SLO`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from endpoints import Endpoint
 from prompts import Prompt
 
+SLO = {"ttft_s": 2.0, "tpot_s": 0.03}
 _LAG_PERIOD_S = 0.01
 _TIMEOUT_S = 240
 _START_S = 60
@@ -57,6 +59,8 @@ class LoadResult:
     itl_p50: float
     itl_p99: float
     tpot_p50: float
+    tpot_p99: float
+    goodput: float
     tokens_per_read: float
     load_processes: int
     load_lag_p99: float
@@ -81,7 +85,7 @@ def measure(
     endpoint: Endpoint, prompts: Sequence[Prompt], requests: int, concurrency: int, max_tokens: int
 ) -> LoadResult:
     """Send `requests` requests, `concurrency` at once, from several processes; prompts repeat."""
-    count = min(concurrency, max(1, min(8, (os.cpu_count() or 1) // 2)))
+    count = min(concurrency, max(1, min(8, len(os.sched_getaffinity(0)))))
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count)
     pipes = []
@@ -127,12 +131,20 @@ def combine(endpoint: str, concurrency: int, shares: Sequence[WorkerResult]) -> 
         percentile(all_of("itl"), 50),
         percentile(all_of("itl"), 99),
         percentile(all_of("tpot"), 50),
+        percentile(all_of("tpot"), 99),
+        round(sum(map(_within_slo, ran)) / seconds, 2),
         round(tokens / reads, 2) if reads else 0.0,
         len(shares),
         percentile(all_of("lags"), 99),
         round(sum(share.processor for share in shares) / seconds, 2),
         [error for share in shares for error in share.errors][:5],
     )
+
+
+def _within_slo(share: WorkerResult) -> int:
+    """Requests of several tokens whose TTFT and TPOT are within the SLO."""
+    times = zip(share.ttft, share.tpot, strict=False)
+    return sum(ttft <= SLO["ttft_s"] and tpot <= SLO["tpot_s"] for ttft, tpot in times)
 
 
 def percentile(ordered: Sequence[float], rank: float) -> float:

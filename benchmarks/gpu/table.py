@@ -15,9 +15,18 @@ from typing import Any
 
 MARKS = "<!-- {run} {name}: made by benchmarks/gpu/table.py -->", "<!-- end of {run} {name} -->"
 _COLUMNS = (
-    "endpoint", "concurrency", "tok/s", "/ first", "TTFT p50 ms", "p99", "- first",
-    "ITL p50 ms", "/ first", "p99", "TPOT p50 ms", "cores", "/ first", "client lag p99 ms",
+    "endpoint", "concurrency", "tok/s", "rounds", "/ first", "TTFT p50 ms", "p99", "- first",
+    "ITL p50 ms", "/ first", "p99", "TPOT p50 ms", "p99", "goodput /s", "us a token", "cores",
+    "/ first", "load's cores, lag p99 ms",
 )  # fmt: skip
+
+_OF_STREAMS = {
+    "streams": "streams", "whole": "whole", "lost": "lost", "hung": "hung",
+    "same text": "same", "without a kill": "same_undisturbed", "longest pause s": "longest_pause_s",
+}  # fmt: skip
+_RETURNS = {
+    "not ready after s": "not_ready_s", "ready again": "ready_s", "first token": "first_token_s",
+}  # fmt: skip
 
 
 def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
@@ -34,6 +43,7 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     endpoint,
                     concurrency,
                     f"{row['tokens_per_s']:.0f}",
+                    _spread(row),
                     _ratio(row["tokens_per_s"], base["tokens_per_s"]),
                     f"{row['ttft_p50']:.1f}",
                     f"{row['ttft_p99']:.1f}",
@@ -42,16 +52,31 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     _ratio(row["itl_p50"], base["itl_p50"]),
                     f"{row['itl_p99']:.2f}",
                     f"{row['tpot_p50']:.2f}",
+                    _number(row, "tpot_p99"),
+                    _number(row, "goodput"),
+                    _ratio(1e6 * row["cores"], row["tokens_per_s"], 0),
                     f"{row['cores']:.2f}",
                     _ratio(row["cores"], base["cores"]),
-                    f"{row['load_lag_p99']:.1f}",
+                    f"{row['load_cores']:.2f}, {row['load_lag_p99']:.1f}",
                 )
             )
     return table(_COLUMNS, rows)
 
 
-def _ratio(value: float, base: float) -> str:
-    return f"{value / base:.3f}" if base else "-"
+def _ratio(value: float, base: float, digits: int = 3) -> str:
+    return f"{value / base:.{digits}f}" if base else "-"
+
+
+def _number(row: Mapping[str, float], name: str) -> str:
+    """A number that older runs have not."""
+    return f"{row[name]:.2f}" if name in row else "-"
+
+
+def _spread(row: Mapping[str, float]) -> str:
+    """How many rounds there were, and the least and the most of their tok/s."""
+    count = f"{row['rounds']:.0f}"
+    several = row["rounds"] > 1 and row.get("least")
+    return f"{count}: {row['least']:.0f} to {row['most']:.0f}" if several else count
 
 
 def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
@@ -60,6 +85,7 @@ def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
         (endpoint, role, f"{share:.2f}")
         for endpoint, shares in used.items()
         for role, share in sorted(shares.items(), key=lambda item: -item[1])
+        if share >= 0.005
     ]
     return table(("endpoint", f"process, at concurrency {concurrency}", "cores"), found)
 
@@ -92,11 +118,18 @@ def pruning(phase: Mapping[str, Any]) -> str:
     return f"{sizes}\n\n{times}"
 
 
-def pair(pair: Mapping[str, Any], many: Mapping[str, Any]) -> str:
-    """Two engines' benchmark, compared to one engine's on all GPUs by the first same endpoint."""
-    two = {f"two engines, {name}": found for name, found in pair["medians"].items()}
-    first = next(iter(pair["medians"]))
-    one = many.get("medians", {}).get(first)
+def pair(results: Mapping[str, Any]) -> str:
+    """Two engines' benchmark, compared to one engine's on all GPUs by the first same endpoint.
+
+    Beside vLLM's data parallelism are two engines that we choose from.
+    """
+    two = {
+        f"{kind}, {name}": found
+        for phase, kind in (("pair", "two engines"), ("replicas", "two of our choice"))
+        for name, found in results.get(phase, {}).get("medians", {}).items()
+    }
+    first = next(iter(two)).rpartition(", ")[2]
+    one = results.get("many", {}).get("medians", {}).get(first)
     return benchmark({f"one engine, {first}": one, **two} if one else two)
 
 
@@ -129,16 +162,32 @@ def parked(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def returns(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Seconds from the kill of an engine's process to health, readiness and the first token."""
-    names = ("not_ready_s", "ready_s", "first_token_s")
+    """Kills of an engine's process: the streams, and seconds to readiness and the first token.
+
+    Columns of which no row has anything are left out: older runs killed without streams.
+    """
     rows = [
-        (f"{gpus}, {name.removesuffix(': returns')}", row["killed"], *(row[key] for key in names))
+        {"GPUs, server": f"{gpus}, {name.removesuffix(': returns')}", "killed": row["killed"],
+         **{column: _known(row.get("streams", {}), key) for column, key in _OF_STREAMS.items()},
+         **{column: _known(row, key) for column, key in _RETURNS.items()}}
         for gpus, phase in phases.items()
         for name, found in phase.items() if name.endswith(": returns")
         for row in found
     ]  # fmt: skip
-    columns = ("GPUs, server", "killed", "not ready after s", "ready again", "first token")
-    return table(columns, rows)
+    columns = [
+        column for column in ("GPUs, server", "killed", *_OF_STREAMS, *_RETURNS)
+        if column in _RETURNS or any(row[column] != "-" for row in rows)
+    ]  # fmt: skip
+    return table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def _known(found: Mapping[str, Any], key: str) -> object:
+    return "-" if found.get(key) is None else found[key]
+
+
+def notes(phase: Mapping[str, Any]) -> str:
+    """What a phase says in words: what was found the same, or not run, or refused."""
+    return table(("of", "found"), [(k, v) for k, v in phase.items() if isinstance(v, str)])
 
 
 def parked_servers(phase: Mapping[str, Any]) -> str:
@@ -172,7 +221,7 @@ def starts(results: Mapping[str, Any]) -> str:
     rows = [
         (name.removesuffix(": start"), *(str(value.get(key, "-")) for key in
          ("seconds", "weights_s", "compile_s", "graphs_s", "engine_s", "kv_cache_tokens")))
-        for phase in ("many", "peer", "pair", "abilities")
+        for phase in ("many", "peer", "pair", "replicas", "abilities")
         for name, value in results.get(phase, {}).items() if name.endswith(": start")
     ]  # fmt: skip
     return table(
@@ -207,17 +256,25 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     if "machine" in results:
         made["machine"] = machine(results["machine"])
     prefixes = {"bench": "", "small": "small model's ", "large": "large model's "}
-    prefixes |= {"many": "many GPUs' ", "peer": "many GPUs' other ", "pair": "two engines' "}
+    prefixes |= {"bench-python": "Python front end's ", "1b": "1B model's "}
+    prefixes |= {
+        "nodes": "two nodes' ",
+        "many": "many GPUs' ",
+        "peer": "many GPUs' other ",
+        "pair": "two engines' ",
+        "replicas": "two engines of our choice's ",
+    }
     for phase, prefix in prefixes.items():
         if medians := results.get(phase, {}).get("medians"):
             made[f"{prefix}benchmark"] = benchmark(medians)
             highest = max(int(concurrency) for found in medians.values() for concurrency in found)
             made[f"{prefix}cores"] = cores(results[phase]["cores"], highest)
-    if results.get("pair", {}).get("medians"):
-        made["two engines' benchmark"] = pair(results["pair"], results.get("many", {}))
-    if "streams" in results.get("kill", {}):
-        made["killed worker"] = killed(results["kill"])
-    if any(phase in results for phase in ("many", "pair")):
+    if any(results.get(phase, {}).get("medians") for phase in ("pair", "replicas")):
+        made["two engines' benchmark"] = pair(results)
+    for phase, name in {"kill": "killed worker", "replicas": "killed engine of two"}.items():
+        if "streams" in results.get(phase, {}):
+            made[name] = killed(results[phase])
+    if any(phase in results for phase in ("many", "pair", "replicas")):
         made["many GPUs' starts"] = starts(results)
     parking = {"one": results.get("park", {}), "two": results.get("park-tp", {})}
     if any(parking.values()):
@@ -225,6 +282,9 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
         made["returns"] = returns(parking)
     if "park-serve" in results:
         made["parked servers"] = parked_servers(results["park-serve"])
+    if found := results.get("nodes"):
+        made["two nodes"] = notes(found)
+        made["two nodes' kills"] = returns({"two nodes": found})
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

@@ -250,7 +250,6 @@ class Images:
         texts = [_text(told) for told in said]
         # Whether made-up weights tell one image from another is not for a check.
         self.phase.put("images: different texts", len(set(texts)))
-        self.phase.check("images: they are seen", len(set(texts)) > 1, texts)
         again = _text(self._ask(red))
         self.phase.check("images: the same one says the same", again == texts[1], (again, texts))
         broken = self._ask(red[: len(red) * 2 // 3 // 4 * 4])

@@ -10,21 +10,34 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PHASES = ("machine", "checks", "bench", "small", "prune")
-ONLY_BY_NAME = ("many", "kill", "pair", "abilities", "peer", "park", "park-tp", "park-serve")
-MAX_AT_ONCE = 512
-"""As many predictions as servers.py has our server take at once, in all."""
+PHASES = ("machine", "checks", "bench", "bench-python", "1b", "small", "prune")
+ONLY_BY_NAME = (
+    *("many", "kill", "pair", "replicas", "abilities", "peer"),
+    *("park", "park-tp", "park-serve", "nodes"),
+)
+PARTS = (
+    *("spare", "no-spare", "asleep", "snapshot", "alone"),
+    *("sockets", "as-usual", "suspended", "alone-sockets", "alone-as-usual", "alone-suspended"),
+    *("restart", "swap"),
+)
+"""Parts of the phases park, park-tp and park-serve."""
+MAX_AT_ONCE = 1024
+"""As many requests as our server takes at once at default settings, in all."""
 _ABOUT = """\
 Check and measure the vLLM family on this machine's GPU, phase by phase.
 
 machine  what all of it runs on
 checks   two models served at once, each through all checks, under load together, and a crash
-bench    vLLM's own server and ours at once, each with an engine, asked in turn
-small    the same with a model so small that the servers are the limit
+bench    vLLM's own server by its Rust front end, and ours at once, each with an engine, asked in
+         turn, over a model of 8B
+bench-python  /v1 beside vLLM's front end in Python
+1b       ours beside both front ends, over a model so small that the servers are the limit
+small    the same with SmolLM2-135M
 prune    vLLM's own server over libraries pruned for this GPU: the same tokens, as fast
 
 and only if they are named, of --gpus GPUs, best in this order:
@@ -32,14 +45,17 @@ and only if they are named, of --gpus GPUs, best in this order:
 many       a model of Llama 3.1 70B's shape on all of them, beside vLLM's own server
 kill       kill -9 of one of its workers under 64 streams: lost, wrong, hung; the way back
 pair       two engines on half of the GPUs each behind one front end: vLLM's data parallelism
+replicas   two engines of ENGINE_REPLICAS there, by our choice; kill -9 of one under 64 streams
 abilities  tools, n, log probabilities, logit_bias, LoRA, images, embeddings; within pair's start
 peer       many beside vLLM's own server with its other front end
 
-park       on one GPU: an engine parked off it and taken back; kill -9 of a server's engine, without
-           a spare and with a parked one; the same tokens, the time, the memory
-park-tp    on two GPUs, tensor parallel: which set-up of NCCL the driver checkpoints
+park       on one GPU: kill -9 of a server's engine under 64 streams, with a spare off the GPU, with
+           none, and with one that sleeps; vLLM's own snapshot; an engine alone, parked and back
+park-tp    on two GPUs, tensor parallel: the same by set-ups of NCCL, with spares and alone
 park-serve on one GPU: a server stopped and started again around its parked engine (--park), and
            one of two models that take turns (--swap)
+nodes      on two GPUs: one engine on two nodes, in network namespaces, by the commands of the
+           LeaderWorkerSet, beside one node; kill -9 of the other node under 64 streams
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
 DIRECTORY/results.json after each step, single measurements in samples.json, and tables in
@@ -60,7 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--root", type=_directory, metavar="DIRECTORY",
                         default=REPOSITORY / ".work" / "gpu")  # fmt: skip
     parser.add_argument(
-        "--engine-python", type=_program, help="a Python with vLLM; else ROOT/vllm's"
+        "--engine-python", type=_program, help="a Python with vLLM; else ROOT/env's"
     )
     return parser.parse_args(arguments)
 
@@ -69,15 +85,10 @@ def add_measures(
     parser: argparse.ArgumentParser, usual: Sequence[str], others: Sequence[str]
 ) -> None:
     """Options for what is run and how much of it; phases are of `usual` and `others`."""
-    known = (*usual, *others)
-
-    def phases(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(known)}")
-        return text.split(",")
-
+    phases = partial(_names, (*usual, *others))
     parser.add_argument("--phase", type=phases, default=list(usual), metavar="PHASE,PHASE,...")
+    parser.add_argument("--parts", type=partial(_names, PARTS), default=[], metavar="PART,...",
+                        help="of park, park-tp and park-serve, spare,asleep; else all")  # fmt: skip
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS",
                         help="of a phase, then no more measurements begin (540; its own with"
                         " several GPUs)")  # fmt: skip
@@ -97,6 +108,13 @@ def add_measures(
                         help="one more engine argument for every server; JSON or text")  # fmt: skip
     parser.add_argument("--rehearse", action="store_true",
                         help="no GPU: over the double of vLLM, without vllm serve")  # fmt: skip
+
+
+def _names(known: Sequence[str], text: str) -> list[str]:
+    for name in text.split(","):
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(known)}")
+    return text.split(",")
 
 
 def _directory(text: str) -> Path:

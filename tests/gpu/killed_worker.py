@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import re
+import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import bench
+import prompts
 from endpoints import Endpoint
 from load import WorkerResult, ask
 from prompts import Prompt
-from servers import NotStarted, Server
+from results import Phase
+from servers import NotStarted, Ours, Server
 
+STREAMS, TOKENS = 64, 512
+COMPUTING = ("vLLM worker", "vLLM EngineCore", "our host of AsyncLLM")
+"""Roles whose death takes an engine with it, the innermost first."""
 _BEGIN_S = 60
+_PATIENCE_S = 240.0  # a start of eight ranks, and all tokens again
+_DIFFERENT = 16
+_ALONE_S = 60.0
 
 
 @dataclass
@@ -146,3 +158,106 @@ async def until_back(
 
     await asyncio.gather(answers(), is_ready())
     return found
+
+
+class UnderStreams:
+    """64 streams by /v1 of one server: twice undisturbed, and again for each kill.
+
+    A stream only ever grows, so the text before a kill is the beginning of its text afterwards by
+    construction; whether that goes on rightly is told by the comparison with the first run. Two
+    undisturbed runs may differ, too: batches do, and with them sums in bf16. After a death the
+    tokens so far are read as a prompt, by other kernels: one text in `_DIFFERENT` may differ, too.
+    """
+
+    def __init__(self, server: Ours, model: Path, until: float) -> None:
+        """Stream twice; nothing lasts much beyond `until`, a time of `time.monotonic`."""
+        self._server, self._until = server, until
+        self._endpoint = Endpoint("/v1", server.openai)
+        # Each says its words twice: the double of vLLM goes on with what repeats itself.
+        halves = prompts.make(model, STREAMS, bench.INPUT_TOKENS // 2, seed=22)
+        self._prompts = [Prompt(half.text * 2, half.ids * 2) for half in halves]
+        self._expected, again = (asyncio.run(self._run()) for _ in range(2))
+        self.undisturbed = judge(again, self._expected)
+        """The second run, compared with the first."""
+        self._alone = self._ask_alone()
+
+    def kill(self, role: str, pid: int) -> dict[str, Any]:
+        """`kill -9` of a process, once each stream has text.
+
+        Returns its role, what became of the streams, how many went on after it, and the way back
+        as `until_back` tells it.
+        """
+        print(f"  kill -9 {pid} ({role})", flush=True)
+        row = {"killed": role, **asyncio.run(self._kill(pid))}
+        print(f"  {row}", flush=True)
+        return row
+
+    def check(self, phase: Phase, name: str, row: dict[str, Any]) -> bool:
+        """Check what `kill` has returned; whether the server answers again, and as before."""
+        judged, said = row["streams"], f"{name}: " if name else ""
+        phase.check(f"{said}it was under streams", judged["went_on"] > 0, judged)
+        phase.check(f"{said}no stream hangs", not judged["hung"], judged)
+        phase.check(f"{said}no stream is lost", not judged["lost"], judged)
+        allowed = self.undisturbed["wrong"] + len(self._prompts) // _DIFFERENT
+        few = judged["wrong"] <= allowed
+        phase.check(f"{said}texts are those of before, but for rounding", few,
+                    (judged, self.undisturbed))  # fmt: skip
+        back = row["first_token_s"] is not None
+        if not phase.check(f"{said}it answers again", back, self._server.tail()):
+            return False
+        after = self._ask_alone()
+        return phase.check(f"{said}as before", after == self._alone, (self._alone, after))
+
+    async def _run(self, then: Callable[[], Awaitable[None]] | None = None) -> list[Stream]:
+        left = self._until - time.monotonic() - 20
+        patience_s = min(_PATIENCE_S, max(30.0, left))
+        return await run(self._endpoint, self._prompts, TOKENS, patience_s, then)
+
+    async def _kill(self, pid: int) -> dict[str, Any]:
+        began = 0.0
+        back: list[asyncio.Task[dict[str, float | None]]] = []
+
+        async def strike() -> None:
+            nonlocal began
+            os.kill(pid, signal.SIGKILL)
+            began = time.monotonic()
+            coming = until_back(self._server, self._endpoint, self._prompts[0], began, self._until)
+            back.append(asyncio.create_task(coming))
+
+        streams = await self._run(strike)
+        judged = judge(streams, self._expected)
+        judged["same_undisturbed"] = self.undisturbed["same"]
+        judged["went_on"] = sum(stream.times[-1:] > [began] for stream in streams)
+        return {"streams": judged, **await back[0]}
+
+    def _ask_alone(self) -> Any:
+        """Greedy text of one prompt alone; TimeoutError where it takes too long."""
+        request, length = self._endpoint.request(self._prompts[0], 64), len(self._prompts[0].ids)
+
+        async def answer() -> bytes:
+            asked = ask(WorkerResult(), self._endpoint, request, length, 64)
+            return await asyncio.wait_for(asked, _ALONE_S)
+
+        return self._endpoint.output(asyncio.run(answer()))
+
+
+def computing(server: Server) -> dict[int, str]:
+    """Role of each process of the server's engines, by process id."""
+    return {pid: role for pid, role in server.processes().items() if role in COMPUTING}
+
+
+def victim(server: Server, among: Collection[int] = ()) -> tuple[str, int]:
+    """Role and pid of a process whose death takes the engine that serves: the eldest of them.
+
+    If some are told, it is one `among` these.
+    """
+    found = {pid: role for pid, role in computing(server).items() if not among or pid in among}
+    for role in COMPUTING:
+        if pids := [pid for pid, of in found.items() if of == role]:
+            return role, min(pids, key=_age_key)
+    raise RuntimeError(f"no engine among {sorted(set(server.processes().values()))}")
+
+
+def _age_key(pid: int) -> int:
+    """Start of a process, in ticks since the machine's."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
+import re
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import bench
 import killed_worker
 import models
 import multicast
-import prompts
 from endpoints import Endpoint
-from killed_worker import Stream
 from results import Phase
-from servers import NotStarted, Ours, Server, on_cores, shared_cores
+from servers import NotStarted, Ours, Server, on_cores
 
 if TYPE_CHECKING:
     from verify import Driver
@@ -28,11 +24,10 @@ if TYPE_CHECKING:
 AT_ONCE = 512
 # Of 512 requests of 512 tokens each, and some: what 80 layers on 8 GPUs keep on each of them.
 _KV_CACHE = 11 << 30
-_KILLED_STREAMS, _KILLED_TOKENS = 64, 512
 _QUICK_FAILURE_S = 180
 # A phase's seconds, and how many it needs at least.
-BUDGETS = {"many": 640, "kill": 300, "peer": 260, "pair": 360, "abilities": 170}
-LEAST = {"many": 240, "kill": 60, "pair": 200, "abilities": 90, "peer": 220}
+BUDGETS = {"many": 640, "kill": 300, "peer": 260, "pair": 360, "replicas": 540, "abilities": 170}
+LEAST = {"many": 150, "kill": 60, "pair": 130, "replicas": 130, "abilities": 90, "peer": 150}
 
 Endpoints = Sequence[tuple[Endpoint, Server]]
 
@@ -45,24 +40,33 @@ class ManyGPUs:
         self._options = driver.options
         self._kept = ExitStack()
         self._mine: Ours | None = None
-        self._servers, self._load = shared_cores()
+        self._servers, self._load = driver.server_cores, driver.load_cores
 
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
-        return {"many": self.many, "kill": self.kill, "peer": self.peer, "pair": self.pair}
+        return {
+            "many": self.many,
+            "kill": self.kill,
+            "peer": self.peer,
+            "pair": self.pair,
+            "replicas": self.replicas,
+        }
 
     def close(self) -> None:
         """Stop what is still running."""
         self._mine = None
         self._kept.close()
 
-    def model(self, engines: int = 1) -> Path:
-        """The model for one engine on all GPUs, or for two on half of them each."""
+    def model(self, engines: int = 1, *, apart: bool = False) -> Path:
+        """The model for one engine on all GPUs, or for two on half of them each.
+
+        Two are vLLM's data parallelism, or `apart`.
+        """
         gpus = self._options.gpus
         layers = self._options.layers or 80 * gpus // 8
         arguments = {
             "tensor_parallel_size": gpus // engines,
-            **({"data_parallel_size": engines} if engines > 1 else {}),
+            **({"data_parallel_size": engines} if engines > 1 and not apart else {}),
             "max_num_seqs": AT_ONCE // engines,
             "max_model_len": 4096,
             "kv_cache_memory_bytes": _KV_CACHE,
@@ -72,7 +76,7 @@ class ManyGPUs:
             **self._driver.extra,
         }
         shape = {**models.SHAPE_70B, "num_hidden_layers": layers}
-        name = f"llama-70b-{layers}-layers-{engines}x{gpus // engines}"
+        name = f"llama-70b-{layers}-layers-{engines}x{gpus // engines}{'-apart' * apart}"
         directory = self._driver.root / "models" / name
         return models.large(directory, self._driver.small, arguments, shape)
 
@@ -118,52 +122,21 @@ class ManyGPUs:
         model = self.model()
         self._describe(phase, model)
         mine = self._keep(phase, model)
-        endpoint = Endpoint("/v1", mine.openai)
-        texts = prompts.make(model, _KILLED_STREAMS, bench.INPUT_TOKENS, seed=22)
-
-        until = self._driver.until
-
-        async def streams(then: Callable[[], Awaitable[None]] | None = None) -> list[Stream]:
-            patience_s = max(30.0, until - time.monotonic() - 20)
-            return await killed_worker.run(endpoint, texts, _KILLED_TOKENS, patience_s, then)
-
-        with on_cores(self._load):
-            expected, again = (asyncio.run(streams()) for _ in range(2))
-        phase.put("undisturbed", killed_worker.judge(again, expected))
-        before = bench.greedy(endpoint, texts[:1], 64)
-        found: dict[str, float | None] = {}
-
-        async def disturbed() -> None:
-            back: list[asyncio.Task[dict[str, float | None]]] = []
-
-            async def strike() -> None:
-                role, pid = _victim(mine)
-                phase.put("killed", f"{role}, one of {list(mine.processes().values()).count(role)}")
-                print(f"  kill -9 {pid} ({role})", flush=True)
-                os.kill(pid, signal.SIGKILL)
-                began = time.monotonic()
-                coming = killed_worker.until_back(mine, endpoint, texts[0], began, until)
-                back.append(asyncio.create_task(coming))
-
-            seen = await streams(strike)
-            phase.put("streams", killed_worker.judge(seen, expected))
-            print(f"  {phase.seen['streams']}", flush=True)
-            found.update(await back[0])
-
-        with on_cores(self._load):
-            asyncio.run(disturbed())
-        phase.put("return", found)
-        print(f"  {found}", flush=True)
-        judged = phase.seen["streams"]
-        phase.check("no stream hangs", not judged["hung"], judged)
-        phase.check("no stream is wrong", judged["wrong"] <= phase.seen["undisturbed"]["wrong"],
-                    judged)  # fmt: skip
-        phase.check("no stream is lost", not judged["lost"], judged)
-        if phase.check("it answers again", found["first_token_s"] is not None, found):
-            after = bench.greedy(endpoint, texts[:1], 64)
-            phase.check("as before", after == before, (before, after))
-        else:
+        if not self._kill(phase, model, mine):
             self.close()
+
+    def _kill(self, phase: Phase, model: Path, mine: Ours) -> bool:
+        """Whether the server answers as before, after the kill of a process of an engine."""
+        with on_cores(self._load):
+            streams = killed_worker.UnderStreams(mine, model, self._driver.until)
+            phase.put("undisturbed", streams.undisturbed)
+            roles = list(mine.processes().values())
+            row = streams.kill(*killed_worker.victim(mine))
+            of = roles.count(row["killed"])
+            phase.put("killed", f"{row.pop('killed')}, one of {of}")
+            phase.put("streams", row["streams"])
+            phase.put("return", {key: row[key] for key in row if key != "streams"})
+            return streams.check(phase, "", row)
 
     def pair(self, phase: Phase) -> None:
         """Two engines on half of the GPUs each, behind one front end: vLLM's data parallelism."""
@@ -176,9 +149,31 @@ class ManyGPUs:
             if "abilities" in self._options.phase and self._driver.seconds_left() > 360:
                 self._driver.run_phase("abilities")
             mine.wait()
-            own = self._driver.endpoints(mine)
-            order = {"/v1": 0, "triton": 1, "cog": 2}
-            self._measure(phase, model, sorted(own, key=lambda pair: order[pair[0].name]))
+            self._measure_own(phase, model, mine)
+
+    def replicas(self, phase: Phase) -> None:
+        """The same with ENGINE_REPLICAS, where we choose the engine; then kill -9 of one."""
+        self.close()
+        model = self.model(2, apart=True)
+        self._describe(phase, model)
+        mine = self._ours("replicas-ours", model, ENGINE_REPLICAS="2")
+        with self._launched(mine):
+            mine.wait()
+            self._measure_own(phase, model, mine)
+            phase.check("two engines serve", _engines(mine) == 2)
+            self._kill(phase, model, mine)
+            ready = phase.seen["return"]["not_ready_s"] is None
+            phase.check("it was ready all the time", ready, phase.seen["return"])
+            began = time.monotonic()
+            while (left := self._driver.until - time.monotonic()) > 0 and _engines(mine) < 2:
+                time.sleep(min(1.0, left))
+            phase.put("both_serve_after_s", round(time.monotonic() - began, 1))
+            phase.check("both serve again", _engines(mine) == 2)
+
+    def _measure_own(self, phase: Phase, model: Path, mine: Ours) -> None:
+        order = {"/v1": 0, "triton": 1, "cog": 2}
+        own = self._driver.endpoints(mine)
+        self._measure(phase, model, sorted(own, key=lambda pair: order[pair[0].name]))
 
     def _describe(self, phase: Phase, model: Path) -> None:
         given = (model / "model.json").read_text("utf-8")
@@ -218,8 +213,8 @@ class ManyGPUs:
                     raise
         raise AssertionError
 
-    def _ours(self, name: str, model: Path) -> Ours:
-        return self._driver.ours(name, model, END_ID="-1")
+    def _ours(self, name: str, model: Path, **environment: str) -> Ours:
+        return self._driver.ours(name, model, END_ID="-1", RESUME="1", **environment)
 
     def _peer(self, name: str, model: Path, *, rust: bool) -> list[tuple[Endpoint, Server]]:
         return self._driver.theirs(name, model, rust=rust)
@@ -235,13 +230,11 @@ class ManyGPUs:
             server.stop()
 
 
-def _victim(server: Server) -> tuple[str, int]:
-    """A process whose death takes an engine with it: a worker, else what there is."""
-    found = server.processes()
-    for role in ("vLLM worker", "vLLM EngineCore", "our host of AsyncLLM"):
-        if pids := sorted(pid for pid, name in found.items() if name == role):
-            return role, pids[-1]
-    raise RuntimeError(f"no engine among {sorted(set(found.values()))}")
+def _engines(server: Ours) -> int:
+    """Number of engines that serve, as /metrics tells it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.openai}/metrics", timeout=30) as answer:
+        found = re.search(r"^cog_triton_engines (\S+)$", answer.read().decode(), re.M)
+    return int(float(found[1])) if found else 0
 
 
 def _said(*command: str) -> str:

@@ -41,6 +41,15 @@ SHAPE = {
     "tie_word_embeddings": False,
     "transformers_version": "5.17.0",
 }
+# Llama 3.2 1B.
+SHAPE_1B = {
+    **SHAPE,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
 # Llama 3.1 70B, of which a machine of fewer than eight GPUs gets fewer layers.
 SHAPE_70B = {
     **SHAPE,
@@ -49,6 +58,15 @@ SHAPE_70B = {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }
+TWO_ENGINES: Mapping[str, Any] = {
+    "max_num_seqs": 256,
+    "max_model_len": 4096,
+    "kv_cache_memory_bytes": 12 << 30,
+    "gpu_memory_utilization": 0.4,
+    "enable_prefix_caching": False,
+    "attention_backend": "FLASH_ATTN",
+}
+"""Arguments with which two engines of 8B fit on a GPU of 80 GB."""
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,14 @@ import models
 import prompts
 from arguments import REPOSITORY
 from endpoints import Endpoint
+from killed_worker import UnderStreams
 from load import WorkerResult, ask
 from lone_engine import Tokens, cuda_states, gpu_memory, lone_engine, said, variables
 from parked_servers import restarted, swapped
 from prompts import Prompt
 from results import Phase
 from servers import Ours, running
+from snapshots import Snapshot
 
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.vllm_version import installed_version
@@ -39,26 +41,31 @@ if TYPE_CHECKING:
     from verify import Driver
 
 BUDGETS = {"park": 560, "park-tp": 560, "park-serve": 560}
-LEAST = {"park": 120, "park-tp": 120, "park-serve": 60}
-# Room for two engines of 8B on a GPU of 80 GB: the spare loads while the first one serves.
-_ARGUMENTS: Mapping[str, Any] = {
-    "max_num_seqs": 256,
-    "max_model_len": 4096,
-    "kv_cache_memory_bytes": 12 << 30,
-    "gpu_memory_utilization": 0.4,
-    "enable_prefix_caching": False,
-    "attention_backend": "FLASH_ATTN",
-}
+LEAST = {"park": 30, "park-tp": 90, "park-serve": 60}
 _TP_LAYERS = 8
 _ANSWER_S = 60.0
 _LOAD_S = 240.0
 _PROMPTS, _TOKENS = 4, 32
-_WORKING = ("vLLM worker", "vLLM EngineCore", "our host of AsyncLLM")
+_SPARE_S = 150.0  # a load of 55 s, also where nothing is compiled
+_OF_SPARE = r"spare engine(?: \d+ is parked:| \d+| any more:|:) (.*)"
+_AGAIN_S = 75  # another spare is parked, and takes over
 _APART = {
     **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), "1"),
     **dict.fromkeys(("NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE", "NCCL_NVLS_ENABLE"), "0"),
 }
 _SUSPENDED = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
+_SPARE = {"SPARE_ENGINE": "1"}
+_CHECKPOINTED, _ASLEEP = "off the GPU", "asleep"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a phase, by its name in --parts and the seconds that it needs, at 8B's size."""
+
+    name: str
+    seconds: float
+    work: Callable[[Phase, str], bool]
+    """Gets its name in results; returns whether it went well."""
 
 
 class Parking:
@@ -67,86 +74,91 @@ class Parking:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._driver_double: dict[str, str] = {}
+        self._later_s = 0.0  # what the parts after this one need
 
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
         return {"park": self.park, "park-tp": self.park_tp, "park-serve": self.park_serve}
 
     def park(self, phase: Phase) -> None:
-        """One GPU: an engine alone, then a server without a spare and one with it."""
+        """One GPU: a server with a spare of each kind and without one; vLLM's snapshot; an engine.
+
+        Most of them kill the server's engine under streams.
+        """
         self._machine(phase)
         model = self._model("park", {}, self._driver.options.layers or 32)
-        self._step(self._alone, phase, "alone", 60, model, {})
-        self._step(self._served, phase, "no spare", 100, model, {})
-        self._step(self._served, phase, "spare", 120, model, {"SPARE_ENGINE": "1"})
+        sleeps = {**_SPARE, "PARK_CHECKPOINT": "0"}
+        self._run(phase, (
+            Part("spare", 130, self._served(model, _SPARE, _CHECKPOINTED)),
+            Part("no-spare", 135, self._served(model, {})),
+            Part("asleep", 125, self._served(model, sleeps, _ASLEEP)),
+            Part("snapshot", 25, self._snapshot),
+            Part("alone", 75, self._alone(model, {})),
+        ))  # fmt: skip
 
     def park_tp(self, phase: Phase) -> None:
-        """Two GPUs: what NCCL must give up for a checkpoint, then a server with a spare."""
+        """Two GPUs: spares of ranks by what NCCL must give up for a checkpoint, then engines."""
         self._machine(phase)
         layers = self._driver.options.layers or _TP_LAYERS
-        best: tuple[Path, dict[str, str]] | None = None
-        for name, arguments, environment in self._variants():
+        parts, alone = [], []
+        for name, arguments, environment, way in self._variants():
             both = {"tensor_parallel_size": 2, **arguments}
-            model = self._model(f"park-tp-{name.replace(' ', '-')}", both, layers)
-            went = self._step(self._alone, phase, name, 90, model, environment)
-            best = best or ((model, environment) if went else None)
-        model, environment = best or (
-            self._model("park-tp", {"tensor_parallel_size": 2}, layers),
-            {},
-        )
-        spare = {"SPARE_ENGINE": "1", **environment}
-        self._step(self._served, phase, "spare", 120, model, spare)
+            model = self._model(f"park-tp-{name}", both, layers)
+            served = self._served(model, {**_SPARE, **environment}, way)
+            parts.append(Part(name, 130, served))
+            alone.append(Part(f"alone-{name}", 75, self._alone(model, environment)))
+        self._run(phase, (*parts, *alone))
 
     def park_serve(self, phase: Phase) -> None:
         """One GPU: a server restarted around its parked engine, then two models in turn."""
         self._machine(phase)
         layers = self._driver.options.layers or 32
         one, two = (self._model(f"park-serve-{name}", {}, layers) for name in ("one", "two"))
-        self._step(self._restarted, phase, "restart", 60, one, {"PARK_ENGINE": "1"})
         swapping = {"SERVED_MODEL_NAME": "", "SWAP_RESIDENCE": "0"}
-        self._step(partial(self._swapped, two), phase, "swap", 100, one, swapping)
+        self._run(phase, (
+            Part("restart", 60, partial(self._restarted, one, {"PARK_ENGINE": "1"})),
+            Part("swap", 100, partial(self._swapped, one, two, swapping)),
+        ))  # fmt: skip
 
-    def _restarted(self, phase: Phase, name: str, model: Path, more: Mapping[str, str]) -> bool:
+    def _restarted(self, model: Path, more: Mapping[str, str], phase: Phase, name: str) -> bool:
         server = self._driver.ours(f"{phase.name}-{name}", model, **self._environment(more))
         texts = prompts.make(model, 2, bench.INPUT_TOKENS, seed=31)
         return restarted(phase, server, lambda: _texts(Endpoint("/v1", server.openai), texts))
 
     def _swapped(
-        self, second: Path, phase: Phase, name: str, model: Path, more: Mapping[str, str]
+        self, model: Path, second: Path, more: Mapping[str, str], phase: Phase, name: str
     ) -> bool:
         server = self._driver.ours(f"{phase.name}-{name}", model, **self._environment(more))
         return swapped(phase, server, second)
 
-    def _variants(self) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
-        """Ways to set up ranks so that the driver may checkpoint them, the most promising first."""
+    def _variants(self) -> list[tuple[str, dict[str, Any], dict[str, str], str]]:
+        """Ways to set up ranks, by name, and how each can be parked; the surest first."""
         own: dict[str, Any] = {"disable_custom_all_reduce": True}
         python = None if self._driver.rehearsal else str(self._driver.python)
-        found = [("sockets", own, _APART), ("as usual", {}, {})]
+        found = [("sockets", own, _APART, _CHECKPOINTED), ("as-usual", {}, {}, _ASLEEP)]
         if "enable_nccl_comm_suspend" in types_of(installed_version(python)).engine_args:
             suspended = {**own, "enable_nccl_comm_suspend": True}
-            found.insert(0, ("NCCL suspended", suspended, _SUSPENDED))
+            found.append(("suspended", suspended, _SUSPENDED, _CHECKPOINTED))
         return found
 
-    def _step(
-        self,
-        work: Callable[[Phase, str, Path, Mapping[str, str]], bool],
-        phase: Phase,
-        name: str,
-        least_s: float,
-        model: Path,
-        environment: Mapping[str, str],
-    ) -> bool:
-        """Run one part, of which none keeps the next from running; returns whether it went well."""
-        if (left := self._left()) < least_s:
-            print(f"  {name}: not run, {left:.0f} s are left", flush=True)
-            phase.put(f"{name}: not run", f"{left:.0f} s left")
-            return False
-        print(f"  -- {name}", flush=True)
-        try:
-            return work(phase, name, model, environment)
-        except Exception as error:  # noqa: BLE001 - the other parts are to be seen, too
-            phase.check(f"{name}: went through", False, f"{type(error).__name__}: {error}")
-            return False
+    def _run(self, phase: Phase, parts: Sequence[Part]) -> None:
+        """Run those parts that were chosen, in turn; none keeps the next one from running."""
+        chosen = self._driver.options.parts
+        parts = [part for part in parts if not chosen or part.name in chosen]
+        for number, part in enumerate(parts):
+            self._later_s = sum(later.seconds for later in parts[number + 1 :])
+            name, left = part.name.replace("-", " "), self._left()
+            if left < part.seconds and not self._driver.rehearsal:
+                print(f"  {name}: not run, {left:.0f} s are left", flush=True)
+                phase.put(f"{name}: not run", f"{left:.0f} s left")
+                continue
+            print(f"  -- {name}, about {part.seconds:.0f} s", flush=True)
+            began = time.monotonic()
+            try:
+                part.work(phase, name)
+            except Exception as error:  # noqa: BLE001 - the other parts are to be seen, too
+                phase.check(f"{name}: went through", False, f"{type(error).__name__}: {error}")
+            phase.put(f"{name}: seconds", round(time.monotonic() - began, 1))
 
     def _left(self) -> float:
         return self._driver.until - time.monotonic()
@@ -163,7 +175,7 @@ class Parking:
         print(f"  {json.dumps(phase.seen)}", flush=True)
 
     def _model(self, name: str, arguments: Mapping[str, Any], layers: int) -> Path:
-        given = {**_ARGUMENTS, **arguments, **self._driver.extra}
+        given = {**models.TWO_ENGINES, **arguments, **self._driver.extra}
         shape = {**models.SHAPE, "num_hidden_layers": layers}
         directory = self._driver.root / "models" / f"{name}-{layers}"
         return models.large(directory, self._driver.small, given, shape)
@@ -171,9 +183,19 @@ class Parking:
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
         return {**self._driver.environment, **self._driver_double, **more}
 
-    def _alone(self, phase: Phase, name: str, model: Path, more: Mapping[str, str]) -> bool:
-        with variables(self._environment(more)):
-            return asyncio.run(self._park_alone(phase, name, model))
+    def _alone(self, model: Path, more: Mapping[str, str]) -> Callable[[Phase, str], bool]:
+        def part(phase: Phase, name: str) -> bool:
+            with variables(self._environment(more)):
+                return asyncio.run(self._park_alone(phase, name, model))
+
+        return part
+
+    def _snapshot(self, phase: Phase, name: str) -> bool:
+        python = Path(sys.executable) if self._driver.rehearsal else self._driver.python
+        place = self._driver.root / "snapshot"
+        environment = self._driver.environment
+        made = Snapshot(python, self._driver.small, place, environment, self._driver.until)
+        return made.measure(phase, name)
 
     async def _park_alone(self, phase: Phase, name: str, model: Path) -> bool:
         """Park an engine twice; returns whether it was off the GPU and said the same afterwards."""
@@ -228,86 +250,68 @@ class Parking:
         pids = sorted(reaper.descendants(engine.root_pid))
         return {"cuda": cuda_states(pids), "memory": gpu_memory()}
 
-    def _served(self, phase: Phase, name: str, model: Path, more: Mapping[str, str]) -> bool:
-        """Kill a server's engine, twice with a spare; returns whether it came back each time."""
-        label = f"{phase.name}-{name.replace(' ', '-')}"
-        server = self._driver.ours(label, model, END_ID="-1", **self._environment(more))
-        went = True
-        with running(server):
-            self._driver.put_start(phase, server)
-            endpoint = Endpoint("/v1", server.openai)
-            texts = prompts.make(model, 2, bench.INPUT_TOKENS, seed=31)
-            before = _texts(endpoint, texts)
-            for number in (1, 2) if "SPARE_ENGINE" in more else (1,):
-                if self._left() < 45:
-                    break
-                if "SPARE_ENGINE" in more:
-                    self._wait_for_spare(phase, name, server)
-                went &= self._kill(phase, name, number, server, endpoint, texts, before)
-            phase.put(f"{name}: keeper's log", _keeper_log(server).splitlines()[-20:])
-        return went
+    def _served(
+        self, model: Path, more: Mapping[str, str], way: str = ""
+    ) -> Callable[[Phase, str], bool]:
+        """Kill a server's engine under streams, twice if there is time for it and a spare.
 
-    def _kill(
-        self,
-        phase: Phase,
-        name: str,
-        number: int,
-        server: Ours,
-        endpoint: Endpoint,
-        texts: Sequence[Prompt],
-        before: list[Any],
-    ) -> bool:
-        role, pid = self._victim(server)
-        print(f"  {name} {number}: kill -9 {pid} ({role})", flush=True)
-        os.kill(pid, signal.SIGKILL)
+        `way` is how that is parked, none without one. Returns whether it came back each time.
+        """
+
+        def part(phase: Phase, name: str) -> bool:
+            label = f"{phase.name}-{name.replace(' ', '-')}"
+            environment = self._environment({"RESUME": "1", **more})
+            server = self._driver.ours(label, model, END_ID="-1", **environment)
+            with running(server):
+                self._driver.put_start(phase, server)
+                streams = UnderStreams(server, model, self._driver.until)
+                phase.put(f"{name}: undisturbed", streams.undisturbed)
+                went = self._kill(phase, f"{name} 1", server, streams, way)
+                if went and way and self._left() - self._later_s > _AGAIN_S:
+                    went = self._kill(phase, f"{name} 2", server, streams, way)
+                phase.put(f"{name}: keeper's log", _keeper_log(server).splitlines()[-20:])
+            return went
+
+        return part
+
+    def _kill(self, phase: Phase, name: str, server: Ours, streams: UnderStreams, way: str) -> bool:
+        part, _, number = name.rpartition(" ")
+        if way:
+            self._wait_for_spare(phase, name, server, way)
+        states = self._states(server)
+        # Those that have CUDA and run; a spare that sleeps does, too, but is younger.
+        running = () if isinstance(states, str) else [
+            pid for pid, state in states.items() if state == "RUNNING"
+        ]  # fmt: skip
+        row = streams.kill(*killed_worker.victim(server, running))
+        phase.add(f"{part}: returns", {"number": int(number), **row})
+        return streams.check(phase, name, row)
+
+    def _wait_for_spare(self, phase: Phase, name: str, server: Ours, way: str) -> None:
+        """Wait until a spare is parked, or time is short; notes what is seen then."""
+        part, _, number = name.rpartition(" ")
         began = time.monotonic()
-        until = min(self._driver.until, began + _LOAD_S)
-        back = asyncio.run(killed_worker.until_back(server, endpoint, texts[0], began, until))
-        row: dict[str, Any] = {"number": number, "killed": role, **back}
-        phase.add(f"{name}: returns", row)
-        print(f"  {name} {number}: {back}", flush=True)
-        if not phase.check(
-            f"{name}: it answers again, {number}", back["first_token_s"] is not None, server.tail()
-        ):
-            return False
-        after = _texts(endpoint, texts)
-        return phase.check(f"{name}: as before, {number}", after == before, (before, after))
-
-    def _victim(self, server: Ours) -> tuple[str, int]:
-        """The process that computes: of those with CUDA that run, the eldest, which serves."""
-        found = {pid: role for pid, role in server.processes().items() if role in _WORKING}
-        with variables(self._environment({})):
-            states = cuda_states(sorted(found))
-        if isinstance(states, dict) and states:
-            found = {pid: found[pid] for pid, state in states.items() if state == "RUNNING"}
-        for role in _WORKING:
-            if pids := [pid for pid, of in found.items() if of == role]:
-                return role, min(pids, key=_age_key)
-        raise RuntimeError(f"no engine among {sorted(set(server.processes().values()))}")
-
-    def _wait_for_spare(self, phase: Phase, name: str, server: Ours) -> None:
-        """Wait until a spare is checkpointed, or time is short; notes what is seen meanwhile."""
-        began = time.monotonic()
-        states: dict[int, str] | str = {}
-        while self._left() > 60 and time.monotonic() - began < _LOAD_S:
-            pids = sorted(pid for pid, role in server.processes().items() if role in _WORKING)
-            with variables(self._environment({})):
-                states = cuda_states(pids)
-            if isinstance(states, str) or "CHECKPOINTED" in states.values():
+        said: list[str] = []
+        while self._left() > 30 and time.monotonic() - began < _SPARE_S:
+            said = re.findall(_OF_SPARE, _keeper_log(server))
+            if len(said) >= int(number):
                 break
-            if "is parked: asleep" in _keeper_log(server):
-                break
-            time.sleep(1)
+            time.sleep(0.5)
         seen = {
             "waited_s": round(time.monotonic() - began, 1),
-            "cuda": states,
+            "said": said[-1:],
+            "cuda": self._states(server),
             "memory": gpu_memory(),
             "host_memory": asdict(host_memory()),
         }
-        phase.add(f"{name}: spare", seen)
+        phase.add(f"{part}: spare", seen)
         print(f"  {name}: spare {seen}", flush=True)
-        ready = isinstance(states, dict) and "CHECKPOINTED" in states.values()
-        phase.check(f"{name}: the spare is parked", ready, seen)
+        as_told = len(said) >= int(number) and said[-1].startswith(way)
+        phase.check(f"{name}: the spare is {way}", as_told, seen)
+
+    def _states(self, server: Ours) -> dict[int, str] | str:
+        with variables(self._environment({})):
+            return cuda_states(sorted(killed_worker.computing(server)))
 
 
 def _keeper_log(server: Ours) -> str:
@@ -327,11 +331,6 @@ def _texts(endpoint: Endpoint, texts: Sequence[Prompt]) -> list[Any]:
         return found
 
     return asyncio.run(answers())
-
-
-def _age_key(pid: int) -> int:
-    """Start of a process, in ticks since the machine's."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _driver_double(directory: Path) -> dict[str, str]:

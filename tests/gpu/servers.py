@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from arguments import MAX_AT_ONCE, REPOSITORY
+from arguments import REPOSITORY
 from processes import process_tree
 
 from cog_triton.system.ports import free_ports
@@ -181,8 +181,6 @@ def ours(
             "COG_TRITON_WORK_DIR": str(work / "work"),
             "COG_TRITON_CONFIG": str(work / "serve.yaml"),
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
-            "COG_MAX_CONCURRENCY": "500",  # as many as it takes
-            "MAX_QUEUE": str(MAX_AT_ONCE),  # vLLM's own server queues them all
             "SERVED_MODEL_NAME": "verify",
             "RESUME": "0",  # a death is to be heard, and the return to be timed
             **environment,
@@ -244,11 +242,11 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def shared_cores() -> tuple[set[int], set[int]]:
-    """This machine's cores for servers, and for the load: an eighth, of 32 cores or more."""
+    """The cores for servers, and for the load: an eighth, at least 4, where there are 16."""
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 32:
+    if len(cores) < 16:
         return set(), set()
-    least = len(cores) - len(cores) // 8
+    least = len(cores) - max(4, len(cores) // 8)
     return set(cores[:least]), set(cores[least:])
 
 

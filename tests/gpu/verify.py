@@ -23,6 +23,7 @@ import embedder
 import many
 import models
 import multicast
+import nodes
 import parking
 import profiles
 import prompts
@@ -38,7 +39,16 @@ from endpoints import Endpoint, Predictions, TritonIds
 from many import ManyGPUs
 from parking import Parking
 from results import Phase, Results
-from servers import Ours, Server, ours, running, stopped_at_the_end, vllm_serve
+from servers import (
+    Ours,
+    Server,
+    on_cores,
+    ours,
+    running,
+    shared_cores,
+    stopped_at_the_end,
+    vllm_serve,
+)
 
 from cog_triton.errors import ModelUnavailable
 
@@ -50,17 +60,17 @@ _COMMON = {
     "attention_backend": "FLASH_ATTN",
 }
 _SMALL = {
-    "max_num_seqs": 512,
+    "max_num_seqs": 1024,
     "max_model_len": 8192,
-    "kv_cache_memory_bytes": 8 << 30,
+    "kv_cache_memory_bytes": 16 << 30,
     **_COMMON,
 }
-# The other half of 512 requests waits in the engine, for whose KV cache there is no room beside
-# another engine's on one GPU.
+# Room for 512 requests of 512 tokens, and for two engines on a GPU of 139 GiB. At 512 at once it is
+# as with vLLM's default, 1024.
 _LARGE = {
-    "max_num_seqs": 256,
+    "max_num_seqs": 512,
     "max_model_len": 4096,
-    "kv_cache_memory_bytes": 20 << 30,
+    "kv_cache_memory_bytes": 36 << 30,
     **_COMMON,
 }
 _ADAPTED = {
@@ -73,8 +83,8 @@ _ADAPTED = {
 _TOOLS_TEMPLATE = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinja"
 _ROLE = "vLLM EngineCore"
 _BUDGET_S = 540
-_BUDGETS = {**many.BUDGETS, **parking.BUDGETS}
-_LEAST = {**many.LEAST, **parking.LEAST}
+_BUDGETS = {**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS}
+_LEAST = {**many.LEAST, **parking.LEAST, **nodes.LEAST}
 
 
 class Driver:
@@ -90,12 +100,16 @@ class Driver:
         self.small = models.small(small, {**_SMALL, **self.extra})
         large = self.root / "models" / "llama-8b"
         self.large = models.large(large, self.small, {**_LARGE, **self.extra})
-        self.python: Path = options.engine_python or self.root / "vllm" / "bin" / "python"
+        shape = {**models.SHAPE_1B, "max_position_embeddings": 8192}
+        billion = self.root / "models" / "llama-1b"
+        self.billion = models.large(billion, self.small, {**_SMALL, **self.extra}, shape)
+        self.python: Path = options.engine_python or Path(sys.executable)
         self.rehearsal: bool = options.rehearse
         self.until = 0.0
         self.failed = 0
         self._deadline = time.monotonic() + options.deadline
         self._begun: set[str] = set()
+        self.server_cores, self.load_cores = shared_cores()
         self._many = ManyGPUs(self)
         self._parking = Parking(self)
 
@@ -141,12 +155,15 @@ class Driver:
         return {
             "machine": self.machine,
             "checks": self.checks,
-            "bench": partial(self.bench, model=self.large),
-            "small": partial(self.bench, model=self.small),
+            "bench": partial(self.bench, model=self.large, fronts=("rust",)),
+            "bench-python": partial(self.bench, model=self.large, fronts=("python",)),
+            "1b": partial(self.bench, model=self.billion, fronts=("rust", "python")),
+            "small": partial(self.bench, model=self.small, fronts=("rust", "python")),
             "prune": self.prune,
             "abilities": self.abilities,
             **self._many.phases(),
             **self._parking.phases(),
+            **nodes.TwoNodes(self).phases(),
         }
 
     def _write_tables(self) -> None:
@@ -231,15 +248,23 @@ class Driver:
         arguments = {**_ADAPTED, "kv_cache_memory_bytes": 1 << 30, **self.extra}
         return vision_model.write(self.root / "models" / "qwen2-vl", arguments, mark)
 
-    def bench(self, phase: Phase, model: Path) -> None:
-        """Benchmark ours beside ``vllm serve``, both running, asked in turn."""
+    def bench(self, phase: Phase, model: Path, fronts: Sequence[str]) -> None:
+        """Benchmark ours beside ``vllm serve``, by each of `fronts`: all running, asked in turn.
+
+        Beside the Python front end alone, of ours /v1 only: the others' figures are in `bench`.
+        """
         mine = self.ours(f"{phase.name}-ours", model, END_ID="-1")
-        endpoints = [*self._bare(phase.name, model), *self.endpoints(mine)]
+        own = self.endpoints(mine)
+        peers = [pair for f in fronts for pair in self.theirs(phase.name, model, rust=f == "rust")]
+        endpoints = [*peers, *(own if "rust" in fronts else own[1:2])]
         servers = list({id(server): server for _, server in endpoints}.values())
+        for server in servers:
+            server.cores = self.server_cores
         with running(*servers):
             for server in servers:
                 self.put_start(phase, server)
-            self.compare(phase, model, endpoints)
+            with on_cores(self.load_cores):
+                self.compare(phase, model, endpoints)
             texts = prompts.make(model, 512, bench.INPUT_TOKENS, seed=5)
             for endpoint, server in endpoints if self.options.profile else ():
                 if time.monotonic() > self.until:
@@ -248,10 +273,6 @@ class Driver:
                 found = profiles.record(spy, endpoint, server, texts, target)
                 phase.check(f"py-spy saw {endpoint.name}", bool(found))
                 phase.add("profiles", {"endpoint": endpoint.name, "gil": found})
-
-    def _bare(self, name: str, model: Path) -> list[tuple[Endpoint, Server]]:
-        """vLLM's own servers, each with an endpoint."""
-        return [] if self.rehearsal else self.theirs(name, model, rust=False)
 
     def theirs(self, name: str, model: Path, *, rust: bool) -> list[tuple[Endpoint, Server]]:
         """vLLM's own server with one of its front ends; in a rehearsal a second one of ours."""
@@ -338,7 +359,7 @@ class Driver:
     def ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
         """Our server of one engine directory."""
         values = {**self.environment, **environment}
-        python = None if self.rehearsal else self.python
+        python = None if self.rehearsal or self.options.engine_python is None else self.python
         return ours(name, engine, self.logs, python, metrics=metrics, **values)
 
     @property
@@ -384,12 +405,13 @@ class Driver:
         concurrencies = self.options.concurrency
         measured.warm_up(max(concurrencies))
         for number in range(self.options.rounds):
-            if not measured.round(number, concurrencies, self.until):
+            whole = measured.round(number, concurrencies, self.until)
+            rows = phase.samples
+            phase.put("medians", bench.medians(rows))
+            phase.put("cores", bench.cores_by_process(rows))
+            if not whole:
                 print("  no time is left for more", flush=True)
                 break
-        rows = phase.samples
-        phase.put("medians", bench.medians(rows))
-        phase.put("cores", bench.cores_by_process(rows))
         seen = {(row["endpoint"], row["concurrency"]) for row in rows}
         left = {
             (endpoint.name, number)

@@ -45,6 +45,7 @@ from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.embedding_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.engine_errors import coded_error
+from cog_triton.engines.vllm.nodes import Nodes, node_arguments
 from cog_triton.engines.vllm.sampling_arguments import from_client
 from cog_triton.errors import CogTritonError, VLLMUnknownError
 
@@ -119,6 +120,7 @@ def checks(model: Path) -> Iterator[tuple[str, str, str]]:
     yield "EngineDeadError", str(coded_error(EngineDeadError())), "E2105"
     yield "VLLMValidationError", str(coded_error(VLLMValidationError("no"))), "E1005 InvalidArg"
     yield from overloads()
+    yield from nodes(arguments)
     yield from embeddings(processor)
     yield "the hook of the step stream", _hook(), ""
     yield "statistics", _statistics(config), ""
@@ -131,6 +133,19 @@ def overloads() -> Iterator[tuple[str, str, str]]:
     for name in ("QueueOverflowError", "MaxQueuedTokensError", "RetryableRequestError"):
         if error := getattr(exceptions, name, None):
             yield name, str(coded_error(error())), "E2107"
+
+
+def nodes(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What vLLM makes of the arguments of two nodes."""
+    asked = Nodes(2, "gpu-1", 29501)
+    given = {**arguments, "nnodes": 2, "tensor_parallel_size": 2}
+    for rank in range(2):
+        own = node_arguments(given, asked, rank, "10.0.0.1")
+        _, config, _ = engine_api._configured(own, allow_untested=False, headless=rank > 0)
+        found = config.parallel_config
+        told = (found.node_rank_within_dp, found.local_world_size, found.master_addr,
+                found.distributed_executor_backend)  # fmt: skip
+        yield f"node {rank}", "" if told == (rank, 1, "10.0.0.1", "mp") else str(told), ""
 
 
 def embeddings(processor: InputProcessor) -> Iterator[tuple[str, str, str]]:

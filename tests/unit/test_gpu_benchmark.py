@@ -172,10 +172,16 @@ def test_measurements_of_processes_are_merged(gpu: SimpleNamespace) -> None:
     assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (8, 2, 3)
 
 
+def test_goodput_counts_requests_within_the_slo(gpu: SimpleNamespace) -> None:
+    late = gpu.load.WorkerResult(ttft=[2.1, 1.9, 0.1], tpot=[0.01, 0.02, 0.04], ended=2.0)
+    assert gpu.load.combine("it", 3, [late]).goodput == 0.5
+
+
 def rows(
     endpoint: str, rates: list[float], itl: float = 3.0, cores: float = 1.25
 ) -> list[dict[str, Any]]:
     numbers = {"ttft_p50": 10.0, "ttft_p99": 20.0, "itl_p50": itl, "itl_p99": 6.0, "tpot_p50": 3.0}
+    numbers |= {"tpot_p99": 4.0, "goodput": 2.5}
     numbers |= {"seconds": 1.0, "tokens_per_read": 1.0, "load_lag_p99": 0.1, "load_cores": 0.5}
     return [
         {
@@ -208,8 +214,8 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     assert text.endswith("after\n")
     assert "old" not in text
     assert (
-        "| cog | 1 | 190 | 0.950 | 10.0 | 20.0 | +0.0 | 1.50 | 0.500 | 6.00 | 3.00 | 2.50 | 2.000 |"
-        in text
+        "| cog | 1 | 190 | 3: 180 to 500 | 0.950 | 10.0 | 20.0 | +0.0 | 1.50 | 0.500 | 6.00 | 3.00"
+        " | 4.00 | 2.50 | 13158 | 2.50 | 2.000 | 0.50, 0.1 |" in text
     )
     assert "| cog | engine | 1.00 |" in text
     assert "| checks | 2 | 1 | two |" in text
@@ -231,7 +237,7 @@ def test_a_run_of_some_phases_has_only_their_tables(gpu: SimpleNamespace) -> Non
     assert "Benchmark" not in gpu.table.document(checked)
     seen = rows("cog", [100])
     document = gpu.table.document({**checked, "bench": measured(gpu, seen)})
-    assert "| cog | 1 | 100 | 1.000 |" in document
+    assert "| cog | 1 | 100 | 1 | 1.000 |" in document
     assert "Small model" not in document
     document = gpu.table.document({"small": measured(gpu, seen)})
     assert document.count("# Small model's ") == 2
@@ -246,7 +252,8 @@ def test_every_endpoint_gets_the_same_prompts(
     def measure(
         endpoint: Any, prompts: list[Any], requests: int, concurrency: int, max_tokens: int
     ) -> Any:
-        asked.append((endpoint.name, concurrency, [prompt.text for prompt in prompts]))
+        if max_tokens == gpu.bench.OUTPUT_TOKENS:
+            asked.append((endpoint.name, concurrency, [prompt.text for prompt in prompts]))
         return gpu.load.combine(endpoint.name, concurrency, [gpu.load.WorkerResult(ended=1.0)])
 
     monkeypatch.setattr(gpu.bench, "measure", measure)
@@ -260,7 +267,24 @@ def test_every_endpoint_gets_the_same_prompts(
     ]  # fmt: skip
     texts = [tuple(given) for _, _, given in asked]
     assert texts[0::2] == texts[1::2]
-    assert len({text for given in texts[::2] for text in given}) == 6 + 16 + 6
+    assert len({text for given in texts[::2] for text in given}) == 4 + 16 + 4
+
+
+def test_ttft_of_single_requests_is_that_of_short_ones(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(endpoint: Any, prompts: Any, requests: int, at_once: int, tokens: int) -> Any:
+        ttft = [0.5 if tokens == gpu.bench.OUTPUT_TOKENS else 0.02]
+        share = gpu.load.WorkerResult(ttft=ttft, tokens=tokens, ended=1.0)
+        return gpu.load.combine(endpoint.name, at_once, [share])
+
+    monkeypatch.setattr(gpu.bench, "measure", measure)
+    kept: list[dict[str, Any]] = []
+    endpoints = [(gpu.endpoints.Endpoint("/v1", 1), dict)]
+    bench = gpu.bench.Bench(endpoints, [gpu.prompts.Prompt("a", [1])], kept.append)
+    assert bench.round(0, [1, 64], time.monotonic() + 60)
+    assert [row["ttft_p50"] for row in kept] == [20, 500]
+    assert [row["tokens_per_s"] for row in kept] == [256, 256]
 
 
 def test_no_endpoint_is_asked_for_more_at_once_than_it_takes(
@@ -299,10 +323,10 @@ def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        ("gpu.md", {"h100", "h200"}),
+        ("gpu.md", {"h200", "h200-two"}),
         ("gpu-image.md", {"h100-image"}),
         ("gpu-several.md", {"h200-x4"}),
-        ("parking.md", {"h200-x2", "h200-park"}),
+        ("parking.md", {"h200", "h200-x2", "h200-park"}),
     ],
 )
 def test_pages_have_the_tables_of_their_results(
@@ -324,14 +348,61 @@ def test_a_parked_server_that_was_not_run_has_no_row(gpu: SimpleNamespace) -> No
     assert "swap" not in text
 
 
+def test_a_kill_under_streams_has_more_columns(gpu: SimpleNamespace) -> None:
+    back = {"not_ready_s": 0.1, "ready_s": 2.0, "first_token_s": 2.2}
+    bare = {"killed": "vLLM EngineCore", **back}
+    old = gpu.table.returns({"one": {"spare: returns": [bare]}})
+    assert old.splitlines()[0].count("|") == 6
+    assert "| one, spare | vLLM EngineCore | 0.1 | 2.0 | 2.2 |" in old
+    streams = {"streams": 64, "whole": 63, "lost": 1, "hung": 0, "same": 60, "wrong": 3}
+    streams |= {"same_undisturbed": 61, "longest_pause_s": 2.5}
+    new = gpu.table.returns(
+        {
+            "one": {
+                "spare: returns": [{**bare, "streams": streams, "ready_s": None}],
+                "snapshot: returns": [{"killed": "refused: no criu"}],
+            },
+            "two": {"sockets: returns": [bare]},
+        }
+    )
+    row = "| one, spare | vLLM EngineCore | 64 | 63 | 1 | 0 | 60 | 61 | 2.5 | 0.1 | - | 2.2 |"
+    assert row in new
+    assert f"| one, snapshot | refused: no criu |{' - |' * 10}" in new
+    assert f"| two, sockets | vLLM EngineCore |{' - |' * 7} 0.1 | 2.0 | 2.2 |" in new
+
+
+def test_two_nodes_have_their_words_and_their_kills(gpu: SimpleNamespace) -> None:
+    seen = [*rows("one node", [80]), *rows("two nodes", [100])]
+    kill = {
+        "killed": "vLLM worker of the other node",
+        "streams": {"streams": 64, "whole": 64, "same": 63, "went_on": 64, "longest_pause_s": 41.0},
+        "not_ready_s": 0.1, "ready_s": 40.2, "first_token_s": 40.5,
+    }  # fmt: skip
+    found = {
+        "tensor parallel: same greedy texts": "8 of 8",
+        "medians": gpu.bench.medians(seen),
+        "cores": gpu.bench.cores_by_process(seen),
+        "tensor parallel: returns": [kill],
+    }
+    made = gpu.table.sections({"nodes": found})
+    assert "| tensor parallel: same greedy texts | 8 of 8 |" in made["two nodes"]
+    assert "| two nodes | 1 | 100 |" in made["two nodes' benchmark"]
+    assert (
+        "| two nodes, tensor parallel | vLLM worker of the other node |" in made["two nodes' kills"]
+    )
+    assert "| 41.0 | 0.1 | 40.2 | 40.5 |" in made["two nodes' kills"]
+    refused = gpu.table.sections({"nodes": {"refused": "no veth", "seconds": 0.1}})
+    assert "| refused | no veth |" in refused["two nodes"]
+
+
 def test_every_run_is_on_a_page() -> None:
     runs = {path.stem for path in (BENCHMARKS.parents[1] / "docs" / "gpu").glob("*.json")}
-    assert runs == {"h100", "h200", "h100-image", "h200-x2", "h200-x4", "h200-park"}
+    assert runs == {"h200", "h200-two", "h100-image", "h200-x2", "h200-x4", "h200-park"}
 
 
 def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:
     seen = [*rows("vllm serve", [0]), *rows("cog", [100])]
-    assert "| cog | 1 | 100 | - |" in gpu.table.benchmark(gpu.bench.medians(seen))
+    assert "| cog | 1 | 100 | 1 | - |" in gpu.table.benchmark(gpu.bench.medians(seen))
 
 
 def test_a_load_process_that_dies_is_an_error(gpu: SimpleNamespace) -> None:

@@ -22,7 +22,7 @@ HERE = Path(__file__).parents[2]
 PLACES = ("benchmarks/gpu", "tests/gpu", "tests/gpu/image")
 MODULES = (
     "prompts", "endpoints", "killed_worker", "newer_source", "detached", "table", "multicast",
-    "adapters",
+    "adapters", "snapshots",
 )  # fmt: skip
 DETACHED = HERE / "scripts" / "run-detached"
 PATIENCE_S = 60
@@ -117,6 +117,35 @@ def test_streams_over_a_killed_worker_are_told_apart(gpu: SimpleNamespace) -> No
         "lost_by": {"E2105": 1, "cut": 1},
         "of_these_the_text_so_far_is_right": 3,
     }
+
+
+def test_the_eldest_process_that_computes_is_killed(gpu: SimpleNamespace) -> None:
+    sleep = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(sleep, stdin=subprocess.PIPE) as older:
+        time.sleep(0.05)  # starts are told in hundredths of a second
+        younger = subprocess.Popen(sleep, stdin=subprocess.PIPE)
+        roles = {younger.pid: "vLLM EngineCore", older.pid: "vLLM EngineCore", 1: "tritonserver"}
+        server = SimpleNamespace(processes=lambda: roles)
+        found = gpu.killed_worker.victim(server)
+        among = gpu.killed_worker.victim(server, [younger.pid])
+        older.kill()
+        younger.communicate()
+    assert found == ("vLLM EngineCore", older.pid)
+    assert among == ("vLLM EngineCore", younger.pid)
+    roles.clear()
+    with pytest.raises(RuntimeError, match="no engine among"):
+        gpu.killed_worker.victim(server)
+
+
+def test_a_refused_snapshot_says_why(gpu: SimpleNamespace) -> None:
+    for told, why in (
+        ("INFO it starts\nTraceback:\n  ...\nRuntimeError: not found: criu\n", "not found: criu"),
+        ("usage: vllm\nvllm: error: argument: invalid choice: 'snapshot'\n", "invalid choice"),
+        ("something else\n", "something else"),
+        ("", "it says nothing"),
+    ):
+        assert why in gpu.snapshots.reason(told)
+        assert "Traceback" not in gpu.snapshots.reason(told)
 
 
 def test_newer_source_replaces_the_images_layer(gpu: SimpleNamespace, tmp_path: Path) -> None:
@@ -231,8 +260,9 @@ def test_adapters_are_what_we_take(gpu: SimpleNamespace, tmp_path: Path) -> None
 
 
 def row(tokens_per_s: float) -> dict[str, Any]:
-    names = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50", "cores", "load_lag_p99")
-    return {"tokens_per_s": tokens_per_s, **dict.fromkeys(names, 1.0)}
+    times = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50")
+    names = (*times, "cores", "load_lag_p99", "load_cores")
+    return {"tokens_per_s": tokens_per_s, "rounds": 1, **dict.fromkeys(names, 1.0)}
 
 
 def test_tables_of_several_gpus(gpu: SimpleNamespace) -> None:
@@ -244,10 +274,16 @@ def test_tables_of_several_gpus(gpu: SimpleNamespace) -> None:
         "many": {"medians": many, "cores": {}, "ours: start": {"seconds": 200.1}},
         "pair": {"medians": {"/v1": {"64": row(180)}}, "cores": {}},
         "kill": {"killed": "vLLM worker, one of 8", "streams": judged, "return": back},
+        "replicas": {
+            **{"medians": {"/v1": {"64": row(189)}}, "cores": {}, "streams": judged},
+            **{"killed": "vLLM EngineCore, one of 2", "return": dict.fromkeys(back, 0.2)},
+        },
     }
     made = gpu.table.sections(results)
-    assert "| two engines, /v1 | 64 | 180 | 2.000 |" in made["two engines' benchmark"]
-    assert "| one engine, /v1 | 64 | 90 | 1.000 |" in made["two engines' benchmark"]
-    assert "| /v1 | 64 | 90 | 0.900 |" in made["many GPUs' benchmark"]
+    assert "| two engines, /v1 | 64 | 180 | 1 | 2.000 |" in made["two engines' benchmark"]
+    assert "| two of our choice, /v1 | 64 | 189 | 1 | 2.100 |" in made["two engines' benchmark"]
+    assert made["killed engine of two"].endswith("| 64 | 0.1 | E2105: 64 | 0.2 | 0.2 | 0.2 |")
+    assert "| one engine, /v1 | 64 | 90 | 1 | 1.000 |" in made["two engines' benchmark"]
+    assert "| /v1 | 64 | 90 | 1 | 0.900 |" in made["many GPUs' benchmark"]
     assert "| 64 | 0.1 | E2105: 64 | 0.3 | 70.0 | - |" in made["killed worker"]
     assert "| ours | 200.1 | - |" in made["many GPUs' starts"]

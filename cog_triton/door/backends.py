@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, cast
 
 _WARM = 8
@@ -61,7 +61,8 @@ class Backends:
         else:
             await loop.create_connection(lambda: protocol, "127.0.0.1", port)
         if port in self._warm and port not in self._refills and not self.closed:
-            self._refills[port] = loop.create_task(self._refill(port))
+            self._refills[port] = refill = loop.create_task(self._refill(port))
+            refill.add_done_callback(lambda _: self._refills.pop(port))
 
     @property
     def refilling(self) -> bool:
@@ -89,27 +90,28 @@ class Backends:
     async def _refill(self, port: int) -> None:
         idle = self._idle.setdefault(port, deque())
         loop = asyncio.get_running_loop()
-        try:
+        # A request that finds none warm connects itself.
+        with suppress(OSError, asyncio.TimeoutError):
             await asyncio.sleep(_REFILL_S)  # after those that wait for an answer
             for _ in range(_WARM - len(idle)):  # once each: a server may end them all at once
-                connecting = loop.create_connection(lambda: _Idle(idle), "127.0.0.1", port)
-                _, connected = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
-                idle.append(connected)
-        except (OSError, asyncio.TimeoutError):
-            pass  # a request that finds none warm connects itself
-        finally:
-            del self._refills[port]
+                connecting = loop.create_connection(lambda: _Idle(self, idle), "127.0.0.1", port)
+                await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
 
 
 class _Idle(asyncio.Protocol):
     """A connection that no request has used; one that its server ends is forgotten."""
 
-    def __init__(self, idle: deque[_Idle]) -> None:
-        self._among = idle
+    def __init__(self, backends: Backends, among: deque[_Idle]) -> None:
+        self._backends = backends
+        self._among = among
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports derive from no class of asyncio.
         self.transport = cast(asyncio.Transport, transport)
+        if self._backends.closed:  # while it was being made: nobody else has it
+            self.transport.abort()
+        else:
+            self._among.append(self)
 
     def data_received(self, data: bytes) -> None:
         self.transport.abort()  # a server that speaks first answers something else

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 import small_door
 from small_door import run, served, until
 
@@ -134,6 +135,27 @@ def test_closing_ends_idle_connections_for_good() -> None:
         await backends.connect(asyncio.Protocol(), port)
         await asyncio.sleep(0.1)
         assert server.idle == 2
+        for writer in server.writers:
+            writer.transport.abort()
+        listening.close()
+
+    run(check())
+
+
+def test_closing_ends_connections_that_are_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cog_triton.door.backends._REFILL_S", 0)
+
+    async def check() -> None:
+        server = Server()
+        listening = await asyncio.start_server(server, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        for turns in range(60):  # of the event loop: at each of them another step has been made
+            backends = Backends({port})
+            await backends.connect(asyncio.Protocol(), port)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            backends.close()
+        await until(lambda: server.idle == 60)  # those that were asked for
         for writer in server.writers:
             writer.transport.abort()
         listening.close()

@@ -12,6 +12,7 @@ from typing import Any
 from cog_triton import errors
 from cog_triton.door.private_json import read_json
 
+_STARTING = ("STARTING", "UNKNOWN", None)
 _HEALTH, _SCHEMA = b"/health-check", b"/openapi.json"
 _STARTING_PERIOD_S = 0.05
 _PERIOD_S = 0.5
@@ -28,6 +29,8 @@ class CogState:
         self._failure: errors.CogTritonError | None = None
         self.status: str | None = None
         """As Cog said last, such as STARTING or READY."""
+        self.hangs = False
+        """Whether it has not answered in time; in set-up, too, it answers at once."""
         self._take({})
         self.listens = False
 
@@ -35,6 +38,11 @@ class CogState:
     def serves(self) -> bool:
         """Whether predictions are served."""
         return self._failure is None
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether set-up has succeeded, whatever has happened since."""
+        return self.status not in (*_STARTING, "SETUP_FAILED")
 
     @property
     def failure(self) -> errors.CogTritonError | None:
@@ -65,6 +73,7 @@ class CogState:
             except ConnectionError:
                 self.listens = False
             except asyncio.TimeoutError:
+                self.hangs = True
                 rule = f"Cog has not answered for {_TIMEOUT_S:g} s; try again"
                 self._failure = errors.TritonUnavailable(rule)
             except (OSError, ValueError):
@@ -78,12 +87,13 @@ class CogState:
         return await read_json(self._port, path, on_connected)
 
     def _take(self, health: dict[str, Any]) -> None:
+        self.hangs = False
         status = self.status = health.get("status")
         reason = str(health.get("user_healthcheck_error") or "")
         if status == "SETUP_FAILED":
             logs = str(health.get("setup", {}).get("logs", ""))
             self._failure = errors.from_text(logs) or errors.TritonUnavailable("set-up failed")
-        elif status in ("STARTING", "UNKNOWN", None):
+        elif status in _STARTING:
             self._failure = errors.TritonUnavailable("the server is starting; try again")
         elif status == "DEFUNCT" or (status == "UNHEALTHY" and errors.from_text(reason) is None):
             self._failure = errors.TritonUnavailable(f"Cog's worker has died: {reason or status}")

@@ -162,7 +162,8 @@ class Upstream:
 
     async def _kill_if_lost(self, settings: Settings, process: Reaped) -> None:
         """Kill a chain that is lost; its end is then that of the door, with an exit code."""
-        while not self.state.serves:
+        # One may hang before it has told us that it is ready.
+        while not (self.state.is_set_up or self.state.hangs):
             await asyncio.sleep(_POLL_S)
         watch = CogWatch(settings, "127.0.0.1", self.ports["PORT"], process.process.pid)
         while not self.backends.closed:

@@ -338,8 +338,9 @@ def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[...
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     stack.cwd = REPOSITORY / "mock_cog_triton"
     stack.start()
+    worker = wait_until(lambda: pids_of(stack, "_run_worker").get("_run_worker"))
     wait_until(lambda: stack.health() == "READY")
-    os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGSTOP)
+    os.kill(worker, signal.SIGSTOP)  # perhaps before the door itself has read that it is ready
     code, output = stack.finish()
     assert code != 0
     assert "E2105 TritonUnavailable: Cog's worker" in output

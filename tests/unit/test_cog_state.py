@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from small_door import read_request, run
+from small_door import read_request, run, until
 
 from cog_triton import errors
 from cog_triton.door import cog_state
@@ -86,5 +86,35 @@ def test_the_names_of_inputs_are_read_once() -> None:
             assert await state.input_names() == frozenset()
             assert cog.reads == 1
         assert await CogState(1).input_names() == frozenset()
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", ["READY", "BUSY", "UNHEALTHY", "DEFUNCT"])
+def test_a_cog_that_has_been_set_up_is_one_whatever_follows(status: str) -> None:
+    async def main() -> None:
+        async with cog_with("STARTING") as (cog, state):
+            watching = asyncio.ensure_future(state.watch())
+            await until(lambda: cog.reads > 2)
+            assert not state.is_set_up
+            cog.status = status
+            await until(lambda: state.is_set_up)
+            watching.cancel()
+
+    run(main())
+
+
+def test_a_cog_that_stops_answering_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cog_state, "_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with cog_with("STARTING") as (cog, state):
+            watching = asyncio.ensure_future(state.watch())
+            cog.answers.clear()
+            await until(lambda: state.hangs)
+            assert not state.is_set_up
+            cog.answers.set()
+            await until(lambda: not state.hangs)
+            watching.cancel()
 
     run(main())

@@ -7,7 +7,7 @@
 # it those of its own environment and command line; an `export` here would add empty ones.
 
 BIN := .venv/bin
-WORKERS := 2
+WORKERS := 3
 CONFIG := configs/build/smollm2-135m-cpu.yaml
 
 help: ## list the targets
@@ -23,7 +23,7 @@ serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 CO
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
 # The integration tests first, for some of them take minutes; a file's tests share its servers.
-test: lint ## lint, then integration and unit tests (TESTS="-k name" for others, WORKERS=2)
+test: lint ## lint, then integration and unit tests (TESTS="-k name" for others, WORKERS=3)
 	@scripts/setup-mpi
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 \
 	  $(or $(TESTS),tests/integration tests/unit)

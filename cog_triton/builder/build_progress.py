@@ -35,6 +35,7 @@ class BuildProgress:
         self._to_log = not console.is_terminal
         self._began = self._begun_at = self._said_at = time.monotonic()
         self._stage, self._number = "", 0
+        self._whole = threading.Lock()  # a line, and then its end, may be two writes
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._give_signs_of_life, daemon=True)
 
@@ -45,8 +46,9 @@ class BuildProgress:
 
     def echo(self, line: str) -> None:
         """Print a line."""
-        self._said_at = time.monotonic()
-        self._echo(line)
+        with self._whole:
+            self._said_at = time.monotonic()
+            self._echo(line)
 
     def begin(self, stage: str) -> None:
         """Name the stage that begins."""

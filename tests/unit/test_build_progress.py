@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -84,3 +85,23 @@ def test_tags_are_coloured_in_a_terminal_with_colours(monkeypatch: pytest.Monkey
     assert shown("no tag", **colours) == "no tag"
     assert shown("[build] y", **colours, no_color=True) == "[build] y"
     assert shown("[build] y") == "[build] y"
+
+
+def test_a_sign_of_life_does_not_run_into_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_progress, "QUIET_S", 0.05)
+    written: list[str] = []
+    alive = threading.Event()
+
+    def echo(line: str) -> None:
+        written.append(line)
+        if ": running" in line:
+            alive.set()
+            time.sleep(0.1)  # as a print that is interrupted before its line feed
+        written.append("\n")
+
+    with BuildProgress(echo, 1, LOG) as progress:
+        progress.begin("build")
+        assert alive.wait(30)
+        progress.echo("[build] a line")
+    assert set(written[1::2]) == {"\n"}
+    assert "\n" not in written[::2]

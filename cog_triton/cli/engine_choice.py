@@ -34,7 +34,10 @@ def prepared(
         require_libpython,
     )
     from cog_triton.system.work_dir import require_usable
+    from cog_triton.triton.serve_config import load_serve_config
 
+    if settings.cog_triton_config is not None:
+        load_serve_config(settings.cog_triton_config)  # what is wrong there needs no download
     named = name or (None if repo is not None else default_model(settings))
     if named is None and (family or update):
         raise InvalidArgument("--family and --update: go with a model that is named, ENGINE")

@@ -13,6 +13,7 @@ from hub_server import ID, MAIN, OLD, Hub, serving_hub
 from huggingface_hub import constants
 from openvino_reference import TinyModel
 
+from cog_triton.cli.engine_choice import prepared
 from cog_triton.download import disk_space
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.engines.vllm.model_directory import read_model
@@ -21,6 +22,7 @@ from cog_triton.errors import (
     DiskFull,
     EngineIncompatible,
     InvalidArgument,
+    InvalidPredictorConfig,
     MissingExtra,
     ModelUnavailable,
     TritonStartFailed,
@@ -321,3 +323,10 @@ def test_a_model_that_the_hub_lacks_may_be_a_path_that_is_not_here(home: Path, h
     told = refusal(home, hub, "org/none", ModelUnavailable)
     assert told.startswith(f"{hub.url} has no model org/none")
     assert told.endswith("; nor is there a file or directory org/none here")
+
+
+def test_a_wrong_serve_config_is_told_before_anything_is_fetched(home: Path, hub: Hub) -> None:
+    settings = Settings(cog_triton_work_dir=home / "work", cog_triton_config=home / "none.yaml")
+    with pytest.raises(InvalidPredictorConfig, match=r"none\.yaml"):
+        prepared(settings, recognize(ID), None, False, None)
+    assert not hub.requests

@@ -22,10 +22,12 @@ engine.tar: | setup
 serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 COG_HOST=127.0.0.1 ARGS=...)
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
-# The integration tests first, for some of them take minutes; a file's tests share its servers.
+# The integration tests first, for some of them take minutes; a file's tests share its servers. One
+# that hangs is told, with the stacks of its threads, after five minutes.
 test: lint ## lint, then integration and unit tests (TESTS="-k name" for others, WORKERS=3)
 	@scripts/setup-mpi
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 \
+	  -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true \
 	  $(or $(TESTS),tests/integration tests/unit)
 
 test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)

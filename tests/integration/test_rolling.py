@@ -417,6 +417,7 @@ def test_an_old_engine_that_dies_while_draining_costs_its_own_requests_alone(
 def test_the_server_drains_and_ends_as_ever_after_rolls(rolls: Rolls) -> None:
     answers = []
     asking = threading.Thread(target=lambda: answers.append(rolls.text()))
+    wait_until(lambda: not rolls.stack.engine_requests())  # of the test before
     asking.start()
     wait_until(lambda: rolls.stack.engine_requests())
     code, output = rolls.stack.finish(signal.SIGTERM)

@@ -35,7 +35,7 @@ class BuildProgress:
         self._to_log = not console.is_terminal
         self._began = self._begun_at = self._said_at = time.monotonic()
         self._stage, self._number = "", 0
-        self._whole = threading.Lock()  # a line, and then its end, may be two writes
+        self._printing = threading.Lock()  # a line and its line feed may be two writes
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._give_signs_of_life, daemon=True)
 
@@ -46,7 +46,7 @@ class BuildProgress:
 
     def echo(self, line: str) -> None:
         """Print a line."""
-        with self._whole:
+        with self._printing:
             self._said_at = time.monotonic()
             self._echo(line)
 

@@ -35,11 +35,6 @@ class CogState:
         self.listens = False
 
     @property
-    def serves(self) -> bool:
-        """Whether predictions are served."""
-        return self._failure is None
-
-    @property
     def is_set_up(self) -> bool:
         """Whether set-up has succeeded, whatever has happened since."""
         return self.status not in (*_STARTING, "SETUP_FAILED")

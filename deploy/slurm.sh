@@ -13,6 +13,8 @@
 #SBATCH --exclusive
 #SBATCH --time=1-00:00:00
 #SBATCH --requeue
+# A minute before the end of its time, and with `scancel --batch --signal=TERM JOB`, streams are let end.
+#SBATCH --signal=B:TERM@60
 #SBATCH --open-mode=append
 #SBATCH --output=cog-triton-%j.out
 set -euo pipefail
@@ -32,6 +34,16 @@ if [[ -z ${COG_TRITON_CONFIG:-} ]]; then
 fi
 
 echo "cog-triton: $WORLD_SIZE ranks on $SLURM_JOB_NODELIST; http://$(hostname):$PORT"
+# Rank 0 drains when asked from its own machine, which is this one; to signal the tasks would end all of them.
+stopping=
+stop() {
+  stopping=1
+  exec 3<>"/dev/tcp/127.0.0.1/$PORT"
+  printf 'POST /shutdown HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n' >&3
+  exec 3>&-
+}
+trap 'stop || kill $srun' TERM
+
 # The death of one task ends them all, and Slurm requeues the job if it has failed.
 status=0
 srun --mpi=pmix --kill-on-bad-exit=1 --wait=15 "${container[@]}" bash -c '
@@ -46,7 +58,14 @@ srun --mpi=pmix --kill-on-bad-exit=1 --wait=15 "${container[@]}" bash -c '
   status=$?
   scancel --signal=USR1 "$SLURM_JOB_ID.$SLURM_STEP_ID" && sleep 3
   exit $status
-' || status=$?
+' &
+srun=$!
+while kill -0 "$srun" 2>/dev/null; do
+  wait "$srun" && status=0 || status=$?
+done
+if [[ -n $stopping ]]; then
+  exit 0
+fi
 if ((status)) && [[ -n ${REQUEUE:-} ]]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

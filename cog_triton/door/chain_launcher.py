@@ -35,11 +35,12 @@ class ChainLauncher:
         self._started += 1
         name = f"engine-{self._started}"
         reserved = PrivatePorts(self._names)
-        drain_file = self._work_dir / f"drain-{secrets.token_hex(8)}"
+        builds = "TRITON_HTTP_PORT" not in self._names
+        drain_file = None if builds else self._work_dir / f"drain-{secrets.token_hex(8)}"
         environment = {
             **cog_environment(self._settings, reserved.numbers),
             **variant.environment,
-            "COG_TRITON_DRAIN_FILE": str(drain_file),
+            "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
         }
         if self._started > 1:  # the parking place is the first one's
             environment["PARK_ENGINE"] = "0"

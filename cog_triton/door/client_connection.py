@@ -54,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
             rule = f"{limit} connections ask for something, as many as may be open; try again"
             self._refuse(Refused(503, errors.Overloaded(rule)))
             return
-        self._wait(self._limits.idle_s, self.close)
+        self._wait(self._idle_s, self.close)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing() or self._lingering:
@@ -130,6 +130,11 @@ class ClientConnection(asyncio.Protocol):
         self._transport.abort()
 
     @property
+    def _idle_s(self) -> float:
+        """Seconds to wait for a request; while the server stops, for one to refuse by name."""
+        return _LINGER_S if self._connections.stopping else self._limits.idle_s
+
+    @property
     def _relay_is_silent(self) -> bool:
         return self._relay is None or not self._relay.begun
 
@@ -155,13 +160,14 @@ class ClientConnection(asyncio.Protocol):
             self.close()
         elif self._parser.is_between_requests:
             self._connections.used(self)
-            self._wait(self._limits.idle_s, self.close)
+            self._wait(self._idle_s, self.close)
         elif not self._arriving:
             self._arriving = True
             self._wait(self._limits.arrival_s, self._too_slow)
 
     async def _answer(self, request: Request) -> None:
-        keep_alive, head_only = request.keep_alive, request.method == "HEAD"
+        keep_alive = request.keep_alive and not self._connections.stopping
+        head_only = request.method == "HEAD"
         size = len(request.body)
         try:
             decided = await self._gate.decide(request)

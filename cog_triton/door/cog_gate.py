@@ -12,7 +12,7 @@ from functools import partial
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
-from cog_triton.door.gate import PrivateGate
+from cog_triton.door.gate import STOPPING, PrivateGate
 from cog_triton.door.input_names import unknown_inputs
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
@@ -31,12 +31,14 @@ _ID = r"[^/?#\s]{1,256}"
 _PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
 _FEW_ITEMS = 256
 _CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
+_STOP = "POST /shutdown"
 
 
 class CogGate(PrivateGate):
     """Decides on requests to Cog; answers have the shape of Cog's errors."""
 
     error_event = b"event: completed\n"
+    ends_work = re.compile(rf"{_CANCEL.pattern}|{_STOP}")
 
     def __init__(
         self,
@@ -60,6 +62,9 @@ class CogGate(PrivateGate):
         path, reads = request.path, request.method in ("GET", "HEAD")
         swapping = self._route.upstreams.swapping
         if reads and path == _HEALTH:
+            if self._route.upstreams.stopping:  # 200 is for liveness probes, as of Cog
+                reason = str(errors.TritonUnavailable(STOPPING))
+                return json_answer(200, {"status": "UNHEALTHY", "user_healthcheck_error": reason})
             starting = swapping is not None and not swapping.ready
             if starting or not self._route.upstream.state.listens:
                 return json_answer(503, {"status": "STARTING"})
@@ -67,9 +72,10 @@ class CogGate(PrivateGate):
         asked = f"{request.method} {path}"
         if asked == "HEAD /":  # liveness of Cog's parent
             return self._forward(request)
-        if asked == "POST /shutdown":
+        if asked == _STOP:
             self._access.check_stop(request)
-            return self._forward(request)
+            self._route.upstreams.ask_to_stop()
+            return json_answer(200, {})
         self._access.check(request)
         if reads and path == "/docs":  # Cog's own index names it
             return Answer(307, b"", headers=((b"location", b"/openapi.json"),))

@@ -39,6 +39,8 @@ class Connections:
         self._limit = limit
         self._free_bytes = body_bytes
         self._open: dict[Closable, None] = {}
+        self.stopping = False
+        """Whether no connection is kept for another request."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -47,6 +49,17 @@ class Connections:
     def busy(self) -> bool:
         """Whether a connection has a request that arrives or is answered."""
         return not all(one.is_idle for one in self._open)
+
+    @property
+    def answering(self) -> bool:
+        """Whether a connection awaits the end of an answer."""
+        return any(one.is_answered for one in self._open)
+
+    def refuse_reuse(self) -> None:
+        """Close idle connections, and from now on each one after its next answer."""
+        self.stopping = True
+        for connection in [one for one in self._open if one.is_idle]:
+            connection.close()
 
     def add(self, connection: Closable) -> bool:
         """Count one more; whether there is room for it."""

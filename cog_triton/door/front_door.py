@@ -15,6 +15,7 @@ from cog_triton.door.commands import Commands
 from cog_triton.door.connections import Connections
 from cog_triton.door.control_socket import ControlSocket
 from cog_triton.door.gate import Gate
+from cog_triton.door.graceful_stop import GracefulStop
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import Listener
@@ -31,8 +32,8 @@ from cog_triton.settings import Settings
 
 _FLUSH_S = 1.0
 _POLL_S = 0.02
-_DRAIN_POLL_S = 0.2
 _SWITCH_POLL_S = 0.2
+_FIRST = asyncio.FIRST_COMPLETED
 
 
 class FrontDoor:
@@ -49,18 +50,16 @@ class FrontDoor:
         self._large_bodies = LargeBodies()
         self._webhooks = WebhookRules.of(settings)
         self._watches = watches
-        self._stops = 0
-        self._stopped = asyncio.Event()
 
     async def serve(
         self,
         sockets: Mapping[str, socket.socket],
         behind: ChainLauncher | Mapping[str, int],
     ) -> int:
-        """Serve until the chain that `behind` starts has ended; its exit code.
+        """Serve until the chain that `behind` starts has ended; its exit code, 0 after a stop.
 
         Before a Triton that is there already, on these ports, until SIGTERM. SIGTERM and SIGINT
-        are passed on to Cog; a second one kills it.
+        drain all that is behind; a second one kills it.
         """
         loop = asyncio.get_running_loop()
         moderation = ReadModeration(loop)
@@ -71,8 +70,9 @@ class FrontDoor:
         else:
             first = Upstream("triton", behind)
         upstreams = Upstreams(first)
+        stop = GracefulStop(upstreams, self._connections, self._settings.drain_timeout)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, upstreams)
+            loop.add_signal_handler(number, stop.on_signal)
         listeners = [
             self._listener(listening, self._gate(name, listening, upstreams), moderation)
             for name, listening in sockets.items()
@@ -80,26 +80,23 @@ class FrontDoor:
         first.follow()
         if self._watches:
             first.watch(self._settings)
-        control = draining = swapping = None
+        control = swapping = None
         if isinstance(behind, ChainLauncher) and self._settings.cog_triton_swap:
             swapping = upstreams.swapping = Swapping(self._settings, upstreams, behind)
             swapping.start()
+            stop.before(swapping.refuse)
         if isinstance(behind, ChainLauncher) and "TRITON_HTTP_PORT" in sockets:
             rolling = Rolling(self._settings, upstreams, behind, watches=self._watches)
+            stop.before(rolling.abandon)
             control = ControlSocket(
                 self._settings.port, Commands(self._settings, rolling, upstreams)
             )
-            draining = loop.create_task(self._drain_when_told(upstreams, rolling))
+        stopping = loop.create_task(stop.run())
         try:
-            if first.chain is None:
-                await self._stopped.wait()
-                code = 0
-            else:
-                code = await self._until_ended(upstreams)
+            code = await self._until_ended(upstreams, stopping)
             await self._flush()
         finally:
-            if draining is not None:
-                draining.cancel()
+            stopping.cancel()
             if swapping is not None:
                 await swapping.close()
             if control is not None:
@@ -115,29 +112,24 @@ class FrontDoor:
             await asyncio.sleep(0)
         return code
 
-    async def _until_ended(self, upstreams: Upstreams) -> int:
-        """Exit code of the upstream that serves, once that has ended."""
+    async def _until_ended(self, upstreams: Upstreams, stopping: asyncio.Task[None]) -> int:
+        """Exit code of the upstream that serves, once that has ended; 0 once all was stopped."""
         ends: dict[Upstream, asyncio.Task[int]] = {}
-        while True:
+        while not stopping.done():
             serving = upstreams.serving
+            if serving.chain is None:
+                break
             if serving not in ends:
                 ends[serving] = asyncio.ensure_future(serving.ended())
-            await asyncio.wait([ends[serving]], timeout=_SWITCH_POLL_S)
+            await asyncio.wait(
+                {ends[serving], stopping}, timeout=_SWITCH_POLL_S, return_when=_FIRST
+            )
+            if upstreams.stopping:
+                break
             if ends[serving].done() and upstreams.serving is serving:
-                return ends[serving].result()
-
-    async def _drain_when_told(self, upstreams: Upstreams, rolling: Rolling) -> None:
-        """Pass a drain that `cog-triton serve` asks for on to all chains; its file goes after."""
-        file = self._settings.cog_triton_drain_file
-        while file is not None:
-            await asyncio.sleep(_DRAIN_POLL_S)
-            if file.exists():
-                rolling.abandon()
-                if upstreams.swapping is not None:
-                    upstreams.swapping.refuse()
-                seconds = self._settings.drain_timeout
-                await asyncio.gather(*(one.drain_worker(seconds) for one in upstreams))
-                file.unlink(missing_ok=True)
+                return ends[serving].result() or 1  # nobody has told it to end
+        await stopping
+        return 0
 
     def _listener(
         self, listening: socket.socket, gate: Gate, moderation: ReadModeration
@@ -164,16 +156,6 @@ class FrontDoor:
                 return OpenAIGate(*common, metrics_public=public, page=page)
             case _:
                 return MetricsGate(*common, metrics_public=public)
-
-    def _on_signal(self, upstreams: Upstreams) -> None:
-        self._stops += 1
-        self._stopped.set()
-        for upstream in upstreams:
-            upstream.backends.close()
-            if upstream.chain is not None and self._stops == 1:
-                upstream.chain.reaper.terminate()
-            elif upstream.chain is not None and self._stops == 2:
-                asyncio.get_running_loop().run_in_executor(None, upstream.chain.reaper.kill)
 
     async def _flush(self) -> None:
         """Let clients have what was answered before the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Protocol
@@ -33,6 +34,10 @@ class Gate(Protocol):
         ...
 
 
+STOPPING = "the server is stopping; try again"
+_NEVER = re.compile(r"(?!)")
+
+
 class PrivateGate(ABC):
     """Base of gates before the servers of a `route`; a coded error is refused with its status."""
 
@@ -42,6 +47,10 @@ class PrivateGate(ABC):
     """How numbers in lists count among the values of a body."""
     error_event = b""
     """First line of an error in an event stream."""
+    readiness = _NEVER
+    """Paths of readiness probes, which fail as soon as the server is told to stop."""
+    ends_work = _NEVER
+    """Requests ("METHOD path") that are taken while it stops, beside those that only read."""
 
     def __init__(
         self, route: Route, access: Access, limits: Limits, large_bodies: LargeBodies
@@ -55,6 +64,8 @@ class PrivateGate(ABC):
     async def decide(self, request: Request) -> Forward | Answer:
         """See `Gate`."""
         try:
+            if self._route.upstreams.stopping:
+                self._refuse_new(request)
             return await self._decide(request)
         except errors.CogTritonError as error:
             raise Refused(status_of(error), error) from error
@@ -62,6 +73,13 @@ class PrivateGate(ABC):
     @abstractmethod
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `Gate`."""
+
+    def _refuse_new(self, request: Request) -> None:
+        """Raise E2105 for what would begin something while the server stops."""
+        path = request.path
+        reads = request.method in ("GET", "HEAD") and not self.readiness.fullmatch(path)
+        if not reads and not self.ends_work.fullmatch(f"{request.method} {path}"):
+            raise errors.TritonUnavailable(STOPPING)
 
     @abstractmethod
     async def _decide(self, request: Request) -> Forward | Answer:

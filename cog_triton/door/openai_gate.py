@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from cog_triton import errors
@@ -32,6 +33,7 @@ class OpenAIGate(PrivateGate):
     """Decides on requests to the OpenAI API; answers have the shape of its errors."""
 
     numbers = Numbers.IDS
+    readiness = re.compile(_HEALTH)
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class TritonGate(PrivateGate):
     """Decides on requests to Triton's HTTP port; answers have the shape of Triton's errors."""
 
     numbers = Numbers.FREE
+    readiness = re.compile(rf"/v2/health/ready|{_MODEL}/ready", re.ASCII)
     dropped = frozenset({b"content-encoding", b"authorization", _HEADER_LENGTH})
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:

@@ -24,7 +24,10 @@ from cog_triton.system.reaper import Reaped
 _WARM = ("PORT", "OPENAI_PORT")
 _POLL_S = 0.02
 _WEBHOOKS_S = 0.5
-_EXIT_S = 15.0
+# Together less than the 15 s by which platforms are told to wait longer than DRAIN_TIMEOUT.
+_WORKER_S = 5.0
+_EXIT_S = 7.0
+_ANSWER_S = 15.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -53,11 +56,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Chain:
-    """Processes of an upstream: Cog's `reaper`, its ports, drain file and environment."""
+    """Processes of an upstream: Cog's `reaper`, its ports, drain file and environment.
+
+    A worker that builds has no drain file.
+    """
 
     reaper: Reaped
     reserved: PrivatePorts
-    drain_file: Path
+    drain_file: Path | None
     environment: Mapping[str, str] = field(repr=False)
     variant: Variant = field(repr=False)
 
@@ -75,6 +81,7 @@ class Upstream:
         self.backends = Backends({ports[port] for port in _WARM if port in ports})
         self.state = CogState(ports.get("PORT", 0))
         self._tasks: list[asyncio.Task[None]] = []
+        self._drain: asyncio.Future[None] | None = None
 
     def follow(self) -> None:
         """Keep `state` current."""
@@ -100,7 +107,7 @@ class Upstream:
         """Name of the model in the OpenAI API; blank if that is off, or does not tell."""
         with suppress(OSError, ValueError, LookupError, TypeError, asyncio.TimeoutError):
             reading = read_json(self.ports["OPENAI_PORT"], b"/v1/models")
-            listed = await asyncio.wait_for(reading, _EXIT_S)
+            listed = await asyncio.wait_for(reading, _ANSWER_S)
             return str(listed["data"][0]["id"])
         return ""
 
@@ -108,38 +115,42 @@ class Upstream:
         """Whether a prediction of this chain was cancelled by a POST of `path`."""
         with suppress(OSError, ValueError, LookupError, asyncio.TimeoutError):
             asking = ask(self.ports["PORT"], b"POST", path)
-            return (await asyncio.wait_for(asking, _EXIT_S))[0] == 200
+            return (await asyncio.wait_for(asking, _ANSWER_S))[0] == 200
         return False
 
     async def drain(self, seconds: float) -> None:
         """Graceful drain of a chain that gets no new requests; then its processes are stopped.
 
-        Requests end undisturbed within `seconds`; those that are left end with E2105.
+        Requests end undisturbed within `seconds`; those that are left end with E2105. One that is
+        under way goes on as it began.
         """
-        deadline = time.monotonic() + seconds
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._drained(time.monotonic() + seconds))
+        await asyncio.shield(self._drain)
+
+    async def _drained(self, deadline: float) -> None:
         self.backends.close()
-        while self.backends.in_flight and time.monotonic() < deadline and self.exit_code() is None:
-            await asyncio.sleep(_POLL_S)
+        await self._until(lambda: not self.backends.in_flight, deadline)
         # Asynchronous predictions have no connection: the worker knows of them.
-        await self.drain_worker(max(0.0, deadline - time.monotonic()))
+        if self.state.is_set_up:
+            await self._drain_worker(max(0.0, deadline - time.monotonic()))
         if self.chain is not None and self.exit_code() is None:
             await asyncio.sleep(_WEBHOOKS_S)
             self.chain.reaper.terminate()
-            await self._until(lambda: self.exit_code() is not None, _EXIT_S)
+            await self._until(lambda: False, time.monotonic() + _EXIT_S)
         await asyncio.to_thread(self.close)
 
-    async def drain_worker(self, seconds: float) -> None:
+    async def _drain_worker(self, seconds: float) -> None:
         """Have the worker refuse new requests, and end those that are left after `seconds`."""
-        if self.chain is None or self.exit_code() is not None:
+        file = self.chain.drain_file if self.chain is not None else None
+        if file is None:
             return
-        file = self.chain.drain_file
         try:
             request_drain(file, seconds)
         except OSError as error:  # SIGTERM, which follows, drains too, but for webhooks
             _LOG.warning("%s cannot be made, so %s is stopped: %s", file, self.name, error)
             return
-        ended = lambda: not file.exists() or self.exit_code() is not None  # noqa: E731
-        await self._until(ended, seconds + _EXIT_S)
+        await self._until(lambda: not file.exists(), time.monotonic() + seconds + _WORKER_S)
 
     def close(self) -> None:
         """Kill what is left of the chain, and give its ports back; blocks until it is gone."""
@@ -147,17 +158,18 @@ class Upstream:
         if self.chain is not None:
             self.chain.reaper.kill()
             self.chain.reserved.close()
-            with suppress(OSError):
-                self.chain.drain_file.unlink(missing_ok=True)
+            if self.chain.drain_file is not None:
+                with suppress(OSError):
+                    self.chain.drain_file.unlink(missing_ok=True)
 
     def stop_watching(self) -> None:
         """End the tasks of `follow` and `watch`."""
         for task in self._tasks:
             task.cancel()
 
-    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Wait for `condition`, while the chain runs and the monotonic clock allows."""
+        while not condition() and time.monotonic() < deadline and self.exit_code() is None:
             await asyncio.sleep(_POLL_S)
 
     async def _kill_if_lost(self, settings: Settings, process: Reaped) -> None:

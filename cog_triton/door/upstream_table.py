@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,10 @@ class Upstreams:
         self.serving = serving
         self.swapping: Swapping | None = None
         """What chooses `serving` by the model of a request, with several models."""
+        self.stopping = False
+        """Whether the door drains: no new request is taken any more."""
+        self.ask_to_stop: Callable[[], None] = lambda: None
+        """Begins the graceful stop of the door."""
         self._all = [serving]
 
     def __iter__(self) -> Iterator[Upstream]:

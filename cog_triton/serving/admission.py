@@ -91,6 +91,7 @@ class Admission:
         self._running: set[Ticket] = set()
         self._queue: deque[Ticket] = deque()
         self._rejection: CogTritonError | None = None
+        self._end: CogTritonError | None = None
         self._changed = threading.Condition()
 
     @property
@@ -110,8 +111,8 @@ class Admission:
         full, or the error of `reject_new` or `close`. `leave` must follow.
         """
         with self._changed:
-            if self._rejection is not None:
-                raise copy.copy(self._rejection)
+            if (rejection := self._end or self._rejection) is not None:
+                raise copy.copy(rejection)
             ticket._on_turn = on_turn
             ticket.stay.number = next(self._numbers)
             if not self._paused and len(self._running) < self.slots and not self._order.holds:
@@ -205,9 +206,9 @@ class Admission:
         return turns
 
     def reject_new(self, error: CogTritonError) -> None:
-        """Reject new requests with `error`; running and queued ones continue."""
+        """Reject new requests with `error` for good; running and queued ones continue."""
         with self._changed:
-            self._rejection = error
+            self._end = error
 
     @property
     def suspects(self) -> int:
@@ -266,11 +267,10 @@ class Admission:
         for ticket in tickets:
             ticket.fail(error)
 
-    def open(self, *, accept: bool = True) -> None:
-        """The engine was started: let those go on that wait and, with `accept`, take new ones."""
+    def open(self) -> None:
+        """The engine was started: let those go on that wait, and take new ones."""
         with self._changed:
-            if accept:
-                self._rejection = None
+            self._rejection = None
             self._paused = self._closed = False
             self._order.release()
             turns = self._next_turns()

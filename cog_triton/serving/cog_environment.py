@@ -30,14 +30,13 @@ def cog_environment(
     host: str,
     port: int,
     max_concurrency: int,
-    drain_file: Path,
     *,
     verbose: bool,
 ) -> dict[str, str]:
     """The complete environment of a Cog that listens on `host` and `port`.
 
     Paths are absolute, since Cog runs in the directory of its project. `verbose` leaves Cog's own
-    log on. `drain_file` tells the worker to drain, see `drain_watch`.
+    log on.
     """
     environment = {
         **os.environ,
@@ -56,7 +55,6 @@ def cog_environment(
         "TRITON_GRPC_PORT": str(settings.triton_grpc_port),
         "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
         "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
-        "COG_TRITON_DRAIN_FILE": str(drain_file),
         **engine_environment(settings),
     }
     if settings.cog_triton_config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -28,7 +27,6 @@ from cog_triton.system.work_dir import require_usable
 _POLL_S = 0.05
 _STOPPED_S = 0.5
 _HEARTBEAT_S = 30
-_WEBHOOKS_S = 0.5
 _EXIT_S = 15
 
 
@@ -78,10 +76,7 @@ class CogServer:
         self._rank_died = False
         self._wake = threading.Event()
         self._health = HealthClient(host, port, settings.cog_probe_timeout)
-        self._drain_file = settings.work_dir.resolve() / f"drain-{os.getpid()}"
-        self._environment = cog_environment(
-            settings, host, port, max_concurrency, self._drain_file, verbose=verbose
-        )
+        self._environment = cog_environment(settings, host, port, max_concurrency, verbose=verbose)
         if others:
             self._environment["COG_TRITON_SWAP"] = json.dumps(
                 [engine_environment(other) for other in others]
@@ -123,19 +118,16 @@ class CogServer:
                 seconds = time.monotonic() - started
                 echo(ready_message(settings, self._host, self._port, seconds))
                 self._watch(process, echo)
-                parking.keep()
-                self._drain(process, echo)
-            else:
-                parking.keep()
-            process.terminate()
-            self._wait(lambda: process.poll() is not None, _EXIT_S)
+                echo("Stopping: running requests may end; once more stops at once")
+            parking.keep()
+            process.terminate()  # the front door drains every API
+            self._wait_for_exit(process)
         except errors.FrameworkError as error:
             if not (hint := oom_kills.hint()) or hint in error.detail:
                 raise
             raise type(error)(f"{error.detail}{hint}") from error
         finally:
             process.kill()
-            self._drain_file.unlink(missing_ok=True)
             parking.finish(echo, lambda: self._stops > 1)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -177,10 +169,12 @@ class CogServer:
             self._wake.wait(_POLL_S)
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
-        """Watch Cog's health until a signal arrives; raises what it cannot recover from."""
+        """Watch Cog's health until it is to stop; raises what it cannot recover from."""
         watch = CogWatch(self._settings, self._host, self._port, process.process.pid)
         while not self._stops:
-            if (code := process.poll()) is not None:
+            if (code := process.poll()) == 0:  # after POST /shutdown
+                return
+            if code is not None:
                 reason = f": {watch.failure}" if watch.failure else ""
                 raise errors.TritonUnavailable(f"Cog exited with code {code}{reason}")
             if self._rank_died:
@@ -189,21 +183,9 @@ class CogServer:
                 echo(line)
             self._wake.wait(self._settings.cog_probe_period)
 
-    def _drain(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
-        """Let running requests end within DRAIN_TIMEOUT: Cog itself would wait without a limit."""
-        echo("Stopping: running predictions may end; once more stops at once")
-        self._drain_file.parent.mkdir(parents=True, exist_ok=True)
-        self._drain_file.touch()
-        if self._wait(
-            lambda: not self._drain_file.exists() or process.poll() is not None,
-            self._settings.drain_timeout + _EXIT_S,
-        ):
-            self._wait(lambda: process.poll() is not None, _WEBHOOKS_S)
-
-    def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `condition`, at most `seconds`, and not beyond a second signal."""
-        deadline = time.monotonic() + seconds
-        while not (met := condition()) and self._stops < 2 and time.monotonic() < deadline:
+    def _wait_for_exit(self, process: reaper.Reaped) -> None:
+        """Wait for the end of a drain, not beyond a second signal."""
+        deadline = time.monotonic() + self._settings.drain_timeout + _EXIT_S
+        while process.poll() is None and self._stops < 2 and time.monotonic() < deadline:
             self._wake.clear()
             self._wake.wait(_POLL_S)
-        return met

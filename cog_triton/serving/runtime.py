@@ -182,11 +182,11 @@ class Runtime:
     def drain(self, seconds: float | None = None) -> None:
         """Graceful drain: reject new requests, fail those left after `seconds`; blocks.
 
-        DRAIN_TIMEOUT limits it where no other limit is given.
+        DRAIN_TIMEOUT limits it where no other limit is given. Until then an engine that dies is
+        started again, as ever, and requests go on.
         """
         timeout = self.settings.drain_timeout if seconds is None else seconds
         self._draining = True
-        self.supervisor.disable_restarts()
         self.admission.reject_new(TritonUnavailable(_STOPPING))
         if not self.admission.wait_until_idle(timeout):
             self.admission.close(
@@ -196,6 +196,7 @@ class Runtime:
                 )
             )
             self.admission.wait_until_idle(_ABORT_GRACE_S)
+        self.supervisor.disable_restarts()
 
 
 def _rank_0_settings(settings: Settings) -> Settings:

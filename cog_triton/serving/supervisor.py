@@ -257,10 +257,7 @@ class Supervisor:
         self._check_requested.clear()
         self._stop_waiting()
         # Before readiness is told: a newcomer is served from then on.
-        if self._restarts_disabled:
-            self._admission.open(accept=False)
-        else:
-            self._admission.open()
+        self._admission.open()
         self.error = None
         self.state = SupervisorState.READY
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
 import sys
-from contextlib import suppress
+import time
 
 from cog_triton.settings import Settings
 from cog_triton.system import ports, reaper
 
 _CLOSE_S = 5.0
+_POLL_S = 0.05
 
 
 class TritonDoor:
@@ -40,18 +41,24 @@ class TritonDoor:
                 *(sys.executable, "-m", "cog_triton.door"),
                 *("--beside-triton", str(http), str(metrics)),
             ],
+            grace=settings.drain_timeout + _CLOSE_S,
             env={**os.environ, **environment},
         )
+        self._drain_s = settings.drain_timeout
 
     def exit_code(self) -> int | None:
         """How the door ended, None while it is open."""
         return self._process.poll()
 
-    def close(self) -> None:
-        """End it, and give its ports back."""
+    async def drain(self) -> None:
+        """Have it refuse new requests; returns once those that run have ended, and it with them."""
         self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_S)
+        deadline = time.monotonic() + self._drain_s + _CLOSE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End it at once, and give its ports back."""
         self._process.kill()
         for reserved in self._reserved:
             reserved.close()

@@ -75,7 +75,7 @@ async def serve_triton_only(
             await asyncio.to_thread(parking.keep)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        stopping = asyncio.ensure_future(server.stop())
+        stopping = asyncio.ensure_future(_stop(server, door if stops.first.done() else None))
         await asyncio.wait({stopping, stops.second}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         server.kill()
@@ -151,6 +151,13 @@ async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> No
         settings.triton_url, settings.triton_timeout, TritonUnknownError
     ) as client:
         await server.start(client.is_ready, no_probe)
+
+
+async def _stop(server: TritonServer, door: TritonDoor | None) -> None:
+    """Stop Triton, once the requests of its door have ended."""
+    if door is not None:
+        await door.drain()
+    await server.stop()
 
 
 def _require_open(door: TritonDoor | None) -> None:

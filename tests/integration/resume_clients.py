@@ -28,7 +28,8 @@ def pids_of(stack: Stack, word: str) -> list[int]:
 class Clients:
     """Clients of all kinds; `flowing` are those that have got text, `comments` SSE comments."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Any) -> None:
+        """`stack` has a `url` and its `own`: of Cog's API and of the OpenAI API."""
         self.stack = stack
         self.flowing: set[int] = set()
         self.comments: list[str] = []

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,12 @@ def processes_of(work_dir: Path) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def shared_memory(pids: Iterable[int]) -> list[str]:
+    """Triton's files in /dev/shm: their names tell which process started it."""
+    mine = tuple(f"cog_triton_{pid}_" for pid in pids)
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(mine)]
 
 
 def predict(url: str, **values: Any) -> dict[str, Any]:

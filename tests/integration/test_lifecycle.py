@@ -6,16 +6,13 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from stack import REPOSITORY, Stack, processes_of, text_of, wait_until
+from stack import REPOSITORY, Stack, processes_of, shared_memory, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -38,12 +35,6 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     yield make
     for item in stacks:
         item.close()
-
-
-def shared_memory(pids: Iterable[int]) -> list[str]:
-    """Triton's files in /dev/shm: their names tell which process started it."""
-    mine = tuple(f"cog_triton_{pid}_" for pid in pids)
-    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(mine)]
 
 
 def pid_of(stack: Stack, word: str) -> int:
@@ -385,91 +376,6 @@ def test_serve_reports_why_it_gave_up(make_stack: Callable[..., Stack]) -> None:
     assert code == 1
     assert "given up after 0 restarts in a row (TRITON_MAX_RESTARTS)" in output
     assert processes_of(stack.work_dir) == {}
-
-
-@pytest.mark.parametrize("how", ["SIGTERM to serve", "SIGTERM to Cog", "POST /shutdown"])
-def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
-    make_stack: Callable[..., Stack], how: str
-) -> None:
-    stack = make_stack(**MOCK, DRAIN_TIMEOUT="1")
-    if how != "SIGTERM to serve":
-        stack = make_stack(**MOCK, **IN_RUNNER, DRAIN_TIMEOUT="1")
-        stack.command = [sys.executable, "-m", "cog_triton.door"]
-        stack.cwd = REPOSITORY / "runner"
-    stack.start()
-    wait_until(lambda: stack.health() == "READY")
-    with stack.stream("Tell me a long story.", max_tokens=8000, min_tokens=8000) as events:
-        next(kind for kind, _ in events if kind == "output")
-        if how == "POST /shutdown":
-            httpx.post(f"{stack.url}/shutdown")
-        else:
-            assert stack.process is not None
-            stack.process.send_signal(signal.SIGTERM)
-        last = json.dumps(list(events)[-1])
-    assert "E2105" in last
-    assert "DRAIN_TIMEOUT" in last
-    assert stack.finish()[0] == 0
-    wait_until(lambda: not processes_of(stack.work_dir))
-
-
-def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
-    make_stack: Callable[..., Stack],
-) -> None:
-    """Cog alone would drop a prediction that nobody's connection waits for."""
-    told: list[dict[str, Any]] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    stack = make_stack(**MOCK)
-    stack.start()
-    stack.until_ready()
-    running = {"prompt": "Hi.", "max_tokens": 160, "min_tokens": 160}
-    with ThreadPoolExecutor(1) as pool, ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook:
-        serving = threading.Thread(target=webhook.serve_forever)
-        serving.start()
-        httpx.post(
-            f"{stack.url}/predictions",
-            json={
-                "input": running,
-                "webhook": f"http://127.0.0.1:{webhook.server_port}/",
-                "webhook_events_filter": ["completed"],
-            },
-            headers={"Prefer": "respond-async"},
-        )
-        waiting = pool.submit(lambda: stack.predict(**running))
-        wait_until(lambda: stack.engine_requests() == 2)
-        assert stack.process is not None
-        stack.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: stack.health() == "UNHEALTHY")
-        assert "the server is stopping" in stack.predict()["error"]
-        assert stack.finish()[0] == 0
-        webhook.shutdown()
-        serving.join()
-    assert [item["status"] for item in told] == ["succeeded"]
-    assert waiting.result()["metrics"]["output_token_count"] == 160
-
-
-def test_a_second_sigterm_stops_at_once(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**MOCK, DRAIN_TIMEOUT="600")
-    stack.start()
-    stack.until_ready()
-    assert stack.process is not None
-    with stack.stream("Tell me a long story.", max_tokens=8000, min_tokens=8000) as events:
-        next(kind for kind, _ in events if kind == "output")
-        stack.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "once more stops at once" in stack.output)
-        pids = list(processes_of(stack.work_dir))
-        assert shared_memory(pids)
-        assert stack.finish(signal.SIGTERM)[0] == 0
-    assert processes_of(stack.work_dir) == {}
-    assert shared_memory(pids) == []
 
 
 def test_requests_beyond_the_queue_get_e2107(make_stack: Callable[..., Stack]) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
 from containers import wait_until
 from factory import REPOSITORY, Factory, Image, run
 from local_registry import Registry

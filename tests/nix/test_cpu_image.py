@@ -9,13 +9,18 @@ import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from containers import Container, docker, running, wait_until
 from factory import VERSION, Image
+from resume_clients import Clients
+
+from cog_triton.system.ports import free_ports
 
 QUESTION = {"prompt": "What is the capital of France?", "temperature": 0, "max_tokens": 16}
 
@@ -136,6 +141,24 @@ def test_docker_stop_ends_all_processes(cpu: Image, engine: Path) -> None:
         state = container.state()
         assert (state["ExitCode"], state["OOMKilled"]) == (0, False)
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_docker_stop_lets_every_stream_end(cpu: Image) -> None:
+    (openai,) = free_ports(1)
+    settings = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "20", "SERVED_MODEL_NAME": "any"}
+    settings |= {"OPENAI_PORT": str(openai), "DRAIN_TIMEOUT": "60"}
+    with running(cpu.reference, **settings) as container, ThreadPoolExecutor(16) as pool:
+        container.wait_until_ready()
+        served = SimpleNamespace(url=container.url, own=f"http://127.0.0.1:{openai}")
+        clients = Clients(served)
+        kinds = 8 * [clients.predict, clients.stream]
+        answers = [pool.submit(ask, number, 160) for number, ask in enumerate(kinds)]
+        clients.until_flowing(answers, 16)
+        docker("stop", "--time=75", container.id)
+        told = {answer.result(10) for answer in answers}
+        assert {(one.finish, one.tokens) for one in told} == {("length", 160)}
+        assert len(told) == 1
+        assert container.state()["ExitCode"] == 0
 
 
 def processes_of(container: Container) -> dict[int, str]:

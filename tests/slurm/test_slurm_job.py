@@ -20,6 +20,7 @@ from cog_triton.triton import installation
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick fox"
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING")
+_ENDED = ("CANCELLED", "COMPLETED", "FAILED", "")
 
 
 class Job:
@@ -81,7 +82,7 @@ class Job:
 
     def end(self) -> None:
         self.cluster.ask("scancel", self.number)
-        wait_until(lambda: self.cluster.state(self.number) in ("CANCELLED", "FAILED", ""))
+        wait_until(lambda: self.cluster.state(self.number) in _ENDED)
         wait_until(lambda: not self.ranks())
 
 
@@ -126,3 +127,20 @@ def test_a_job_serves_from_two_nodes_and_comes_back_when_a_rank_dies(job: Job) -
     job.until_ready(2)
     assert not {*before.values()} & {*job.ranks().values()}
     assert text_of(predict(job.url, **values, max_tokens=3)) == TEXT
+
+
+def test_a_job_that_is_told_to_stop_lets_its_streams_end(job: Job) -> None:
+    job.until_ready()
+    values = {"prompt": TEXT, "prompt_template": "{prompt}", "max_tokens": 600}
+    body = {"input": values}
+    kind = {"Accept": "text/event-stream"}
+    with httpx.stream(
+        "POST", f"{job.url}/predictions", json=body, headers=kind, timeout=60
+    ) as stream:
+        lines = stream.iter_lines()
+        wait_until(lambda: "the" in next(lines))
+        job.cluster.ask("scancel", "--batch", "--signal=TERM", job.number)
+        rest = "\n".join(lines)
+    assert '"status":"succeeded"' in rest
+    assert '"output_token_count":600' in rest
+    wait_until(lambda: job.cluster.state(job.number) == "COMPLETED", 90)

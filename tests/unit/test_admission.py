@@ -174,6 +174,16 @@ def test_reject_new_lets_running_and_queued_requests_finish() -> None:
             assert idle.result() is True
 
 
+def test_reject_new_outlasts_a_restart_of_the_engine() -> None:
+    with full(1, 1) as (admission, (first,), _):
+        admission.reject_new(TritonUnavailable("stopping"))
+        admission.pause(TritonUnavailable("died"))
+        admission.open()
+        assert first.error is None
+        with pytest.raises(TritonUnavailable, match="stopping"), slot(admission, Ticket()):
+            pass
+
+
 def test_cancelled_before_admission_takes_no_place() -> None:
     with full(1, 0) as (admission, _, _):
         ticket = Ticket()

@@ -12,8 +12,7 @@ from cog_triton.settings import load_settings
 
 
 def environment(host: str = "127.0.0.1", *, verbose: bool = False, **settings: Any) -> Any:
-    drain_file = Path("/somewhere/drain")
-    return cog_environment(load_settings(**settings), host, 5001, 16, drain_file, verbose=verbose)
+    return cog_environment(load_settings(**settings), host, 5001, 16, verbose=verbose)
 
 
 def test_http_ports_and_address_are_passed_on() -> None:
@@ -55,7 +54,6 @@ def test_ports_and_concurrency_are_passed_on() -> None:
     assert found["TRITON_HOST"] == "127.0.0.1"
     assert found["PORT"] == "5001"
     assert found["COG_MAX_CONCURRENCY"] == "16"
-    assert found["COG_TRITON_DRAIN_FILE"] == "/somewhere/drain"
 
 
 @pytest.mark.parametrize("url", ["https://host/engine.tar?a=b", "file:///engines/a.tar"])

@@ -1,0 +1,244 @@
+"""Graceful drain: a stop lets what runs end, on every API and in every way to run."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from resume_clients import ENGINE, MOCK, Clients, Told, pids_of
+from stack import REPOSITORY, Stack, processes_of, shared_memory, wait_until
+
+pytestmark = pytest.mark.integration
+
+TOKENS = 160
+IMAGE = {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY": "32"}
+"""What images have in their environment."""
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    stacks: list[Stack] = []
+
+    def make(way: str = "cog-triton serve", **environment: str) -> Stack:
+        image = way == "image"
+        settings = {**MOCK, "SERVED_MODEL_NAME": "any", **(IMAGE if image else {}), **environment}
+        stack = Stack(tmp_path / f"work{len(stacks)}", None, **settings)
+        if image:  # their process 1 is a reaper around it
+            stack.command = [sys.executable, "-m", "cog_triton.door"]
+            stack.cwd = REPOSITORY / "runner"
+        elif way == "triton only":
+            stack.command.append("--triton-only")
+        stacks.append(stack)
+        stack.start()
+        return stack
+
+    yield make
+    for item in stacks:
+        item.close()
+
+
+def ready(stack: Stack) -> Stack:
+    wait_until(lambda: stack.health() == "READY")
+    return stack
+
+
+def generate_stream(stack: Stack, tokens: int, flowing: threading.Event) -> str:
+    """Text of a stream of Triton's own API."""
+    ids: list[int] = []
+    body = {"input_ids": [10, 11, 12], "input_lengths": 3, "request_output_len": tokens}
+    body |= {"streaming": True}
+    url = f"{stack.triton}/v2/models/tensorrt_llm/generate_stream"
+    with httpx.stream("POST", url, json=body, timeout=120) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                found = json.loads(line[6:])
+                assert "error" not in found, found
+                made = found["output_ids"]
+                ids += made if isinstance(made, list) else [made]
+                flowing.set()
+    return str(ids)
+
+
+class Load:
+    """Streams of every API, three of each, which began before the stop."""
+
+    def __init__(self, stack: Stack, pool: ThreadPoolExecutor) -> None:
+        self.clients = Clients(stack)
+        self.alone = list(pool.map(lambda kind: self.clients.run(kind, TOKENS), range(3)))
+        self.raw_alone = generate_stream(stack, TOKENS, threading.Event())
+        self.answers: list[Future[Told]] = [
+            pool.submit(self.clients.run, number, TOKENS) for number in range(9)
+        ]
+        flowing = [threading.Event() for _ in range(3)]
+        self.raw = [pool.submit(generate_stream, stack, TOKENS, event) for event in flowing]
+        self.clients.until_flowing(self.answers, 6)
+        for event in flowing:
+            assert event.wait(60)
+
+    def check(self) -> None:
+        """Every stream is whole, to the character."""
+        for number, answer in enumerate(self.answers):
+            assert answer.result(120) == self.alone[number % 3]
+        assert [one.result(120) for one in self.raw] == [self.raw_alone] * 3
+
+
+def assert_refused(response: httpx.Response) -> None:
+    assert response.status_code == 503
+    assert "E2105 TritonUnavailable: the server is stopping" in response.text
+    assert int(response.headers["retry-after"]) > 0
+    assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("way", ["cog-triton serve", "image"])
+def test_a_stop_cuts_no_stream_of_any_api(make_stack: Callable[..., Stack], way: str) -> None:
+    stack = ready(make_stack(way))
+    idle = socket.create_connection(("127.0.0.1", stack.openai), timeout=60)
+    kept = httpx.Client(timeout=60)
+    with ThreadPoolExecutor(16) as pool, idle, kept:
+        load = Load(stack, pool)
+        assert kept.get(f"{stack.own}/v1/models").status_code == 200
+        assert stack.process is not None
+        stack.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: stack.health() == "UNHEALTHY")
+        assert idle.recv(1) == b""
+        prompt = {"model": "any", "prompt": "Hi."}
+        for url, body in (
+            (f"{stack.url}/predictions", {"input": {"prompt": "Hi."}}),
+            (f"{stack.own}/v1/completions", prompt),
+            (f"{stack.triton}/v2/models/tensorrt_llm/generate_stream", {}),
+        ):
+            assert_refused(kept.post(url, json=body))
+        assert_refused(httpx.get(f"{stack.own}/health"))
+        assert_refused(httpx.get(f"{stack.triton}/v2/health/ready"))
+        assert httpx.get(f"{stack.triton}/v2/health/live").status_code == 200
+        assert httpx.get(f"{stack.own}/metrics").status_code == 200
+        load.check()
+    assert stack.finish()[0] == 0
+    wait_until(lambda: not processes_of(stack.work_dir))
+
+
+@pytest.mark.parametrize("victim", [ENGINE, "tritonserver"])
+def test_an_engine_that_dies_during_a_drain_costs_no_stream(
+    make_stack: Callable[..., Stack], victim: str
+) -> None:
+    stack = ready(make_stack(DRAIN_TIMEOUT="120"))
+    clients = Clients(stack)
+    alone = clients.stream(1, TOKENS)
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(clients.run, number, TOKENS) for number in range(6)]
+        clients.until_flowing(answers, 4)
+        assert stack.process is not None
+        stack.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: stack.health() == "UNHEALTHY")
+        time.sleep(0.3)
+        (pid,) = pids_of(stack, victim)
+        os.kill(pid, signal.SIGKILL)
+        found = [answer.result(120) for answer in answers]
+    assert {told.text for told in found} == {alone.text}
+    assert stack.finish()[0] == 0
+
+
+def test_triton_alone_drains_too(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack("triton only")
+    wait_until(lambda: "ready in" in stack.output)
+    flowing = threading.Event()
+    alone = generate_stream(stack, TOKENS, flowing)
+    with ThreadPoolExecutor(1) as pool:
+        flowing.clear()
+        running = pool.submit(generate_stream, stack, TOKENS, flowing)
+        assert flowing.wait(60)
+        assert stack.process is not None
+        stack.process.send_signal(signal.SIGTERM)
+        url = f"{stack.triton}/v2/health/ready"
+        wait_until(lambda: httpx.get(url).status_code == 503)
+        assert_refused(httpx.get(url))
+        assert running.result(60) == alone
+    assert stack.finish()[0] == 0
+    wait_until(lambda: not processes_of(stack.work_dir))
+
+
+@pytest.mark.parametrize("how", ["SIGTERM to serve", "SIGTERM to the door", "POST /shutdown"])
+def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
+    make_stack: Callable[..., Stack], how: str
+) -> None:
+    way = "cog-triton serve" if how == "SIGTERM to serve" else "image"
+    stack = ready(make_stack(way, DRAIN_TIMEOUT="1"))
+    with stack.stream("Tell me a long story.", max_tokens=8000, min_tokens=8000) as events:
+        next(kind for kind, _ in events if kind == "output")
+        if how == "POST /shutdown":
+            httpx.post(f"{stack.url}/shutdown")
+        else:
+            assert stack.process is not None
+            stack.process.send_signal(signal.SIGTERM)
+        last = json.dumps(list(events)[-1])
+    assert "E2105" in last
+    assert "DRAIN_TIMEOUT" in last
+    assert stack.finish()[0] == 0
+    wait_until(lambda: not processes_of(stack.work_dir))
+
+
+def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
+    make_stack: Callable[..., Stack],
+) -> None:
+    """Cog alone would drop a prediction that nobody's connection waits for."""
+    told: list[dict[str, Any]] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    stack = ready(make_stack())
+    running = {"prompt": "Hi.", "max_tokens": 160, "min_tokens": 160}
+    with ThreadPoolExecutor(1) as pool, ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook:
+        serving = threading.Thread(target=webhook.serve_forever)
+        serving.start()
+        httpx.post(
+            f"{stack.url}/predictions",
+            json={
+                "input": running,
+                "webhook": f"http://127.0.0.1:{webhook.server_port}/",
+                "webhook_events_filter": ["completed"],
+            },
+            headers={"Prefer": "respond-async"},
+        )
+        waiting = pool.submit(lambda: stack.predict(**running))
+        wait_until(lambda: stack.engine_requests() == 2)
+        assert stack.process is not None
+        stack.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: stack.health() == "UNHEALTHY")
+        assert "the server is stopping" in stack.predict()["error"]
+        assert stack.finish()[0] == 0
+        webhook.shutdown()
+        serving.join()
+    assert [item["status"] for item in told] == ["succeeded"]
+    assert waiting.result()["metrics"]["output_token_count"] == 160
+
+
+def test_a_second_sigterm_stops_at_once(make_stack: Callable[..., Stack]) -> None:
+    stack = ready(make_stack(DRAIN_TIMEOUT="600"))
+    assert stack.process is not None
+    with stack.stream("Tell me a long story.", max_tokens=8000, min_tokens=8000) as events:
+        next(kind for kind, _ in events if kind == "output")
+        stack.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "once more stops at once" in stack.output)
+        pids = list(processes_of(stack.work_dir))
+        assert shared_memory(pids)
+        assert stack.finish(signal.SIGTERM)[0] == 0
+    assert processes_of(stack.work_dir) == {}
+    assert shared_memory(pids) == []

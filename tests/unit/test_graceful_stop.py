@@ -1,0 +1,196 @@
+"""Graceful stop of the front door: what is refused, closed, waited for, and ended at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from small_door import read_request, route_to, run, served, until, until_end
+
+from cog_triton.door.access import Access
+from cog_triton.door.cog_gate import CogGate
+from cog_triton.door.connections import Connections
+from cog_triton.door.gate import PrivateGate
+from cog_triton.door.graceful_stop import GracefulStop
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Refused, Request
+from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
+from cog_triton.door.triton_gate import TritonGate
+from cog_triton.door.upstream import Chain, Upstream
+from cog_triton.door.upstream_table import Route, Upstreams
+from cog_triton.door.webhooks import WebhookRules
+
+
+def gate_of(name: str, route: Route) -> PrivateGate:
+    common = (route, Access(None, loopback=False), Limits(), LargeBodies())
+    if name == "cog":
+        return CogGate(*common, WebhookRules())
+    if name == "triton":
+        return TritonGate(*common)
+    return {"openai": OpenAIGate, "metrics": MetricsGate}[name](*common, metrics_public=True)
+
+
+@pytest.mark.parametrize(
+    ("gate", "method", "path", "taken"),
+    [
+        ("cog", "POST", "/predictions", False),
+        ("cog", "PUT", "/predictions/abc", False),
+        ("cog", "POST", "/predictions/abc/cancel", True),
+        ("cog", "GET", "/health-check", True),
+        ("cog", "HEAD", "/", True),
+        ("openai", "POST", "/v1/chat/completions", False),
+        ("openai", "POST", "/v1/embeddings", False),
+        ("openai", "GET", "/health", False),
+        ("openai", "GET", "/metrics", True),
+        ("openai", "GET", "/v1/models", True),
+        ("metrics", "GET", "/health", False),
+        ("metrics", "GET", "/metrics", True),
+        ("triton", "POST", "/v2/models/m/generate_stream", False),
+        ("triton", "POST", "/v2/models/m/infer", False),
+        ("triton", "GET", "/v2/health/ready", False),
+        ("triton", "GET", "/v2/models/m/ready", False),
+        ("triton", "GET", "/v2/models/m/versions/1/ready", False),
+        ("triton", "GET", "/v2/health/live", True),
+        ("triton", "GET", "/v2/models/stats", True),
+    ],
+)
+def test_a_stopping_server_takes_nothing_that_begins(
+    gate: str, method: str, path: str, taken: bool
+) -> None:
+    route = route_to(name="PORT" if gate == "cog" else "OPENAI_PORT", status="READY")
+    route = Route(route.upstreams, next(iter(route.upstream.ports)))
+    route.upstreams.stopping = True
+    request = Request(method, path.encode(), [(b"host", b"localhost")], b"")
+    deciding = gate_of(gate, route).decide(request)
+    if taken:
+        run(deciding)
+    else:
+        with pytest.raises(Refused, match="E2105 TritonUnavailable: the server is stopping") as why:
+            run(deciding)
+        assert why.value.status == 503
+
+
+def test_health_check_says_that_the_server_stops() -> None:
+    route = route_to(status="READY")
+    route.upstreams.stopping = True
+    answer: Any = run(gate_of("cog", route).decide(Request("GET", b"/health-check", [], b"")))
+    assert b'"UNHEALTHY"' in answer.body
+    assert b"E2105" in answer.body
+
+
+def test_shutdown_is_a_stop_as_a_signal_is() -> None:
+    route = route_to(status="READY")
+    asked: list[bool] = []
+    route.upstreams.ask_to_stop = lambda: asked.append(True)
+    request = Request("POST", b"/shutdown", [(b"host", b"localhost")], b"", peer="127.0.0.1")
+    answer: Any = run(gate_of("cog", route).decide(request))
+    assert (answer.status, asked) == (200, [True])
+
+
+def test_idle_connections_are_closed_and_busy_ones_answered_first() -> None:
+    go = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await go.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+
+    async def scenario() -> None:
+        async with served(slow) as door:
+            idle, _ = await door.connect()
+            busy, writer = await door.connect()
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await until(lambda: door.connections.answering)
+            door.connections.refuse_reuse()
+            assert await until_end(idle) == b""
+            late, its_writer = await door.connect()
+            its_writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            go.set()
+            assert (await until_end(busy)).endswith(b"ok")
+            assert b"connection: close" in await until_end(late)
+            assert not door.connections.answering
+
+    run(scenario())
+
+
+class Ended:
+    """A reaper whose command ends when it is killed, or told to and `obeys`."""
+
+    def __init__(self, *, obeys: bool) -> None:
+        self.calls: list[str] = []
+        self._obeys = obeys
+
+    def poll(self) -> int | None:
+        ends = "kill" in self.calls or (self._obeys and "terminate" in self.calls)
+        return 0 if ends else None
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+class NoPorts:
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def upstream_of(reaper: Any) -> Upstream:
+    ports: Any = NoPorts()
+    variant: Any = None
+    return Upstream("engine", {}, Chain(reaper, ports, None, {}, variant))
+
+
+def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
+    async def scenario() -> list[str]:
+        reaper = Ended(obeys=True)
+        upstreams = Upstreams(upstream_of(reaper))
+        connections = Connections(10, 10)
+
+        class Busy:
+            is_idle, is_answered = False, True
+
+            def close(self) -> None:
+                raise AssertionError("it is not idle")
+
+            def abort(self) -> None:
+                """Not called."""
+
+        connections.add(Busy())
+        began: list[bool] = []
+        stop = GracefulStop(upstreams, connections, 600)
+        stop.before(lambda: began.append(upstreams.stopping))
+        running = asyncio.ensure_future(stop.run())
+        stop.on_signal()
+        await until(lambda: upstreams.stopping)
+        await asyncio.sleep(0.1)
+        assert (reaper.calls, began) == ([], [True])
+        stop.on_signal()
+        stop.on_signal()
+        await running
+        return reaper.calls
+
+    began = time.monotonic()
+    assert "terminate" not in run(scenario())
+    assert time.monotonic() - began < 20
+
+
+def test_a_drain_ends_in_time_and_is_made_once() -> None:
+    async def scenario() -> list[str]:
+        reaper = Ended(obeys=True)
+        upstream = upstream_of(reaper)
+        with upstream.backends.request(_Relayed()):
+            await asyncio.gather(upstream.drain(0.1), upstream.drain(600))
+        return reaper.calls
+
+    assert run(scenario()).count("terminate") == 1
+
+
+class _Relayed:
+    def break_off(self) -> None:
+        """Nothing is passed on."""

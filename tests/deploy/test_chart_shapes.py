@@ -135,6 +135,17 @@ def test_times_follow_from_one_another(shape: Manifests) -> None:
     assert pod(shape)["spec"]["terminationGracePeriodSeconds"] > drain
 
 
+def test_a_server_that_hangs_is_soon_replaced(shape: Manifests) -> None:
+    """But not before it has ended itself, with a reason, where a child of it hangs."""
+    settings = {name: field.default for name, field in Settings.model_fields.items()}
+    probes = settings["cog_probe_failures"]
+    own = probes * (settings["cog_probe_period"] + settings["cog_probe_timeout"])
+    probe, hook = container(shape)["livenessProbe"], container(shape)["lifecycle"]["preStop"]
+    noticed = probe["periodSeconds"] * probe["failureThreshold"]
+    assert own < noticed <= 30
+    assert hook["sleep"]["seconds"] < probe["terminationGracePeriodSeconds"] <= 15
+
+
 def test_variables_are_settings(shape: Manifests) -> None:
     known = {name.upper() for name in Settings.model_fields}
     assert set(variables(shape)) <= known | _CHART_VARIABLES

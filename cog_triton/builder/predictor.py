@@ -14,7 +14,6 @@ from cog_triton.builder.job_runner import JobRunner
 from cog_triton.download.redaction import redact_url
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings, load_settings
-from cog_triton.system import proxy_variables
 from cog_triton.system.parent_death import exit_with_parent
 
 ENGINE_NAME = "engine.tar"
@@ -30,7 +29,6 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     def setup(self) -> None:
         """Read the settings; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
-        proxy_variables.restore(os.environ)
         settings = load_settings()
         self._output = output_dir(settings) / ENGINE_NAME
         self._workspace = settings.work_dir / "build"

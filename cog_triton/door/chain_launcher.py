@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cog_triton.door.private_ports import PrivatePorts, cog_environment
 from cog_triton.door.upstream import Chain, Upstream, Variant
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
-from cog_triton.system.proxy_variables import has_proxy, with_proxy
 
 _EXIT_S = 15
 _UNCHANGED = Variant()
@@ -27,8 +26,6 @@ class ChainLauncher:
         self._names = names
         self._for_cog = for_cog
         self._started = 0
-        self.webhook_proxy = 0
-        """Port of the proxy through which chains may post webhooks."""
 
     def start(self, variant: Variant = _UNCHANGED) -> Upstream:
         """Start a chain; it is not ready yet. Raises OSError if that cannot be done."""
@@ -48,8 +45,7 @@ class ChainLauncher:
         if variant.python is not None:  # coglet starts its worker as `python` of PATH
             path = environment.get("PATH", os.defpath)
             environment["PATH"] = f"{variant.python.parent}:{path}"
-        if not has_proxy(environment):
-            environment = with_proxy(environment, self.webhook_proxy)
+        environment = _with_direct_loopback(environment)
         try:
             process = reaper.spawn(
                 [
@@ -65,3 +61,11 @@ class ChainLauncher:
             raise
         chain = Chain(process, reserved, drain_file, environment, variant)
         return Upstream(name, reserved.numbers, chain)
+
+
+def _with_direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` in which no proxy is asked for 127.0.0.1, where coglet posts webhooks."""
+    direct = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if "*" not in direct.split(","):
+        direct = f"{direct},127.0.0.1".lstrip(",")
+    return {**environment, "no_proxy": direct, "NO_PROXY": direct}

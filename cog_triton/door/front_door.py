@@ -26,11 +26,12 @@ from cog_triton.door.swapping import Swapping, first_variant
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_table import Route, Upstreams
-from cog_triton.door.webhook_proxy import WebhookProxy
+from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
 from cog_triton.settings import Settings
 
 _FLUSH_S = 1.0
+_WEBHOOKS_S = 5.0
 _POLL_S = 0.02
 _SWITCH_POLL_S = 0.2
 _FIRST = asyncio.FIRST_COMPLETED
@@ -48,7 +49,7 @@ class FrontDoor:
         self._limits = Limits.of(settings, descriptors)
         self._connections = Connections(self._limits.connections, self._limits.all_bodies_bytes)
         self._large_bodies = LargeBodies()
-        self._webhooks = WebhookRules.of(settings)
+        self._webhooks = WebhookRelay(WebhookRules.of(settings))
         self._watches = watches
 
     async def serve(
@@ -63,9 +64,8 @@ class FrontDoor:
         """
         loop = asyncio.get_running_loop()
         moderation = ReadModeration(loop)
-        webhook_proxy = WebhookProxy(self._webhooks)
         if isinstance(behind, ChainLauncher):
-            behind.webhook_proxy = await webhook_proxy.start()
+            self._webhooks.start()
             first = behind.start(first_variant(self._settings))
         else:
             first = Upstream("triton", behind)
@@ -95,6 +95,7 @@ class FrontDoor:
         try:
             code = await self._until_ended(upstreams, stopping)
             await self._flush()
+            await self._webhooks.drained(_WEBHOOKS_S if self._stops < 2 else 0)
         finally:
             stopping.cancel()
             if swapping is not None:
@@ -104,7 +105,7 @@ class FrontDoor:
             for upstream in upstreams:
                 upstream.stop_watching()
                 upstream.close()
-            webhook_proxy.close()
+            await self._webhooks.close()
             for listener in listeners:
                 listener.close()
             self._large_bodies.close()

@@ -1,9 +1,11 @@
-"""Webhook allow-list: which URLs Cog may post the events of a prediction to (WEBHOOK_HOSTS)."""
+"""Webhooks of requests: the URLs they may name (WEBHOOK_HOSTS), and what coglet gets instead."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
@@ -19,6 +21,9 @@ from cog_triton.system.public_addresses import (
     plain_address,
     resolve_host,
 )
+
+_MAX_URL = 8192
+_FILTER = "webhook_events_filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,6 @@ def check_webhook(
 ) -> tuple[Address, ...]:
     """Check the `webhook` of a request; returns the host's addresses, all of them allowed.
 
-    Cog resolves the name again, and follows redirects: what connects for it has to check each
-    address that it connects to by `WebhookRules.allow_address`, too.
-
     Raises:
         InvalidArgument: not an http(s) URL, or its host is not allowed. The text is the same for a
             host that is unknown and one that is private, so that it tells nothing of the network.
@@ -67,6 +69,8 @@ def check_webhook(
     if parts is None:
         shown = "" if not isinstance(url, str) else f"={redact_address(url)[:200]!r}"
         raise InvalidArgument(f"webhook{shown}: must be an http(s):// URL")
+    if len(parts[0]) > _MAX_URL:
+        raise InvalidArgument(f"webhook: {len(parts[0])} characters; must be at most {_MAX_URL}")
     host = parts["host"].strip("[]").rstrip(".").lower()
     addresses = tuple(ipaddress.ip_address(text) for text in resolve(host))
     if rules.allow_name(host):
@@ -78,6 +82,32 @@ def check_webhook(
         f"webhook={redact_address(str(url))[:200]!r}: its host {rule}; WEBHOOK_HOSTS of the server"
         " names the hosts that webhooks may go to"
     )
+
+
+def relayed(body: bytes, address: str) -> tuple[object, bytes] | None:
+    """The webhook of a prediction's JSON, and the JSON with one below `address` in its place.
+
+    None if it names none. The end is always asked for; the address tells whether it is to be passed
+    on. The JSON is written anew, so that coglet reads nothing that was not seen here.
+
+    Raises:
+        InvalidArgument: not a JSON object, or one that has no JSON of its own, such as 1e999.
+    """
+    try:
+        request = json.loads(body)
+        if not isinstance(request, dict):
+            raise InvalidArgument("body: must be a JSON object")
+        if (webhook := request.get("webhook")) is None:
+            return None
+        events = request.get(_FILTER)
+        tells_end = not isinstance(events, list) or "completed" in events
+        if isinstance(events, list) and not tells_end:
+            request[_FILTER] = [*events, "completed"]
+        request["webhook"] = f"{address}{int(tells_end)}/{quote(str(webhook), safe='')}"
+        text = json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return webhook, text.encode()
+    except ValueError as error:
+        raise InvalidArgument(f"body: not JSON: {str(error)[:200]}") from error
 
 
 def _is_loopback(host: str) -> bool:

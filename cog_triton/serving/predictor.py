@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -21,7 +20,7 @@ from cog_triton.serving.prediction_inputs import DEFAULT_MAX_TOKENS, PredictionI
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
-from cog_triton.system import gc_tuning, log_format, malloc_tuning, proxy_variables
+from cog_triton.system import gc_tuning, log_format, malloc_tuning
 from cog_triton.system.parent_death import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
@@ -38,7 +37,6 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     async def setup(self, weights: str | None = None) -> None:
         """Start the runtime and the HTTP listeners; an exception makes Cog report SETUP_FAILED."""
         exit_with_parent()
-        proxy_variables.restore(os.environ)
         malloc_tuning.limit_arenas()
         thread_interrupts.disable()
         concurrent_streaming.install(type(self).run)

@@ -96,7 +96,7 @@ def test_only_the_door_has_public_ports(served: Stack) -> None:
     public = {served.port, served.http, served.metrics, served.openai}
     found = {port for _, port in listening(pids.pop("cog_triton.door"))}
     assert found > public
-    assert len(found - public) == 1  # the proxy for webhooks
+    assert len(found - public) == 1  # where coglet posts webhooks
     for pid in pids.values():
         for address, port in listening(pid):
             assert address == "127.0.0.1"
@@ -283,7 +283,7 @@ def test_a_builder_has_cogs_port_alone(make_stack: Callable[..., Stack]) -> None
     wait_until(lambda: stack.health() == "READY")
     found = {port for _, port in listening(pids_of(stack, "cog_triton.door")["cog_triton.door"])}
     assert stack.port in found
-    assert len(found) == 2  # and the proxy for webhooks
+    assert len(found) == 2  # and where coglet posts webhooks
     assert not found & {stack.http, stack.metrics, stack.openai}
     answer = httpx.post(f"{stack.url}/predictions", json={"input": {"config": "nonsense: 1"}})
     assert answer.json()["status"] == "failed"

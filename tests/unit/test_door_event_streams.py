@@ -20,6 +20,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.door.openai_gate import OpenAIGate
 from cog_triton.door.triton_gate import TritonGate
+from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
 from cog_triton.errors import TritonUnavailable
 
@@ -160,7 +161,7 @@ def test_what_breaks_off_within_an_event_stays_broken() -> None:
 
 def gates() -> list[tuple[PrivateGate, bytes, Any]]:
     common = (route_to(), Access(None, loopback=False), Limits(), LargeBodies())
-    rules = WebhookRules()
+    rules = WebhookRelay(WebhookRules())
     return [
         (CogGate(*common, rules), b"/", {"status": "failed"}),
         (OpenAIGate(*common, metrics_public=True), b"/v1/models", None),

@@ -19,6 +19,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.triton_gate import TritonGate, coded_failure, without_shm_keys
+from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
 
 BODIES = LargeBodies()
@@ -66,7 +67,7 @@ def triton(access: Access = OPEN) -> TritonGate:
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
     route = route_to(5000, **(health or {"status": "READY"}))
-    return CogGate(route, access, LIMITS, BODIES, WebhookRules())
+    return CogGate(route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
 
 
 def openai(access: Access = OPEN, *, metrics_public: bool = False) -> OpenAIGate:
@@ -379,8 +380,32 @@ def test_webhooks_to_private_addresses_are_refused_before_anything_runs() -> Non
         assert isinstance(found, Answer)
         assert found.status == 400
         assert json.loads(found.body)["error"].startswith("E1005 InvalidArgument: webhook")
-    for body in (b'{"webhook":null}', b'{"input":{"prompt":"\\"webhook\\""}}', b'"webhook"'):
+    for body in (b'{"webhook":null}', b'{"input":{"prompt":"\\"webhook\\""}}', b"", b"\n {}"):
         assert status(cog(), "POST", "/predictions", body) == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"webh\\u006fok":"http://127.0.0.1:9/"}',
+        b'["id",{"prompt":"a"},{},"http://127.0.0.1:9/",["completed"]]',  # coglet takes it, too
+        b'{"webhook":"http://127.0.0.1:9/","unknown":' + b"1" * 5000 + b"}",
+        b'{"webhook":"http://example.com/' + b"a" * 8192 + b'"}',
+        *(b'"webhook"', b" [", b"\xef\xbb\xbf{}"),
+    ],
+)
+def test_no_webhook_hides_from_the_gate(body: bytes) -> None:
+    assert status(cog(), "POST", "/predictions", body) == 400
+
+
+def test_coglet_is_told_to_post_to_the_door() -> None:
+    body = b'{"webhook":"http://93.184.216.34/hook","webhook_events_filter":["output"]}'
+    found = decided(cog(), "PUT", "/predictions/a", body)
+    assert isinstance(found, Forward)
+    told = json.loads(found.body)
+    assert told["webhook"].startswith("http://127.0.0.1:")
+    assert told["webhook"].endswith("/0/http%3A%2F%2F93.184.216.34%2Fhook")
+    assert told["webhook_events_filter"] == ["output", "completed"]
 
 
 def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:

@@ -16,6 +16,7 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
+from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
 from cog_triton.serving.openai.page import static_page
 
@@ -66,7 +67,12 @@ def test_it_is_not_for_rebound_names_nor_on_the_port_of_metrics() -> None:
 def test_cogs_index_names_it() -> None:
     def index(page_port: int | None) -> Answer | None:
         cog = CogGate(
-            route_to(), OPEN, Limits(), LargeBodies(), WebhookRules(), page_port=page_port
+            route_to(),
+            OPEN,
+            Limits(),
+            LargeBodies(),
+            WebhookRelay(WebhookRules()),
+            page_port=page_port,
         )
         request = Request("GET", b"/", [(b"host", b"gpu-1:5000")], b"")
         decided = asyncio.run(cog.decide(request))

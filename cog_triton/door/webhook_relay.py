@@ -1,0 +1,161 @@
+"""Webhook relay: coglet posts to a loopback port of the door, which posts to the webhook itself.
+
+So webhooks keep their order and pace, by HTTP and HTTPS, and the door sees every address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from cog_triton import errors
+from cog_triton.door.client_connection import ClientConnection
+from cog_triton.door.connections import Connections
+from cog_triton.door.limits import Limits
+from cog_triton.door.listener import BACKLOG, Listener
+from cog_triton.door.message import Answer, Refused, Request, end_to_end
+from cog_triton.door.moderation import ReadModeration
+from cog_triton.door.refusals import cog_refusal
+from cog_triton.door.webhook_delivery import Delivery
+from cog_triton.door.webhooks import WebhookRules, check_webhook
+from cog_triton.system.ports import bind
+from cog_triton.system.public_addresses import Address, Resolver, resolve_host
+
+if TYPE_CHECKING:
+    from cog_triton.door.webhook_client import WebhookClient
+
+_TARGET = re.compile(r"/(?P<key>\w+)/(?P<name>\w+)/(?P<ends>[01])/(?P<url>[^/?]+)", re.ASCII)
+_OURS = frozenset({b"host", b"accept-encoding"})
+_LIMITS = Limits(body_bytes=64 << 20)
+_ALL_BYTES = 256 << 20
+_RESOLVING = 8
+_MOST = 4096
+_MOST_FAILING = 1024
+_MOST_FAILING_BYTES = 64 << 20
+_LATE_S = 30.0
+"""How late an event may come after the end: coglet's own time limit of a post."""
+_POLL_S = 0.02
+
+
+class WebhookRelay:
+    """Gate and registry behind the loopback port, a delivery for each prediction with a webhook."""
+
+    def __init__(self, rules: WebhookRules, resolve: Resolver = resolve_host) -> None:
+        self._rules = rules
+        self._resolve = resolve
+        # Its own: names that are resolved slowly hold up nothing else.
+        self._threads = ThreadPoolExecutor(_RESOLVING, "webhooks")
+        self._key = secrets.token_hex(16)
+        self._port = 0
+        self._listener: Listener | None = None
+        self._connections = Connections(_LIMITS.connections, _ALL_BYTES)
+        self._client: WebhookClient | None = None
+        self._deliveries: dict[str, Delivery] = {}
+        self._failing: dict[Delivery, None] = {}
+        self._ended: set[str] = set()
+
+    def start(self) -> None:
+        """Listen."""
+        listening = bind("webhooks", "127.0.0.1", 0, BACKLOG)
+        self._port = listening.getsockname()[1]
+        moderation = ReadModeration(asyncio.get_running_loop())
+        self._listener = Listener(
+            listening, lambda: ClientConnection(self, _LIMITS, self._connections, moderation)
+        )
+
+    async def check(self, url: object) -> Sequence[Address]:
+        """Allowed addresses of a webhook's host; raises E1005 unless webhooks may go there."""
+        check = partial(check_webhook, url, self._rules, self._resolve)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, check)
+
+    async def expect(self, url: object) -> None:
+        """Raise E1005 unless webhooks may go to `url`; before the first, make the client."""
+        await self.check(url)
+        if self._client is None:
+            client = await asyncio.get_running_loop().run_in_executor(self._threads, self._connect)
+            self._client = self._client or client
+
+    def address(self) -> str:
+        """Where coglet posts the webhooks of one prediction, to be completed by `relayed`."""
+        return f"http://127.0.0.1:{self._port}/{self._key}/{secrets.token_hex(8)}/"
+
+    @property
+    def pending(self) -> int:
+        """Predictions with webhooks that are still to be delivered."""
+        return sum(each.pending for each in self._deliveries.values())
+
+    async def drained(self, seconds: float) -> bool:
+        """Wait, at most so long, until nothing is pending; whether that is so."""
+        deadline = time.monotonic() + seconds
+        while (self._connections.busy or self.pending) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        return not self.pending
+
+    async def close(self) -> None:
+        """Listen no more; what is pending is given up, with a line in the log."""
+        if self._listener is not None:
+            self._listener.close()
+        self._connections.abort_all()
+        for delivery in tuple(self._deliveries.values()):
+            delivery.give_up("the server stops")
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._client is not None:
+            await self._client.close()
+
+    async def decide(self, request: Request) -> Answer:
+        """See `gate.Gate`."""
+        target = _TARGET.fullmatch(request.path)
+        if target is None or not hmac.compare_digest(target["key"], self._key):
+            raise Refused(404, errors.NotFound("no webhook"))
+        name = target["name"]
+        if name in self._ended or self._client is None:
+            return Answer(200, b"")
+        if (delivery := self._deliveries.get(name)) is None:
+            if len(self._deliveries) >= _MOST:  # coglet tries the end again
+                raise Refused(503, errors.Overloaded(f"{_MOST} webhooks are undelivered"))
+            url = unquote(target["url"])
+            headers = [pair for pair in end_to_end(request.headers) if pair[0] not in _OURS]
+            delivery = self._deliveries[name] = Delivery(
+                url,
+                partial(self._client.post, url, headers),
+                self._on_failure,
+                partial(self._on_end, name),
+                tells_end=target["ends"] == "1",
+            )
+        delivery.offer(request.body)
+        return Answer(200, b"")
+
+    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+        """See `gate.Gate`."""
+        return cog_refusal(status, error)
+
+    def _connect(self) -> WebhookClient:
+        from cog_triton.door.webhook_client import WebhookClient  # httpx takes 0.2 s
+
+        return WebhookClient(self.check)
+
+    def _on_failure(self, delivery: Delivery) -> None:
+        """Bound what waits for receivers that are gone: the oldest is given up."""
+        self._failing[delivery] = None
+        while (
+            len(self._failing) > _MOST_FAILING
+            or sum(each.held_bytes for each in self._failing) > _MOST_FAILING_BYTES
+        ):
+            oldest = next(iter(self._failing))
+            del self._failing[oldest]
+            oldest.give_up("too many others are not taken either")
+
+    def _on_end(self, name: str, delivery: Delivery) -> None:
+        del self._deliveries[name]
+        self._failing.pop(delivery, None)
+        if delivery.over:
+            self._ended.add(name)
+            asyncio.get_running_loop().call_later(_LATE_S, self._ended.discard, name)

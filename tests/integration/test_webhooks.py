@@ -1,0 +1,88 @@
+"""Webhooks of a running server: order and pace, by HTTP and HTTPS, and delivery at its stop."""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from stack import Stack, wait_until
+from webhook_receiver import CERTIFICATE, Receiver
+
+MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "150", "SSL_CERT_FILE": str(CERTIFICATE)}
+ALL = ["start", "output", "logs", "completed"]
+DONE = {"succeeded", "failed", "canceled"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("webhooks") / "work", None, **MOCK)
+    with stack.served():
+        yield stack
+
+
+def begin(stack: Stack, name: str, webhook: str, events: list[str] = ALL, **values: Any) -> None:
+    answer = httpx.put(
+        f"{stack.url}/predictions/{name}",
+        json={
+            "input": {"prompt": "Hi.", "max_tokens": 100, "min_tokens": 100, **values},
+            "webhook": webhook,
+            "webhook_events_filter": events,
+        },
+        headers={"Prefer": "respond-async"},
+        timeout=60,
+    )
+    assert answer.status_code == 202, answer.text
+    assert "127.0.0.1" not in answer.text
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_webhooks_of_many_predictions_keep_order_and_pace(served: Stack, tls: bool) -> None:
+    names = [f"order-{tls}-{number}" for number in range(20)]
+    with Receiver(tls=tls, sequential=True) as receiver:
+        for name in names:
+            begin(served, name, f"{receiver.url}/hook")
+        wait_until(lambda: sum(each["status"] in DONE for each in receiver.events) == len(names))
+        time.sleep(1)
+    for name in names:
+        told = receiver.of(name)
+        statuses = [event["status"] for _, event in told]
+        assert statuses == ["processing"] * (len(told) - 1) + ["succeeded"]
+        lengths = [len(event.get("output", ())) for _, event in told]
+        assert lengths == sorted(lengths)
+        assert lengths[0] == 0
+        assert told[-1][1]["metrics"]["output_token_count"] == 100
+        running = [when for when, _ in told[:-1]]
+        assert all(late - early >= 0.49 for early, late in pairwise(running))
+
+
+def test_the_filter_is_kept(served: Stack) -> None:
+    with Receiver() as receiver:
+        for events in (["completed"], ["start"], ["output"], ["start", "completed"], []):
+            begin(served, f"filter-{'-'.join(events)}", receiver.url, events)
+        wait_until(lambda: sum(each["status"] in DONE for each in receiver.events) == 2)
+        time.sleep(1.5)
+    start, end = ("processing", False), ("succeeded", True)
+    found = {
+        name: [(event["status"], "output" in event) for _, event in receiver.of(name)]
+        for name in {str(event["id"]) for event in receiver.events}
+    }
+    assert {*found.pop("filter-output")} == {("processing", True)}
+    whole = "".join(receiver.of("filter-completed")[0][1]["output"])
+    assert "".join(receiver.of("filter-output")[-1][1]["output"]) == whole
+    assert found == {
+        "filter-completed": [end],
+        "filter-start": [start],
+        "filter-start-completed": [start, end],
+    }
+
+
+def test_the_last_webhook_is_tried_again_while_the_server_stops(tmp_path_factory: Any) -> None:
+    stack = Stack(tmp_path_factory.mktemp("webhooks") / "stopped", None, **MOCK)
+    with Receiver(lambda _, count: (503 if count < 4 else 200, {})) as receiver, stack.served():
+        begin(stack, "last", receiver.url, ["completed"])
+        wait_until(lambda: receiver.events)
+        assert stack.process is not None
+        assert stack.finish(15)[0] == 0
+    assert [event["status"] for event in receiver.events] == ["succeeded"] * 5

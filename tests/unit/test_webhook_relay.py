@@ -1,0 +1,398 @@
+"""Webhook relay: order, pace, retries and addresses of what coglet posts to the front door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from small_door import run
+from webhook_receiver import CERTIFICATE, Receiver
+
+from cog_triton.door import webhook_delivery, webhook_relay
+from cog_triton.door.chain_launcher import _with_direct_loopback
+from cog_triton.door.webhook_relay import WebhookRelay
+from cog_triton.door.webhooks import WebhookRules, relayed
+from cog_triton.errors import InvalidArgument
+
+HOST = "hooks.example.com"
+OTHER = "else.example.com"
+DONE = {"id": "p", "logs": "", "metrics": {}, "output": ["a"] * 9, "status": "succeeded"}
+
+
+def event(tokens: int, status: str = "processing") -> dict[str, Any]:
+    """What coglet says of a prediction with so many tokens of output."""
+    output = {"output": ["a"] * tokens} if tokens else {}
+    return {"id": "p", "logs": "", "metrics": {}, **output, "status": status}
+
+
+def encoded(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+class Coglet:
+    """Posts events as coglet does, each at once."""
+
+    def __init__(self, relay: WebhookRelay, client: httpx.AsyncClient) -> None:
+        self.relay = relay
+        self._client = client
+
+    async def address(self, url: str, **request: Any) -> str:
+        """Where to post for a prediction with this webhook."""
+        found = relayed(encoded({**request, "webhook": url}), self.relay.address())
+        assert found is not None
+        await self.relay.expect(url)
+        return str(json.loads(found[1])["webhook"])
+
+    async def post(self, address: str, *events: dict[str, Any]) -> list[int]:
+        headers = {"authorization": "Bearer word", "user-agent": "coglet/0"}
+        answers = [
+            await self._client.post(address, content=encoded(each), headers=headers)
+            for each in events
+        ]
+        return [answer.status_code for answer in answers]
+
+
+def relay_to(
+    scenario: Callable[[Coglet], Awaitable[None]],
+    hosts: tuple[str, ...] = (HOST, OTHER),
+    seconds: float = 15.0,
+) -> bool:
+    """Run what posts to a relay for which every name is this machine; whether all was delivered."""
+
+    async def main() -> bool:
+        relay = WebhookRelay(WebhookRules(hosts), lambda host: ["127.0.0.1"])
+        relay.start()
+        try:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                await scenario(Coglet(relay, client))
+            return await relay.drained(seconds)
+        finally:
+            await relay.close()
+
+    return run(main())
+
+
+def deliver(
+    receiver: Receiver, *events: dict[str, Any], path: str = "/a", name: str = HOST, **request: Any
+) -> bool:
+    """Whether events of one prediction were delivered."""
+
+    async def scenario(coglet: Coglet) -> None:
+        url = f"{receiver.scheme}://{name}:{receiver.port}{path}"
+        address = await coglet.address(url, **request)
+        assert set(await coglet.post(address, *events)) == {200}
+
+    return relay_to(scenario)
+
+
+def tokens(receiver: Receiver) -> list[int]:
+    return [len(each.get("output", [])) for each in receiver.events]
+
+
+def test_what_is_overtaken_is_not_sent_and_the_end_is_last() -> None:
+    with Receiver() as receiver:
+        assert deliver(receiver, event(3), event(0), event(1), event(2), DONE, event(5))
+        assert tokens(receiver) == [0, 9]
+        assert receiver.events[-1] == DONE
+        assert receiver.paths == ["/a", "/a"]
+        sent = receiver.headers[0]
+    assert sent["host"] == f"{HOST}:{receiver.port}"
+    assert (sent["authorization"], sent["user-agent"]) == ("Bearer word", "coglet/0")
+
+
+def test_output_comes_at_most_each_500_ms_and_the_newest_of_it() -> None:
+    async def scenario(coglet: Coglet) -> None:
+        address = await coglet.address(f"http://{HOST}:{receiver.port}/")
+        await coglet.post(address, event(0))
+        for count in range(1, 40):
+            await coglet.post(address, event(count))
+            await asyncio.sleep(0.04)
+        await coglet.post(address, event(40, "failed"))
+
+    with Receiver() as receiver:
+        assert relay_to(scenario)
+    assert tokens(receiver) == sorted(set(tokens(receiver)))
+    assert tokens(receiver)[0] == 0
+    assert receiver.events[-1]["status"] == "failed"
+    running = receiver.times[:-1]
+    assert len(running) >= 3
+    assert all(late - early >= 0.49 for early, late in pairwise(running))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_end_is_retried(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    statuses = [500, 0, 429, 200]
+    with Receiver(lambda _, count: (statuses[count], {}), tls=tls) as receiver:
+        assert deliver(receiver, DONE)
+    assert receiver.events == [DONE] * 4
+
+
+def test_other_events_are_not_retried_and_the_end_not_after_404(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Receiver(lambda _, count: ((500, 404)[count], {})) as receiver:
+        assert deliver(receiver, event(0), DONE, path="/?key=SECRET")
+    assert receiver.events == [event(0), DONE]
+    assert "the end is not delivered: HTTP 404" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_delivery, "_TIMEOUT_S", 1.0)
+    free = threading.Event()
+
+    def hang(_path: str, count: int) -> tuple[int, dict[str, str]]:
+        if count == 0:
+            free.wait(30)
+        return 200, {}
+
+    with Receiver(hang) as hung, Receiver() as other:
+
+        async def scenario(coglet: Coglet) -> None:
+            first = await coglet.address(f"http://{HOST}:{hung.port}/")
+            await coglet.post(first, event(0), DONE)
+            second = await coglet.address(f"http://{HOST}:{other.port}/")
+            begun = time.monotonic()
+            await coglet.post(second, event(0), DONE)
+            while len(other.events) < 2:
+                await asyncio.sleep(0.01)
+            assert time.monotonic() - begun < 15
+            assert coglet.relay.pending
+
+        try:
+            assert relay_to(scenario)
+        finally:
+            free.set()
+        assert hung.events == [event(0), DONE]
+
+
+def test_the_end_is_asked_for_but_told_only_to_those_who_want_it() -> None:
+    with Receiver() as receiver:
+        filtered = {"webhook_events_filter": ["start", "output"]}
+        assert deliver(receiver, event(0), event(2), DONE, event(3), **filtered)
+    assert receiver.events == [event(0), event(2)]
+
+
+def test_redirects_are_followed_where_they_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
+
+    def moved(path: str, _count: int) -> tuple[int, dict[str, str]]:
+        if path == "/a":
+            return 307, {"Location": f"http://{HOST}:{receiver.port}/b"}
+        if path == "/inside":
+            return 307, {"Location": f"http://internal:{receiver.port}/secret"}
+        if path == "/loop":
+            return 307, {"Location": "/loop"}
+        if path == "/bad":
+            return 307, {"Location": "http://[::1"}
+        return 200, {}
+
+    with Receiver(moved) as receiver:
+        assert deliver(receiver, DONE)
+        assert receiver.paths == ["/a", "/b"]
+        for path, count in (("/inside", 1), ("/loop", 11), ("/bad", 1)):
+            receiver.paths.clear()
+            assert deliver(receiver, DONE, path=path)
+            assert receiver.paths == [path] * count
+
+
+def test_a_name_that_is_private_when_it_is_used_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(receiver: Receiver) -> None:
+        answers = iter([["93.184.216.34"]])
+        relay = WebhookRelay(WebhookRules(), lambda host: next(answers, ["127.0.0.1"]))
+        relay.start()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            coglet = Coglet(relay, client)
+            address = await coglet.address(f"http://{HOST}:{receiver.port}/")
+            assert await coglet.post(address, DONE) == [200]
+        assert await relay.drained(10)
+        await relay.close()
+
+    with Receiver() as receiver:
+        run(main(receiver))
+        assert receiver.events == []
+    assert "its host has no public address" in caplog.text
+
+
+def test_certificates_are_verified(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
+    with Receiver(tls=True) as receiver:
+        deliver(receiver, DONE)
+        assert receiver.events == []
+        assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        caplog.clear()
+        deliver(receiver, DONE, name=OTHER)
+        assert receiver.events == []
+        deliver(receiver, DONE)
+        assert receiver.events == [DONE]
+
+
+def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver() as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        assert deliver(proxy, DONE)
+        monkeypatch.setenv("no_proxy", HOST)
+        assert deliver(proxy, DONE)
+    assert proxy.paths == [f"http://{HOST}:{proxy.port}/a", "/a"]
+
+
+def test_a_proxy_of_a_kind_that_is_not_there_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
+    monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:1")
+    with Receiver() as receiver:
+        deliver(receiver, DONE)
+        assert receiver.events == []
+    assert "the end is not delivered: ProxyError" in caplog.text
+
+
+def test_only_who_knows_the_address_posts() -> None:
+    with Receiver() as receiver:
+
+        async def scenario(coglet: Coglet) -> None:
+            address = await coglet.address(f"http://{HOST}:{receiver.port}/")
+            start, _, rest = address.removeprefix("http://").partition("/")
+            key, _, rest = rest.partition("/")
+            assert await coglet.post(f"http://{start}/{'0' * len(key)}/{rest}", DONE) == [404]
+            assert await coglet.post(f"http://{start}/", DONE) == [404]
+
+        assert relay_to(scenario)
+        assert receiver.events == []
+
+
+def test_what_a_stop_leaves_undelivered_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(coglet: Coglet) -> None:
+        address = await coglet.address(f"http://{HOST}:{receiver.port}/a")
+        await coglet.post(address, DONE)
+
+    with Receiver(lambda *_: (503, {})) as receiver:
+        assert not relay_to(scenario, seconds=0.5)
+    assert f"webhook 'http://{HOST}:{receiver.port}/a': the end is not delivered" in caplog.text
+
+
+def test_receivers_that_are_gone_take_their_share_of_memory_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook_relay, "_MOST_FAILING", 2)
+
+    async def scenario(coglet: Coglet) -> None:
+        for name in range(5):
+            address = await coglet.address(f"http://{HOST}:{gone.port}/{name}")
+            await coglet.post(address, DONE)
+        while caplog.text.count("too many others") < 3:
+            await asyncio.sleep(0.02)
+        address = await coglet.address(f"http://{HOST}:{receiver.port}/")
+        await coglet.post(address, DONE)
+        while not receiver.events:
+            await asyncio.sleep(0.02)
+        assert coglet.relay.pending == 2
+
+    with Receiver(lambda *_: (500, {})) as gone, Receiver() as receiver:
+        assert not relay_to(scenario, seconds=0.1)
+
+
+def test_more_deliveries_than_may_be_are_coglets_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_relay, "_MOST", 1)
+
+    async def scenario(coglet: Coglet) -> None:
+        first = await coglet.address(f"http://{HOST}:{receiver.port}/")
+        second = await coglet.address(f"http://{HOST}:{receiver.port}/")
+        assert await coglet.post(first, event(0)) == [200]
+        assert await coglet.post(second, DONE) == [503]
+        assert await coglet.post(first, DONE) == [200]
+        while coglet.relay.pending:
+            await asyncio.sleep(0.02)
+        assert await coglet.post(second, DONE) == [200]
+
+    with Receiver() as receiver:
+        assert relay_to(scenario)
+    assert receiver.events == [event(0), DONE, DONE]
+
+
+def test_an_end_after_a_long_silence_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_delivery, "_FORGOTTEN_S", 0.1)
+
+    async def scenario(coglet: Coglet) -> None:
+        address = await coglet.address(f"http://{HOST}:{receiver.port}/")
+        await coglet.post(address, event(0))
+        await asyncio.sleep(1)
+        await coglet.post(address, DONE)
+
+    with Receiver() as receiver:
+        assert relay_to(scenario)
+    assert receiver.events == [event(0), DONE]
+
+
+@pytest.mark.parametrize(
+    ("request_", "events", "tells_end"),
+    [
+        ({}, None, "1"),
+        ({"webhook_events_filter": ["completed"]}, ["completed"], "1"),
+        ({"webhook_events_filter": ["logs"]}, ["logs", "completed"], "0"),
+        ({"webhook_events_filter": []}, ["completed"], "0"),
+        ({"webhook_events_filter": 7}, 7, "1"),
+    ],
+)
+def test_coglet_gets_an_address_of_the_relay(
+    request_: dict[str, Any], events: object, tells_end: str
+) -> None:
+    url = "https://a.b/c?d=e%20&f#g"
+    text = {"input": {"prompt": "h\u00f6 \\ud83d\u0000", "temperature": 1e-7}, **request_}
+    found = relayed(encoded({**text, "webhook": url}), "http://x/")
+    assert found is not None
+    named, body = found
+    told = json.loads(body)
+    assert named == url
+    assert told.pop("webhook") == (
+        f"http://x/{tells_end}/https%3A%2F%2Fa.b%2Fc%3Fd%3De%2520%26f%23g"
+    )
+    assert told.pop("webhook_events_filter", None) == events
+    text.pop("webhook_events_filter", None)
+    assert told == text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"[", b"[]", b'"a"', b'{"webhook":"\xff"}', b'{"webhook":"x","a":1e999}'),
+        *(b'{"webhook":"x","a":NaN}', b'{"webhook":"x","a":"\\ud800"}'),
+        b'{"webhook":"x","unknown":' + b"1" * 5000 + b"}",
+    ],
+)
+def test_what_coglet_could_read_otherwise_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="body: "):
+        relayed(body, "http://x/")
+
+
+def test_a_request_without_a_webhook_is_left_alone() -> None:
+    assert relayed(b'{"webhook":null,"input":{"webhook":"x"}}', "http://x/") is None
+
+
+@pytest.mark.parametrize(
+    ("users", "direct"),
+    [
+        ({}, "127.0.0.1"),
+        ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1"),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, "a,127.0.0.1"),
+        ({"no_proxy": "*"}, "*"),
+        ({"no_proxy": "*.a"}, "*.a,127.0.0.1"),
+    ],
+)
+def test_coglet_reaches_the_relay_without_a_proxy(users: dict[str, str], direct: str) -> None:
+    given = {"http_proxy": "http://proxy", **users}
+    made = _with_direct_loopback(given)
+    assert made == {"http_proxy": "http://proxy", "no_proxy": direct, "NO_PROXY": direct}

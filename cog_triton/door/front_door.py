@@ -95,7 +95,7 @@ class FrontDoor:
         try:
             code = await self._until_ended(upstreams, stopping)
             await self._flush()
-            await self._webhooks.drained(_WEBHOOKS_S if self._stops < 2 else 0)
+            await self._webhooks.drained(stop.seconds_left(_WEBHOOKS_S))
         finally:
             stopping.cancel()
             if swapping is not None:

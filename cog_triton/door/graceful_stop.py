@@ -28,6 +28,7 @@ class GracefulStop:
         self._seconds = seconds
         self._before: list[Callable[[], None]] = []
         self._asked = asyncio.Event()
+        self._deadline = 0.0
         self._hurried = False
         upstreams.ask_to_stop = self._asked.set
 
@@ -48,16 +49,20 @@ class GracefulStop:
     async def run(self) -> None:
         """Wait until it is asked for, then drain and stop everything behind the door."""
         await self._asked.wait()
-        deadline = time.monotonic() + self._seconds
+        self._deadline = time.monotonic() + self._seconds
         _LOG.info("stopping: what runs may end within %g s (DRAIN_TIMEOUT)", self._seconds)
         self._upstreams.stopping = True
         self._connections.refuse_reuse()
         for function in self._before:
             function()
-        while self._connections.answering and self._lasts and time.monotonic() < deadline:
+        while self._connections.answering and self._lasts and self.seconds_left():
             await asyncio.sleep(_POLL_S)
-        left = max(0.0, deadline - time.monotonic())
+        left = self.seconds_left()
         await asyncio.gather(*(one.drain(left) for one in self._upstreams))
+
+    def seconds_left(self, least: float = 0.0) -> float:
+        """What is left of DRAIN_TIMEOUT, or `least`; nothing after a second signal."""
+        return 0.0 if self._hurried else max(least, self._deadline - time.monotonic())
 
     @property
     def _lasts(self) -> bool:

@@ -25,8 +25,8 @@ _WARM = ("PORT", "OPENAI_PORT")
 _POLL_S = 0.02
 _WEBHOOKS_S = 0.5
 # Together less than the 15 s by which platforms are told to wait longer than DRAIN_TIMEOUT.
-_WORKER_S = 5.0
-_EXIT_S = 7.0
+_WORKER_S = 4.0
+_EXIT_S = 5.0
 _ANSWER_S = 15.0
 _LOG = logging.getLogger(__name__)
 

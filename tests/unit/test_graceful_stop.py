@@ -21,13 +21,14 @@ from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import Chain, Upstream
 from cog_triton.door.upstream_table import Route, Upstreams
+from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
 
 
 def gate_of(name: str, route: Route) -> PrivateGate:
     common = (route, Access(None, loopback=False), Limits(), LargeBodies())
     if name == "cog":
-        return CogGate(*common, WebhookRules())
+        return CogGate(*common, WebhookRelay(WebhookRules()))
     if name == "triton":
         return TritonGate(*common)
     return {"openai": OpenAIGate, "metrics": MetricsGate}[name](*common, metrics_public=True)

@@ -30,6 +30,12 @@ from cog_triton.errors import InvalidArgument
 
 _MOCK = "mock_"
 _LOOPBACK = "127.0.0.1"
+_OFF = ("", "0", "false", "f", "no", "n", "off", _LOOPBACK)
+_LOCAL_GRPC = (
+    "is gone, as neither key nor limits held for it: gRPC is on 127.0.0.1 alone. Unset it; let"
+    " clients use Triton's HTTP port, or pass the gRPC port on yourself (ssh -L, your own proxy)"
+)
+_REMOVED = dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _LOCAL_GRPC)
 
 
 class Settings(BaseSettings):
@@ -334,15 +340,7 @@ class Settings(BaseSettings):
     )
     triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
     triton_grpc_port: Port = Field(
-        8001, description="Triton's gRPC port, on 127.0.0.1 (`TRITON_GRPC_PUBLIC`)."
-    )
-    triton_grpc_public: bool = Field(
-        False,
-        description="Bind gRPC where Triton's HTTP is: without a key or limits, and with a Triton"
-        " of 25.01 or later only, as a client that cancels a stream ends older ones.",
-    )
-    triton_grpc_host: OptionalText = Field(
-        None, description="Address of a public gRPC port; the front door sets it."
+        8001, description="Triton's gRPC port, of this machine alone: on 127.0.0.1."
     )
     triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
     triton_timeout: float = Field(
@@ -452,11 +450,6 @@ class Settings(BaseSettings):
         return self.triton_host if "triton_host" in self.model_fields_set else self.cog_host
 
     @property
-    def grpc_host(self) -> str:
-        """Address that Triton's gRPC binds."""
-        return self.triton_grpc_host or _LOOPBACK
-
-    @property
     def public_ports(self) -> dict[str, tuple[str, int]]:
         """Address and port of each port of the front door, by the name of its setting."""
         return {
@@ -471,7 +464,7 @@ class Settings(BaseSettings):
         """Address and port of each of Triton's endpoints, by the name of its setting."""
         return {
             "TRITON_HTTP_PORT": (self.triton_host, self.triton_http_port),
-            "TRITON_GRPC_PORT": (self.grpc_host, self.triton_grpc_port),
+            "TRITON_GRPC_PORT": (_LOOPBACK, self.triton_grpc_port),
             "TRITON_METRICS_PORT": (self.triton_host, self.triton_metrics_port),
         }
 
@@ -483,6 +476,9 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment; raises E1005 naming the variable, value and rule."""
+    for name, reason in _REMOVED.items():
+        if (value := os.environ.get(name, "")).lower() not in _OFF:
+            raise InvalidArgument(f"{name}={value!r}: {reason}")
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:

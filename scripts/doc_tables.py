@@ -36,7 +36,7 @@ SECTIONS = {
     ),
     "Ports and addresses": (
         *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),
-        *("triton_grpc_port", "triton_grpc_public", "triton_grpc_host", "triton_metrics_port"),
+        *("triton_grpc_port", "triton_metrics_port"),
     ),
     "Access and limits": (
         *("cog_triton_api_key", "openai_api_key", "cog_triton_key_at_door", "metrics_public"),

@@ -31,13 +31,10 @@ def cog_environment(settings: Settings, private: Mapping[str, int]) -> dict[str,
 
     Keys stay in the door.
     """
-    environment = {
+    return {
         **{name: value for name, value in os.environ.items() if name not in _SECRETS},
         "COG_HOST": _LOOPBACK,
         "TRITON_HOST": _LOOPBACK,
         "COG_TRITON_KEY_AT_DOOR": "true" if settings.api_key else "false",
         **{name: str(port) for name, port in private.items()},
     }
-    if settings.triton_grpc_public:
-        environment["TRITON_GRPC_HOST"] = settings.public_triton_host
-    return environment

@@ -25,7 +25,6 @@ class TritonDoor:
                 "triton_host": "127.0.0.1",
                 "triton_http_port": http,
                 "triton_metrics_port": metrics,
-                "triton_grpc_host": settings.triton_host if settings.triton_grpc_public else None,
             }
         )
         environment = {

@@ -217,11 +217,11 @@ async def _require_engines(keeper: KeeperClient, restarts: int) -> None:
 def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) -> str:
     if settings.cog_triton_rank:
         return f"Rank {settings.cog_triton_rank} of {world_size} started (log: {log})"
-    host, grpc_host = url_host(settings.triton_host), url_host(settings.grpc_host)
+    host = url_host(settings.triton_host)
     of_ranks = "" if world_size == 1 else f" on {world_size} ranks"
     return (
         f"Triton ready in {seconds:.1f} s{of_ranks} (log: {log}):"
         f"\n  HTTP     http://{host}:{settings.triton_http_port}/v2"
-        f"\n  gRPC     {grpc_host}:{settings.triton_grpc_port}"
+        f"\n  gRPC     127.0.0.1:{settings.triton_grpc_port}"
         f"\n  metrics  http://{host}:{settings.triton_metrics_port}/metrics"
     )

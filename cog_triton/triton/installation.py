@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import sysconfig
@@ -18,7 +17,6 @@ from cog_triton.system import isolated_python
 
 _IMAGE_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 _STUB = "triton_python_backend_stub"
-_WHEEL_RELEASE = (2, 51)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +64,6 @@ def missing_libpython() -> str | None:
     except OSError:
         return name
     return None
-
-
-def release_of(triton: TritonInstallation) -> tuple[int, int] | None:
-    """Major and minor version of a Triton server, such as (2, 51); None if nothing tells it."""
-    file = triton.binary.resolve().parent.parent / "TRITON_VERSION"
-    if file.is_file():
-        text = file.read_text("utf-8")
-    elif "pytriton" in triton.binary.parts:
-        return _WHEEL_RELEASE
-    else:
-        text = os.environ.get("TRITON_SERVER_VERSION", "")
-    found = re.match(r"(\d+)\.(\d+)", text.strip())
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def _from_wheel(work_dir: Path, backends: Path | None) -> TritonInstallation:

@@ -23,13 +23,14 @@ from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton import mpi_rank as _rank
-from cog_triton.triton.installation import TritonInstallation, release_of
+from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 EXIT_TIMEOUT_S = 5
-_SAFE_GRPC = (2, 54)
-# Behind a secret that nobody is told: clients may map memory, log and trace by them.
+# Behind a secret that nobody is told: clients may map memory, log and trace by them. The front door
+# has the list of models from HTTP's model-repository, and lets nothing else of it pass.
 _UNPUBLISHED = "shared-memory,logging,trace"
+_UNPUBLISHED_BY_GRPC = f"model-repository,{_UNPUBLISHED}"
 _RANK = Path(_rank.__file__).resolve()
 # Variables that a rank on another machine needs: mpirun forwards none there.
 _FORWARDED_VARIABLES = re.compile(
@@ -183,30 +184,16 @@ def _tritonserver(
         argv += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(len(visible_gpus()))]
     for kind, host, port in (
         ("http", settings.triton_host, settings.triton_http_port),
-        ("grpc", _grpc_host(settings, triton), settings.triton_grpc_port),
+        ("grpc", *settings.triton_ports["TRITON_GRPC_PORT"]),
         ("metrics", settings.triton_host, settings.triton_metrics_port),
     ):
         argv += [f"--{kind}-address={host}", f"--{kind}-port={port}"]
     # Of a rolling replacement, both the old Triton and the new one have the port for a while.
     argv.append("--reuse-grpc-port=true")
-    locked = f"{_UNPUBLISHED}:cog-triton-unpublished={secrets.token_urlsafe(32)}"
-    argv.append(f"--http-restricted-api={locked}")
-    if settings.triton_grpc_host:
-        argv.append(f"--grpc-restricted-protocol={locked}")
+    header = f"cog-triton-unpublished={secrets.token_urlsafe(32)}"
+    argv.append(f"--http-restricted-api={_UNPUBLISHED}:{header}")
+    argv.append(f"--grpc-restricted-protocol={_UNPUBLISHED_BY_GRPC}:{header}")
     return argv
-
-
-def _grpc_host(settings: Settings, triton: TritonInstallation) -> str:
-    """Address of gRPC; raises E1005 for a public one of a Triton that its clients can end."""
-    host = settings.grpc_host
-    release = release_of(triton)
-    if settings.triton_grpc_host and (release is None or release < _SAFE_GRPC):
-        known = "unknown" if release is None else f"{release[0]}.{release[1]}"
-        raise InvalidArgument(
-            "TRITON_GRPC_PUBLIC='1': needs Triton 25.01 (2.54) or later, as a client that cancels a"
-            f" stream ends older ones; the version here is {known}"
-        )
-    return host
 
 
 def _spawns_ranks(settings: Settings) -> bool:

@@ -305,16 +305,6 @@ def test_a_public_port_in_use_ends_the_door_with_a_code(make_stack: Callable[...
     assert processes_of(stack.work_dir) == {}
 
 
-def test_grpc_is_published_for_a_triton_that_survives_it_only(
-    make_stack: Callable[..., Stack],
-) -> None:
-    stack = make_stack(**MOCK, TRITON_GRPC_PUBLIC="1")
-    stack.start()
-    code, output = stack.finish()
-    assert code == 1
-    assert "E1005 InvalidArgument: TRITON_GRPC_PUBLIC='1': needs Triton 25.01" in output
-
-
 def test_the_death_of_the_door_ends_the_server_with_a_code(
     make_stack: Callable[..., Stack],
 ) -> None:

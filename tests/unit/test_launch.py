@@ -256,28 +256,15 @@ def test_inconsistent_world_size_is_rejected(
 
 def test_what_is_not_for_clients_is_behind_a_secret_of_each_start(repository: Path) -> None:
     def locked() -> str:
-        words = made(repository, 1).argv
-        (option,) = [word for word in words if word.startswith("--http-restricted-api=")]
-        assert not any(word.startswith("--grpc-restricted") for word in words)
-        return option
+        words = made(repository, 1, triton_host="0.0.0.0").argv
+        assert "--grpc-address=127.0.0.1" in words
+        (http,) = [word for word in words if word.startswith("--http-restricted-api=")]
+        (grpc,) = [word for word in words if word.startswith("--grpc-restricted-protocol=")]
+        apis, _, header = http.partition("=")[2].partition(":")
+        assert apis == "shared-memory,logging,trace"
+        assert grpc.partition("=")[2] == f"model-repository,{apis}:{header}"
+        return header.rpartition("=")[2]
 
     first, second = locked(), locked()
     assert first != second
-    assert first.startswith("--http-restricted-api=shared-memory,logging,trace:")
-    assert len(first.rpartition("=")[2]) > 30
-
-
-@pytest.mark.parametrize(("version", "safe"), [("2.51.0", False), ("2.54.0", True), ("", False)])
-def test_public_grpc_needs_a_triton_that_survives_it(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, version: str, safe: bool
-) -> None:
-    monkeypatch.setenv("TRITON_SERVER_VERSION", version)
-    assert "--grpc-address=127.0.0.1" in made(repository, 1, triton_host="0.0.0.0").argv
-    public = {"triton_grpc_public": True, "triton_grpc_host": "0.0.0.0"}
-    if not safe:
-        with pytest.raises(InvalidArgument, match=r"TRITON_GRPC_PUBLIC='1': needs Triton 25\.01"):
-            made(repository, 1, **public)
-        return
-    words = made(repository, 1, **public).argv
-    assert "--grpc-address=0.0.0.0" in words
-    assert any(word.startswith("--grpc-restricted-protocol=") for word in words)
+    assert len(first) > 30

@@ -37,7 +37,6 @@ def test_what_is_behind_the_door_listens_on_private_ports_of_loopback(
     assert {name: int(found[name]) for name in NAMES} == private
     assert len(set(private.values())) == 3
     assert (found["OPENAI_PORT"], found["DRAIN_TIMEOUT"]) == ("", "3")
-    assert "TRITON_GRPC_HOST" not in found
     reserved.close()
 
 
@@ -55,14 +54,7 @@ def test_public_ports_are_tritons_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COG_HOST", "0.0.0.0")
     hosts = {name: host for name, (host, _) in load_settings().public_ports.items()}
     assert hosts == dict.fromkeys(NAMES, "0.0.0.0")
-    assert load_settings().grpc_host == "127.0.0.1"
     monkeypatch.setenv("TRITON_HOST", "127.0.0.1")
     monkeypatch.setenv("OPENAI_PORT", "8080")
     hosts = {name: host for name, (host, _) in load_settings().public_ports.items()}
     assert (hosts["TRITON_HTTP_PORT"], hosts["OPENAI_PORT"]) == ("127.0.0.1", "0.0.0.0")
-
-
-def test_public_grpc_is_where_tritons_http_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COG_HOST", "0.0.0.0")
-    monkeypatch.setenv("TRITON_GRPC_PUBLIC", "1")
-    assert cog_environment(load_settings(), {})["TRITON_GRPC_HOST"] == "0.0.0.0"

@@ -22,6 +22,7 @@ _HOP_BY_HOP = frozenset(
         b"connection",
         b"content-length",
         b"expect",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-connection",
         b"te",
@@ -133,12 +134,17 @@ class Forward:
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """The headers that are of more than one hop, in order."""
+    """The headers that are of more than one hop, in order.
+
+    Of those that Connection lists, only private ones (X-) are not: what a gate has decided on is
+    what the server behind it gets.
+    """
     listed = {
         name.strip().lower()
         for key, value in headers
         if key == b"connection"
         for name in value.split(b",")
+        if name.strip().lower().startswith(b"x-")
     }
     dropped = _HOP_BY_HOP | listed
     return [(name, value) for name, value in headers if name not in dropped]

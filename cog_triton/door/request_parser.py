@@ -17,6 +17,8 @@ from cog_triton.door.message import Headers, Refused, Request
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MAX_PIPELINED = 64
+# coglet takes 100, of which the door itself writes some.
+_MAX_HEADERS = 96
 # Sent bytes for each byte of a body: one-byte chunks take six.
 _MAX_OVERHEAD = 8
 
@@ -31,7 +33,6 @@ class RequestParser:
         self._take_bytes = take_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._refused: Refused | None = None
-        self._ended = False
         self.complete: deque[Request] = deque()
         self._begin()
         self.is_between_requests = True
@@ -45,13 +46,21 @@ class RequestParser:
         Raises:
             Refused: 400 not HTTP, 413 a body, 431 headers beyond the limit, 503 no room.
         """
-        if self._ended:
-            return
         self._size += len(data)
+        while data:
+            data = self._parsed(data)
+        if self._in_head and self._size > self._limits.header_bytes:
+            raise self._too_many_headers()
+        if self._size > self._most_bytes():
+            raise self._too_large(f"more than {self._limits.body_bytes} bytes as sent")
+
+    def _parsed(self, data: bytes) -> bytes:
+        """Parse `data` as far as llhttp does; returns what is left of it."""
+        rest = b""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            self._end_with_upgrade(error)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = self._without_upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             if self._refused is None:
                 rule = str(error) or type(error).__name__
@@ -59,13 +68,7 @@ class RequestParser:
                 raise Refused(400, problem) from error
         if self._refused is not None:
             raise self._refused
-        if self._in_head and self._size > self._limits.header_bytes:
-            raise self._too_many_headers()
-        if self._size > self._most_bytes():
-            raise self._too_large(f"more than {self._limits.body_bytes} bytes as sent")
-        if len(self.complete) > _MAX_PIPELINED:
-            rule = f"more than {_MAX_PIPELINED} were sent before the first was answered"
-            raise Refused(400, errors.InvalidArgument(f"requests: {rule}"))
+        return rest
 
     def on_message_begin(self) -> None:
         self.is_between_requests = False
@@ -78,6 +81,9 @@ class RequestParser:
         if not self._in_head:
             return  # a trailer: nothing that was decided on the headers may change
         self._headers.append((name.lower(), value.strip()))
+        if len(self._headers) > _MAX_HEADERS:
+            rule = f"headers: more than {_MAX_HEADERS}"
+            self._end(Refused(431, errors.RequestTooLarge(rule)))
         self._check_head(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
@@ -116,6 +122,8 @@ class RequestParser:
                 0 if self._parser.get_http_version() == "1.0" else 1,
             )
         )
+        if len(self.complete) > _MAX_PIPELINED:
+            self._refuse(400, f"requests: {_MAX_PIPELINED} at most before the first is answered")
         self.wants_continue = False
         self.is_between_requests = True
         self._begin()
@@ -136,11 +144,18 @@ class RequestParser:
         if self._parsed_head > self._limits.header_bytes:
             self._end(self._too_many_headers())
 
-    def _end_with_upgrade(self, error: Exception) -> None:
-        """Take a request that asks for another protocol as one that does not (RFC 9110, 7.8)."""
-        self._ended = True
-        if not self.complete or self.complete[-1].method == "CONNECT":
-            raise Refused(400, errors.InvalidArgument("CONNECT: this is no proxy")) from error
+    def _without_upgrade(self) -> bytes:
+        """The head that was parsed last, to be parsed anew as if it asked for no other protocol.
+
+        llhttp takes such a request to end with its head (RFC 9110, 7.8, lets a server ignore it).
+        """
+        request = self.complete.pop()
+        if request.method == "CONNECT":
+            raise Refused(400, errors.InvalidArgument("CONNECT: this is no proxy"))
+        self._parser = httptools.HttpRequestParser(self)
+        lines = [b"%b %b HTTP/1.%d" % (request.method.encode(), request.target, request.version)]
+        lines += [b"%b: %b" % pair for pair in request.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _refuse(self, status: int, rule: str) -> None:
         self._end(Refused(status, errors.InvalidArgument(rule)))

@@ -9,6 +9,8 @@ import pytest
 from small_door import answering, echo, run, served, until_end
 
 from cog_triton.door.limits import Limits
+from cog_triton.door.message import Request
+from cog_triton.door.request_parser import RequestParser
 
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -121,12 +123,87 @@ def test_what_two_parsers_could_read_differently_is_refused(request_: bytes) -> 
     assert b"E1005" in answer
 
 
-def test_another_protocol_that_is_offered_is_not_taken() -> None:
-    answer = asked(
-        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"PRI * x"
+# As the HttpClient of Java 11 and later sends it without TLS.
+JAVA = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    b"Content-Length: 13\r\nHost: 127.0.0.1:8080\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAA\r\n"
+    b"Upgrade: h2c\r\nUser-Agent: Java-http-client/17.0.9\r\nContent-Type: application/json\r\n\r\n"
+    b'{"a": "b\\n"}\n'
+)
+JAVA_CHUNKED = JAVA.replace(b"Content-Length: 13", b"Transfer-encoding: chunked").replace(
+    b'{"a": "b\\n"}\n', b'd\r\n{"a": "b\\n"}\n\r\n0\r\n\r\n'
+)
+WEBSOCKET = (
+    b"GET /a HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: keep-alive, Upgrade\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("upgrade", [JAVA, JAVA_CHUNKED, WEBSOCKET])
+def test_another_protocol_that_is_offered_is_not_taken(upgrade: bytes) -> None:
+    answer = asked(upgrade, upgrade + upgrade, LAST)
+    assert answer.count(b"200 OK") == 4
+    assert answer.count(b'\r\n\r\n{"a": "b\\n"}\n') == (0 if upgrade is WEBSOCKET else 3)
+    for word in (b"h2c", b"websocket\r", b"http2-settings", b"upgrade", b"chunked"):
+        assert word not in answer.lower()
+
+
+@pytest.mark.parametrize("upgrade", [JAVA, JAVA_CHUNKED, WEBSOCKET])
+def test_a_request_that_offers_another_protocol_may_be_split_anywhere(upgrade: bytes) -> None:
+    def requests(*pieces: bytes) -> list[Request]:
+        parser = RequestParser(SMALL, "", lambda count: True)
+        for piece in pieces:
+            parser.feed(piece)
+        assert parser.is_between_requests
+        return list(parser.complete)
+
+    sent = upgrade + GET + upgrade
+    whole = requests(sent)
+    body = b"" if upgrade is WEBSOCKET else b'{"a": "b\\n"}\n'
+    assert [one.body for one in whole] == [body, b"", body]
+    assert [one.method for one in whole] == [upgrade.split()[0].decode(), "GET", whole[0].method]
+    for place in range(1, len(sent)):
+        assert requests(sent[:place], sent[place:]) == whole
+    assert requests(*(sent[i : i + 1] for i in range(len(sent)))) == whole
+
+
+def test_no_upgrade_makes_two_parsers_read_differently() -> None:
+    for bad in (
+        JAVA.replace(b"Content-Length: 13", b"Content-Length: 13\r\nTransfer-Encoding: chunked"),
+        JAVA.replace(b"Content-Length: 13", b"Content-Length: 13\r\nContent-Length: 3"),
+        JAVA_CHUNKED.replace(b"\r\n0\r\n", b"\r\nx\r\n"),
+        JAVA.replace(b"POST /v1/chat/completions", b"CONNECT 127.0.0.1:22"),
+    ):
+        answer = asked(bad, LAST)
+        assert b"HTTP/1.1 400 " in answer
+        assert b"200 OK" not in answer
+    too_long = JAVA.replace(b"Content-Length: 13", b"Content-Length: 1001")
+    assert b"HTTP/1.1 413 " in asked(too_long)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["content-type", "host", "authorization", "content-encoding", "accept", "prefer", "origin"],
+)
+def test_what_a_gate_decides_on_is_what_is_passed_on(name: str) -> None:
+    """Whatever Connection lists; of private headers it may take some away."""
+    head = (
+        f"POST / HTTP/1.1\r\nx-a: 1\r\n{name}: kept\r\nconnection: close, {name.upper()}, X-A\r\n"
     )
-    assert b"200 OK" in answer
-    assert b"h2c" not in answer
+    answer = asked(head.encode() + b"content-length: 0\r\n\r\n")
+    assert f"{name}: kept".encode() in answer
+    assert b"x-a" not in answer
+
+
+def test_headers_are_fewer_than_coglet_takes() -> None:
+    def sent(count: int) -> bytes:
+        headers = b"".join(b"a%d: b\r\n" % i for i in range(count - 2))
+        return asked(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + headers + b"\r\n")
+
+    assert b"200 OK" in sent(96)
+    assert b"431 " in sent(97)
+    assert b"E1008 RequestTooLarge: headers: more than 96" in sent(97)
 
 
 @pytest.mark.parametrize(

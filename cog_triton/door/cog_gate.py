@@ -31,6 +31,7 @@ _ID = r"[^/?#\s]{1,256}"
 _PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
 _FEW_ITEMS = 256
 _BLANKS = b" \t\r\n"
+_MOST_TEXT = 1000
 _CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
 _STOP = "POST /shutdown"
 
@@ -160,6 +161,8 @@ def _with_page(page: str, status: int, body: bytes) -> Answer | None:
 
 def _revised(status: int, body: bytes) -> Answer | None:
     """The answer that begins with a code in the place of one of coglet's own."""
+    if status in (400, 422):
+        return _coded(status, body)
     if status == 409:
         return _refused(errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)"))
     if status == 503:
@@ -174,6 +177,21 @@ def _revised(status: int, body: bytes) -> Answer | None:
         if (changed := code_first(body)) is not None:
             return Answer(200, changed)
     return None
+
+
+def _coded(status: int, body: bytes) -> Answer:
+    """Coglet's refusal of a body, in text or as FastAPI words it, with its `detail` kept."""
+    try:
+        detail = json.loads(body)["detail"]
+        text = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
+    except (ValueError, LookupError, TypeError):
+        detail, text = None, body.decode("utf-8", "replace")
+    refusal = cog_refusal(status, errors.InvalidArgument(printable(text[:_MOST_TEXT])))
+    return (
+        refusal
+        if detail is None
+        else json_answer(status, {**json.loads(refusal.body), "detail": detail})
+    )
 
 
 def _refused(error: errors.CogTritonError) -> Answer:

@@ -19,6 +19,7 @@ _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD = 64 << 10
 _MAX_REVISED = 256 << 10
 _LAST_CHUNK = b"0\r\n\r\n"
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: |$)")
 
 
@@ -84,9 +85,17 @@ class Relay(asyncio.Protocol):
             data = self._redact(data)
         if self._kept is not None:
             self._kept += data
-            if self._remaining is not None and len(self._kept) >= self._remaining:
-                self._write_revised()
-            return
+            kept = self._kept
+            if self._remaining is not None:
+                if len(kept) >= self._remaining:
+                    self._write_revised(bytes(kept))
+                return
+            if len(kept) <= _MAX_REVISED:
+                if kept.endswith(_LAST_CHUNK) and (body := unchunked(bytes(kept))) is not None:
+                    self._write_revised(body)
+                return
+            data = bytes(kept)
+            self._kept = None  # too long to be an error
         if self._tail is not None:
             if self._edit is not None:
                 data = self._edit(data)
@@ -178,20 +187,21 @@ class Relay(asyncio.Protocol):
             self._redact = None
         if self._tail is None or not _is_event_stream(headers):
             self._edit, self._cut = None, b""
-        if self._revise and self._remaining is not None and self._remaining <= _MAX_REVISED:
+        short = self._remaining is not None and self._remaining <= _MAX_REVISED
+        if self._revise and (short or (self._tail is not None and not _is_event_stream(headers))):
             self._kept = bytearray()
         written = [b"HTTP/1.1 " + status.partition(b" ")[2]]
         written += [b"%s: %s" % pair for pair in end_to_end(headers)]
         written += [b"%s: %s" % pair for pair in framing.items()]
         written.append(b"connection: keep-alive" if self._keep_alive else b"connection: close")
         self._written = b"\r\n".join(written) + _HEAD_END
-        self._streams = self._tail is not None and self._redact is None
+        self._streams = self._tail is not None and self._redact is None and self._kept is None
 
-    def _write_revised(self) -> None:
-        """Write a response that was kept whole, or what is to be in its place."""
+    def _write_revised(self, body: bytes) -> None:
+        """Write a response that was kept whole, and has this `body`, or what is in its place."""
         assert self._kept is not None
         assert self._revise is not None
-        revised: Answer | None = self._revise(self._status, bytes(self._kept))
+        revised: Answer | None = self._revise(self._status, body)
         if revised is None:
             self._write(self._written + self._kept)
         else:
@@ -209,6 +219,19 @@ class Relay(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         self.begun = True
         self._client.write(data)
+
+
+def unchunked(data: bytes) -> bytes | None:
+    """The body of a chunked response; None if it is not whole, or not chunked."""
+    chunks: list[bytes] = []
+    place = 0
+    while head := _CHUNK.match(data, place):
+        size = int(head[1], 16)
+        if not size:
+            return b"".join(chunks)
+        chunks.append(data[head.end() : head.end() + size])
+        place = head.end() + size + 2
+    return None
 
 
 def _is_event_stream(headers: Headers) -> bool:

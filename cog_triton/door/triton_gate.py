@@ -12,25 +12,42 @@ import re
 from dataclasses import replace
 
 from cog_triton import errors
+from cog_triton.door.access import Access
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.json_body import Numbers, inflated
+from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
-from cog_triton.door.refusals import triton_refusal
-from cog_triton.door.triton_bodies import rewritten_inference, rewritten_json
+from cog_triton.door.model_tensors import ServedModels
+from cog_triton.door.refusals import status_of, triton_refusal
+from cog_triton.door.triton_bodies import (
+    rewritten_generation,
+    rewritten_index,
+    rewritten_inference,
+)
 from cog_triton.door.upstream import Upstream
+from cog_triton.door.upstream_table import Route
 from cog_triton.triton.private_models import PRIVATE_MODELS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
 _MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"
 _HEALTH = re.compile(r"/v2/health/(?:live|ready)", re.ASCII)
 _READ = re.compile(rf"/v2/?|/v2/models/stats|{_MODEL}(?:/(?:config|stats|ready))?", re.ASCII)
-_JSON = re.compile(rf"/v2/repository/index|{_MODEL}/generate(?:_stream)?", re.ASCII)
+_INDEX = "/v2/repository/index"
+_GENERATE = re.compile(rf"({_MODEL})/generate(?:_stream)?", re.ASCII)
 _PRIVATE = re.compile(rf"/v2/models/({'|'.join(PRIVATE_MODELS)})(?:/.*)?", re.DOTALL)
-_LISTS = re.compile(r"/v2/models/stats|/v2/repository/index", re.ASCII)
-_INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
+_LISTS = ("/v2/models/stats", _INDEX)
+_INFER = re.compile(rf"({_MODEL})/infer", re.ASCII)
 _HEADER_LENGTH = b"inference-header-content-length"
 _CODE = re.compile(rb"\bE[12]\d{3} ")
 _NOT_PARSED = re.compile(r"(?i)unable to parse|failed to parse|attempt to access")
+_ERROR = b'{"error":'
+_HINTS = {
+    "decoupled transaction policy": (
+        "use generate or generate_stream, or serve with decoupled_mode: false"
+    ),
+    "exactly 1 response": "use generate_stream for several prompts, and for stream: true",
+}
 _SHM_KEY = re.compile(rb"(?<=key ')[^'\\\r\n]+(?=')|triton_python_backend_shm\w+|cog_triton_\d\w+")
 
 
@@ -41,11 +58,22 @@ class TritonGate(PrivateGate):
     readiness = re.compile(rf"/v2/health/ready|{_MODEL}/ready", re.ASCII)
     dropped = frozenset({b"content-encoding", b"authorization", _HEADER_LENGTH})
 
+    def __init__(
+        self,
+        route: Route,
+        access: Access,
+        limits: Limits,
+        large_bodies: LargeBodies,
+        models: ServedModels | None = None,
+    ) -> None:
+        super().__init__(route, access, limits, large_bodies)
+        self._models = models or ServedModels()
+
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
         return triton_refusal(status, error)
 
-    async def _decide(self, request: Request) -> Forward:
+    async def _decide(self, request: Request) -> Forward | Answer:
         path = request.path
         reads = request.method in ("GET", "HEAD")
         if reads and _HEALTH.fullmatch(path):
@@ -55,24 +83,41 @@ class TritonGate(PrivateGate):
             raise errors.NotFound(f"Request for unknown model: '{private[1]}' is not found")
         if reads and _READ.fullmatch(path):
             return self._passed(request, b"")
-        if request.method == "POST" and (_JSON.fullmatch(path) or _INFER.fullmatch(path)):
-            body, header_length = await self._rewritten(request)
-            to = await self._route.upstream_of()
-            return self._passed(request, body, header_length, to)
+        if request.method == "POST" and path == _INDEX:
+            body = await self._inflated(request)
+            body = await self._large_bodies.run(len(body), rewritten_index, body, self._json_limits)
+            return self._passed(request, body)
+        infers = _INFER.fullmatch(path)
+        if request.method == "POST" and (called := infers or _GENERATE.fullmatch(path)):
+            return await self._called(request, called[1], infers=infers is not None)
         raise errors.NotFound(
             f"{request.method} {path[:80]!r}: not published; see docs/security.md for what is"
         )
 
-    async def _rewritten(self, request: Request) -> tuple[bytes, int | None]:
+    async def _called(self, request: Request, model: str, *, infers: bool) -> Forward | Answer:
+        """A call of the model at that path, with what of its body is allowed."""
+        serving = self._route.upstream
+        tensors = await self._models.tensors(serving, serving.ports[self._route.port], model)
+        if isinstance(tensors, Answer):
+            return coded_failure(tensors.status, tensors.body) or tensors
+        body = await self._inflated(request)
+        run, bounds = self._large_bodies.run, self._json_limits
+        header_length = None
+        if infers:
+            length = request.header(_HEADER_LENGTH)
+            checked = run(len(body), rewritten_inference, body, length, bounds, tensors)
+            body, header_length = await checked
+        else:
+            body = await run(len(body), rewritten_generation, body, bounds, tensors)
+        to = await self._route.upstream_of()
+        return self._passed(request, body, header_length, to)
+
+    async def _inflated(self, request: Request) -> bytes:
         limits, encoding = self._limits, request.header(b"content-encoding")
         # What is compressed may be large.
         size = limits.body_bytes if encoding else len(request.body)
-        run, bounds = self._large_bodies.run, self._json_limits
-        body = await run(size, inflated, request.body, encoding, limits.body_bytes)
-        if _JSON.fullmatch(request.path):
-            return await run(len(body), rewritten_json, body, bounds), None
-        length = request.header(_HEADER_LENGTH)
-        return await run(len(body), rewritten_inference, body, length, bounds)
+        run = self._large_bodies.run
+        return await run(size, inflated, request.body, encoding, limits.body_bytes)
 
     def _passed(
         self,
@@ -85,7 +130,7 @@ class TritonGate(PrivateGate):
             self._forward(request, to),
             target=request.path.encode(),
             body=body,
-            revise=published_models if _LISTS.fullmatch(request.path) else coded_failure,
+            revise=published_models if request.path in _LISTS else coded_failure,
             redact=without_shm_keys,
         )
         if header_length is not None:
@@ -94,21 +139,31 @@ class TritonGate(PrivateGate):
 
 
 def coded_failure(status: int, body: bytes) -> Answer | None:
-    """The answer in the place of a 5xx of Triton's own, which has no code; None to leave it."""
-    if status < 500 or _CODE.search(body):
+    """The answer in the place of a failure of Triton's own, which has no code; None to leave it.
+
+    A failure of `generate` comes with 200 once a model has answered, or has answered twice.
+    """
+    failed_late = status == 200 and body.startswith(_ERROR)
+    if not failed_late and (status < 400 or _CODE.search(body)):
         return None
     try:
         text = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {status}"
+    if failed_late and (error := errors.from_text(text)):
+        return triton_refusal(status_of(error), error)
+    if status == 404 or text.startswith("Request for unknown model"):
+        return triton_refusal(404, errors.NotFound(text))
+    if 400 <= status < 500:
+        return triton_refusal(status, errors.InvalidArgument(text))
     if _NOT_PARSED.match(text):  # Triton calls this an internal error, too
         return triton_refusal(400, errors.InvalidArgument(f"body: {text}"))
     if status == 503:
         return triton_refusal(status, errors.TritonUnavailable(text))
-    if "decoupled transaction policy" in text:
-        hint = "use generate or generate_stream, or serve with decoupled_mode: false"
-        return triton_refusal(400, errors.InvalidArgument(f"{text}: {hint}"))
-    return triton_refusal(status, errors.TritonUnknownError(text))
+    for words, hint in _HINTS.items():
+        if words in text:
+            return triton_refusal(400, errors.InvalidArgument(f"{text}: {hint}"))
+    return triton_refusal(max(status, 500), errors.TritonUnknownError(text))
 
 
 def published_models(status: int, body: bytes) -> Answer | None:

@@ -126,6 +126,41 @@ def test_no_request_to_tritons_port_ends_a_process(served: Stack, body: bytes) -
     assert start_times(served).items() >= before.items()
 
 
+def test_classes_of_text_are_refused_and_end_no_process(served: Stack) -> None:
+    """Triton 24.10 dies of them, whatever their number."""
+    before = start_times(served)
+    inputs = [
+        {"name": "TOKENS_BATCH", "datatype": "INT32", "shape": [1, 1, 3], "data": [5, 6, 7]},
+        {"name": "SEQUENCE_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [3]},
+    ]
+    with client() as http:
+        url = f"{served.triton}/v2/models/postprocessing/infer"
+        assert "OUTPUT" in http.post(url, json={"inputs": inputs}).text
+        for classes in (1, 3, 0, True, "1"):
+            outputs = [{"name": "OUTPUT", "parameters": {"classification": classes}}]
+            answer = http.post(url, json={"inputs": inputs, "outputs": outputs})
+            assert answer.status_code == 400
+            assert answer.json()["error"] == (
+                "E1005 InvalidArgument: parameters of OUTPUT: classification: not allowed;"
+                " allowed: binary_data"
+            )
+    assert start_times(served).items() >= before.items()
+
+
+@pytest.mark.parametrize(
+    "values", [{"text_input": ["a", "b"], "max_tokens": [2, 2]}, {"stream": True}]
+)
+def test_an_answer_of_several_parts_is_no_success_of_generate(
+    served: Stack, values: dict[str, Any]
+) -> None:
+    with client() as http:
+        url = f"{served.triton}/v2/models/ensemble/generate"
+        answer = http.post(url, json={"text_input": "a", "max_tokens": 3, **values})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("E1005 InvalidArgument: generate expects model")
+        assert http.post(url, json={"text_input": "a", "max_tokens": 3}).status_code == 200
+
+
 def test_a_million_chunks_end_no_process(served: Stack) -> None:
     before = start_times(served)
     head = b"POST /v2/models/tensorrt_llm/generate HTTP/1.1\r\nhost: localhost\r\n"

@@ -16,12 +16,29 @@ from cog_triton.door.connections import Connections
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import BACKLOG, Listener
 from cog_triton.door.message import Answer, Forward, Request, json_answer
+from cog_triton.door.model_tensors import ModelTensors, ServedModels
 from cog_triton.door.moderation import ReadModeration
 from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_table import Route, Upstreams
 from cog_triton.errors import CogTritonError
 from cog_triton.system.ports import bind
 
+TENSORS = ModelTensors(
+    {
+        "text_input": "BYTES",
+        "max_tokens": "INT32",
+        "input_ids": "INT32",
+        "input_lengths": "INT32",
+        "seed": "UINT64",
+        "stream": "BOOL",
+        "temperature": "FP32",
+        "prompt_embedding_table": "FP32",
+        "half": "FP16",
+        "bytes": "UINT8",
+        "mask": "UINT8",
+    },
+    frozenset({"text_output", "output_ids"}),
+)
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PATIENCE_S = 20.0
@@ -43,6 +60,13 @@ def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
         upstream.state.listens = True
         upstream.state._take(health)
     return Route(Upstreams(upstream), name)
+
+
+class OneModel(ServedModels):
+    """Models with the tensors of `TENSORS`, whatever they are called."""
+
+    async def tensors(self, upstream: Upstream, port: int, model: str) -> ModelTensors:
+        return TENSORS
 
 
 @dataclass

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from small_door import route_to
+from small_door import OneModel, route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
@@ -38,7 +38,7 @@ def refusal(port: str, body: bytes) -> str:
         gate: Any = {
             "cog": lambda: CogGate(*common, WebhookRelay(WebhookRules())),
             "openai": lambda: OpenAIGate(*common, metrics_public=False),
-            "triton": lambda: TritonGate(*common),
+            "triton": lambda: TritonGate(*common, OneModel()),
         }[port]()
         try:
             assert isinstance(

@@ -36,7 +36,7 @@ def test_private_models_are_in_no_list() -> None:
     assert found is not None
     assert json.loads(found.body) == {"model_stats": stats["model_stats"][-1:]}
     assert published_models(200, b"") is None
-    assert published_models(404, b'{"error": "no"}') is None
-    unknown = published_models(500, b'{"error": "no"}')
-    assert unknown is not None
-    assert unknown.status == 500
+    for status_ in (404, 500):
+        refused = published_models(status_, b'{"error": "no"}')
+        assert refused is not None
+        assert refused.status == status_

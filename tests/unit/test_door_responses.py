@@ -262,6 +262,38 @@ def test_a_short_response_may_be_replaced_whole() -> None:
     assert b" 503 " in run(main(b"xx"))  # shorter than it says: broken, and nothing was written
 
 
+def test_a_chunked_response_may_be_replaced_whole() -> None:
+    class Revising(PassGate):
+        async def decide(self, request: Request) -> Forward | Answer:
+            def revise(status: int, body: bytes) -> Answer | None:
+                return json_answer(400, "other") if body == b"ba0\r\n\r\nd" else None
+
+            return Forward(self.backends, self.port, "GET", b"/", [], b"", revise=revise)
+
+    async def main(*pieces: bytes, kind: bytes = b"application/json") -> bytes:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n" % kind)
+            writer.write(b"transfer-encoding: chunked\r\n\r\n")
+            for piece in pieces:
+                await asyncio.sleep(0.02)
+                writer.write(piece)
+            writer.close()
+
+        async with served(handler) as plain, opened(Revising(plain.gate.port)) as door:
+            return await door.ask(LAST)
+
+    bad = (b"2\r\nba\r\n", b"6\r\n0\r\n\r\n", b"d\r\n", b"0\r\n\r\n")
+    answer = run(main(*bad))
+    assert b" 400 " in answer
+    assert answer.endswith(b'"other"')
+    assert run(main(b"2\r\nok\r\n", b"0\r\n\r\n")).endswith(b"\r\n\r\n2\r\nok\r\n0\r\n\r\n")
+    assert run(main(*bad, kind=b"text/event-stream")).endswith(b"".join(bad))
+    long = b"50000\r\n%b\r\n" % (b"a" * 0x50000)
+    assert run(main(long, b"0\r\n\r\n")).endswith(long + b"0\r\n\r\n")
+    assert b" 503 " in run(main(*bad[:-1]))  # broken off, and nothing was written
+
+
 def test_requests_that_arrive_slowly_do_not_keep_others_out() -> None:
     async def main() -> None:
         async with served(echo, Limits(connections=20)) as door:

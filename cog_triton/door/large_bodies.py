@@ -14,7 +14,7 @@ from cog_triton.door.message import Refused
 from cog_triton.system.python_child import PythonChild
 
 T = TypeVar("T")
-_LARGE = 64 << 10
+LARGE = 64 << 10
 _MOST = 1 << 32
 _ANSWER_S = 30.0
 
@@ -33,7 +33,7 @@ class LargeBodies:
         Raises:
             Refused: 503, the process died, such as of too little memory, or does not answer.
         """
-        if size < _LARGE:
+        if size < LARGE:
             return function(*arguments)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "large-bodies")

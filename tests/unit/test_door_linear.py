@@ -1,0 +1,412 @@
+"""What the front door does to bytes of clients is linear in their number, and never long at once.
+
+CPU time of the thread is measured, not wall time, and the best of five runs counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from small_door import TENSORS, OneModel, route_to
+
+import cog_triton.door
+from cog_triton.door.access import Access
+from cog_triton.door.cog_gate import CogGate
+from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
+from cog_triton.door.large_bodies import LARGE, LargeBodies
+from cog_triton.door.limits import Limits
+from cog_triton.door.message import Forward, Headers, Refused, Request
+from cog_triton.door.openai_gate import OpenAIGate
+from cog_triton.door.request_parser import RequestParser
+from cog_triton.door.triton_bodies import rewritten_generation, rewritten_inference
+from cog_triton.door.triton_gate import TritonGate
+from cog_triton.door.webhooks import WebhookRules
+
+Pattern = re.Pattern[Any]
+RUNS = 5
+MOST_RATIO = 2.5
+"""CPU time at a size by that at half of it."""
+LEAST_S = 0.002
+"""Shorter runs are noise, and harmless."""
+LOOP_S = 0.020
+"""CPU time of the event loop that one request may hold at once."""
+RECEIVED = 256 << 10
+"""Bytes that a transport reads at once."""
+
+# Each byte, and the beginnings and separators of what the patterns look for.
+UNITS = [
+    *(bytes([byte]) for byte in range(256)),
+    *(rb"\"", rb"\\", b'""', b'"a"a', b'aa"aa"', rb'"\"', rb'\\"', rb"\u005c", b'"a\\', b'\\"a'),
+    *(
+        b"[[",
+        b"[]",
+        b"{}",
+        b'{"a":',
+        b"[1,",
+        b"[1],",
+        b"[1",
+        b"1,",
+        b"1.5e-3,",
+        b"]1[",
+        b"}{",
+        b"e1",
+    ),
+    *(b"key '", b"key 'a", b"'a", b"cog_triton_1", b"triton_python_backend_shm", b"E1005", b" E1"),
+    *(b"a:", b"a/", b"a ", b" a", b"a.", b"a@", b"a:1", b"://", b"http://", b"@a", b"A ", b"Ab "),
+    *(
+        b"0\r\n",
+        b"1\r\na\r\n",
+        b"\r\nevent: completed\n",
+        b'\r\nevent: completed\ndata: {"error":"',
+    ),
+    *(b"Prediction failed: ", b"Prediction failed: Aa bb cc: ", b"Worker crashed", b"Aa aa"),
+    *(b"/v2/models/", b"/versions/1", b"POST ", b"/predictions/", b"HTTP/1.1 ", b"GET a HTTP/1.1"),
+]
+STARTS = [b"", b'"', b"[" * 65 + b'"', b"[", b"key '", b"http://", b"GET ", b"[a", b'{"error":"']
+
+
+def modules() -> list[ModuleType]:
+    """The door's own, and what they import from the package."""
+    own = [
+        importlib.import_module(f"{cog_triton.door.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(cog_triton.door.__path__)
+        if found.name != "__main__"
+    ]
+    names = {
+        value.__module__
+        for module in own
+        for value in vars(module).values()
+        if isinstance(getattr(value, "__module__", None), str)
+        and value.__module__.startswith("cog_triton.")
+    }
+    return [*own, *(importlib.import_module(name) for name in sorted(names))]
+
+
+def patterns() -> dict[str, Pattern]:
+    """Every compiled pattern of those modules, once, by a name that tells where it is."""
+
+    def within(name: str, value: Any) -> Iterator[tuple[str, Pattern]]:
+        if isinstance(value, re.Pattern):
+            yield name, value
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from within(f"{name}[{key!r}]", item)
+        elif isinstance(value, tuple | list | set | frozenset):
+            for place, item in enumerate(value):
+                yield from within(f"{name}[{place}]", item)
+        elif isinstance(value, type):
+            members = value if issubclass(value, Enum) else ()
+            for member in members:
+                yield from within(f"{name}.{member.name}", member.value)
+            for key, item in vars(value).items():
+                if isinstance(item, re.Pattern):
+                    yield f"{name}.{key}", item
+
+    found: dict[Pattern, str] = {}
+    for module in modules():
+        short = module.__name__.removeprefix("cog_triton.")
+        for key, value in tuple(vars(module).items()):
+            for name, pattern in within(f"{short}.{key}", value):
+                found.setdefault(pattern, name)
+    return {name: pattern for pattern, name in found.items()}
+
+
+PATTERNS = patterns()
+
+
+def cpu_s(function: Callable[[], object], runs: int = RUNS) -> float:
+    best = float("inf")
+    for _ in range(runs):
+        started = time.thread_time()
+        function()
+        best = min(best, time.thread_time() - started)
+    return best
+
+
+def require_linear(
+    name: str, function: Callable[[bytes], object], body: bytes, half: bytes | None = None
+) -> None:
+    """At most 2.5 times the time of half of it; what is too fast to measure passes."""
+    half = body[: len(body) // 2] if half is None else half
+    best = best_half = float("inf")
+    for _ in range(RUNS):
+        best = min(best, cpu_s(lambda: function(body), runs=1))
+        if best < LEAST_S:
+            return
+        best_half = min(best_half, cpu_s(lambda: function(half), runs=1))
+        if best <= MOST_RATIO * best_half:
+            return
+    ratio = best / best_half
+    pytest.fail(f"{name}: {best:.3f} s for {body[:40]!r}...: {ratio:.1f} times that of half of it")
+
+
+def inputs(size: int) -> Iterator[bytes]:
+    for place, start in enumerate(STARTS):
+        for unit in UNITS if place < 2 else UNITS[256:]:
+            yield start + unit * (size // len(unit))
+    for unit in UNITS[256:]:  # nested, and closed at the end
+        yield b"[" * (size // 3) + unit * (size // 3 // len(unit)) + b"]" * (size // 3)
+
+
+def applied(name: str, pattern: Pattern) -> Callable[[bytes], object]:
+    """The ways in which the door's modules use a pattern; all, if they do not name it."""
+    called = rf"\b{name.rpartition('.')[2]}\.(\w+)"
+    sources = (Path(str(module.__file__)).read_text("utf-8") for module in modules())
+    ways = {way for source in sources for way in re.findall(called, source)}
+    anchored = bool(ways) and ways <= {"match", "fullmatch"}
+
+    def all_ways(body: bytes) -> None:
+        text: Any = body if isinstance(pattern.pattern, bytes) else body.decode("latin-1")
+        pattern.match(text)
+        pattern.fullmatch(text)
+        for _ in () if anchored else pattern.finditer(text):
+            pass
+
+    return all_ways
+
+
+def test_the_patterns_are_found_wherever_they_are() -> None:
+    names = "\n".join(PATTERNS)
+    for name in (
+        "door.json_body._LONG_NUMBER",
+        ".Numbers.FREE",
+        "door.triton_gate._SHM_KEY",
+        "door.message._HOST",
+        "door.webhook_proxy._LINE",
+        ".HTTP_URL",
+        "door.event_stream._LATE_CODE",
+    ):
+        assert name in names
+    assert len(PATTERNS) >= 20
+
+
+def test_a_pattern_that_backtracks_is_seen() -> None:
+    was = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+    with pytest.raises(pytest.fail.Exception, match="times that of half of it"):
+        require_linear("was", applied("was", was), b'"' + rb"\"" * (2 << 10))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_pattern_backtracks(name: str) -> None:
+    function = applied(name, PATTERNS[name])
+    for body in inputs(4 << 10):
+        require_linear(name, function, body)
+
+
+@pytest.mark.parametrize("numbers", Numbers)
+def test_bounds_of_json_are_found_in_linear_time(numbers: Numbers) -> None:
+    def bounded(body: bytes) -> None:
+        with _refusals():
+            require_bounded(body, JSONLimits(numbers=numbers))
+
+    size = Limits().body_bytes
+    for unit in (b'"', rb"\"", b"[1],", b"1,", b"]", b"e"):
+        require_linear("require_bounded", bounded, unit * (size // len(unit)))
+    for unit in (rb"\"", rb"\\", b'aa"aa"'):
+        require_linear("require_bounded", bounded, b'"' + unit * (size // len(unit)))
+    deep = b"[" * 60 + b"%b" + b"]" * 60
+    require_linear("deep", bounded, deep % (b"[1]" * (size // 3)), deep % (b"[1]" * (size // 6)))
+
+
+def test_bodies_for_triton_are_checked_in_linear_time() -> None:
+    limits = JSONLimits(numbers=Numbers.FREE)
+
+    def generation(body: bytes) -> None:
+        assert rewritten_generation(body, limits, TENSORS)
+
+    def inference(body: bytes) -> None:
+        assert rewritten_inference(body, b"", limits, TENSORS)
+
+    head = '{"inputs":[{"name":"temperature","datatype":"FP32","shape":[%d],"data":[%s]}]}'
+    for item, size in (("1", 4 << 20), ("-1.5e-30", 1 << 20)):
+
+        def sent(count: int, form: str, item: str = item) -> bytes:
+            numbers = ",".join([item] * count)
+            return (form % (count, numbers) if "%d" in form else form % numbers).encode()
+
+        count = size // len(item)
+        for function, form in ((generation, '{"temperature":[%s]}'), (inference, head)):
+            require_linear("numbers", function, sent(count, form), sent(count // 2, form))
+
+
+@pytest.mark.parametrize("port", ["cog", "openai", "triton", "infer"])
+def test_no_body_holds_the_event_loop(port: str) -> None:
+    """Of those below the size from which on they are for another process."""
+    path, gate = gates()[port]
+    for body in [*bodies(LARGE - 1), *crafted(LARGE - 1)]:
+        request = Request("POST", path, [], body)
+        slowest = held_s(gate, request)
+        assert slowest < LOOP_S, f"{slowest:.3f} s for {body[:60]!r}..., {len(body)} bytes"
+
+
+@pytest.mark.parametrize("port", ["cog", "openai", "triton"])
+def test_no_head_holds_the_event_loop(port: str) -> None:
+    path, gate = gates()[port]
+    size = Limits().header_bytes
+    for name in (b"host", b"origin", b"content-type", b"authorization", b"prefer", b"connection"):
+        for unit in UNITS:
+            headers: Headers = [(name, unit * (size // len(unit)))]
+            for one in (Request("POST", path, headers, b"{}"), Request("GET", path, headers, b"")):
+                assert held_s(gate, one, runs=1) < LOOP_S or held_s(gate, one) < LOOP_S
+    for unit in UNITS:
+        one = Request("POST", b"/" + unit * (size // len(unit)), [], b"{}")
+        assert held_s(gate, one, runs=1) < LOOP_S or held_s(gate, one) < LOOP_S
+
+
+def fed() -> Iterator[bytes]:
+    """What a transport may read at once, of one request or of many."""
+    chunked = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    long = b"POST / HTTP/1.1\r\ncontent-length: 8000000\r\n\r\n"
+    upgrade = b"GET / HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+    get = b"GET / HTTP/1.1\r\n"
+    for start, unit in (
+        (b"", get + b"\r\n"),
+        (b"", upgrade),
+        (b"", upgrade[:-2] + b"a: b\r\n" * 90 + b"\r\n"),
+        (b"", b"\r\n"),
+        (chunked, b"1\r\na\r\n"),
+        (chunked, b"1;a=b\r\na\r\n"),
+        (chunked, b"10\r\n" + b"a" * 16 + b"\r\n"),
+        (chunked + b"0\r\n", b"a:b\r\n"),
+        (long, b"a"),
+        (get, b"a:\r\n"),
+        (get, b"a:" + b"b" * 300 + b"\r\n"),
+        (b"GET /", b"a"),
+        (get + b"a: ", b"b"),
+    ):
+        yield (start + unit * (RECEIVED // len(unit)))[:RECEIVED]
+
+
+def test_no_bytes_that_arrive_hold_the_event_loop() -> None:
+    for data in fed():
+
+        def feed(data: bytes = data) -> None:
+            with _refusals():
+                RequestParser(Limits(), "", lambda count: True).feed(data)
+
+        slowest = cpu_s(feed)
+        assert slowest < LOOP_S, f"{slowest:.3f} s for {data[:60]!r}..."
+        require_linear("feed", lambda data: feed(data), data)
+
+
+class _refusals:  # noqa: N801 - a context manager, as contextlib has them
+    """Context in which a refusal is as good as a success."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> bool:
+        return isinstance(error, Refused | ValueError | Exception) and "E1" in str(error)
+
+
+def gates() -> dict[str, tuple[bytes, Any]]:
+    """Each port's way in, and its gate; a large body has no process to go to."""
+
+    class Here(LargeBodies):
+        async def run(self, size: int, function: Any, *arguments: object) -> Any:
+            assert size < LARGE or function.__name__ == "inflated"
+            return function(*arguments)
+
+    route = route_to(status="READY")
+    names = "prompt messages system_prompt max_tokens min_tokens temperature top_p top_k seed"
+    names += " stop_sequences presence_penalty frequency_penalty repetition_penalty model"
+    names += " length_penalty prompt_template return_token_ids"
+    route.upstream.state._inputs = frozenset(names.split())
+    common = (route, Access(None, loopback=True), Limits(), Here())
+    triton = TritonGate(*common, OneModel())
+    return {
+        "cog": (b"/predictions", CogGate(*common, WebhookRules())),
+        "openai": (b"/v1/chat/completions", OpenAIGate(*common, metrics_public=False)),
+        "triton": (b"/v2/models/m/generate", triton),
+        "infer": (b"/v2/models/m/infer", triton),
+    }
+
+
+def held_s(gate: Any, request: Request, runs: int = RUNS) -> float:
+    """CPU time of the loop's thread for a decision, and for what is written on."""
+
+    async def decide() -> None:
+        try:
+            found = await gate.decide(request)
+        except Refused as refused:
+            found = gate.refusal(refused.status, refused.error)
+        if isinstance(found, Forward):
+            found.encoded()
+
+    loop = asyncio.new_event_loop()
+    try:
+        return cpu_s(lambda: loop.run_until_complete(decide()), runs)
+    finally:
+        loop.close()
+
+
+def bodies(size: int) -> Iterator[bytes]:
+    """Bodies of adversarial units, bare and as values of what the ports take."""
+    for start in (b"", b'"', b"[" * 65 + b'"', b'{"input":{"prompt":"', b'{"a":['):
+        for unit in UNITS[256:]:
+            yield (start + unit * (size // len(unit)))[:size]
+        for unit in (b'"', b"\\", b"[", b"]", b"{", b",", b"0", b"9", b"e", b"\xff", b" ", b"a"):
+            yield (start + unit * size)[:size]
+
+
+def crafted(size: int) -> Iterator[bytes]:
+    """JSON that is whole, with as much in it as fits."""
+
+    def filled(start: str, items: Iterator[str], end: str) -> bytes:
+        found, room = [], size - len(start) - len(end)
+        for item in items:
+            room -= len(item) + 1
+            if room < 0:
+                break
+            found.append(item)
+        return (start + ",".join(found) + end).encode()
+
+    forever = range(1 << 20)
+    for start, end in (
+        ("{", "}"),
+        ('{"input":{', "}}"),
+        ('{"parameters":{', "}}"),
+        ('{"inputs":[],"parameters":{', "}}"),
+    ):
+        yield filled(start, (f'"a{i}":1' for i in forever), end)
+        yield filled(start, (f'"{"".join(sorted(str(i) * 3))}max_tokens":1' for i in forever), end)
+        # Words of all letters of known ones, in another order: the worst for difflib.
+        for word in ("snekot_xam_xam", "erutarepmet", "ytlanep_noititeper", "ecnesop_pytlanre"):
+            yield filled(start, (f'"{word}{i % 97}{word[i % 11 :]}":1' for i in forever), end)
+        yield filled(start, (f'"b{i}":[{{"c":[]}}]' for i in forever), end)
+    for start, end in (
+        ('{"input":{"messages":[', "]}}"),
+        ('{"messages":[', "]}"),
+        ('{"input_ids":[', "]}"),
+        ('{"webhook":[', "]}"),
+        ('{"inputs":[', "]}"),
+        ('{"inputs":[{"name":"input_ids","datatype":"INT32","shape":[', "]}]}"),
+        ('{"inputs":[{"name":"input_ids","datatype":"INT32","shape":[9],"data":[', "]}]}"),
+    ):
+        for item in (
+            "1",
+            "[]",
+            "{}",
+            '""',
+            "[[1]]",
+            "1e-9",
+            '{"name":"a"}',
+            "9" * 4000,
+            "0." + "1" * 9000,
+        ):
+            yield filled(start, (item for _ in forever), end)
+    for value in ('"' + "a" * (size - 200) + '"', '"' + "\\u0041" * (size // 8) + '"'):
+        for key in ("webhook", "input", "id", "text_input", "prompt", "model"):
+            yield f'{{"{key}":{value}}}'.encode()[:size]
+    yield json.dumps({"webhook": "http://" + "a" * (size - 100) + "@"}).encode()
+    yield json.dumps({"webhook": "http://127.0.0.1/" + "a:" * (size // 3)}).encode()

@@ -13,7 +13,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import ClassVar
+
+# A comparison takes as long as the product of both lengths.
+_MOST_CHARACTERS = 96
+_MOST_NAMES = 1024
 
 
 class CogTritonError(Exception):
@@ -334,8 +339,14 @@ def from_text(text: str) -> CogTritonError | None:
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A ``; did you mean ...?`` suffix naming the closest of `known`, or ``""``."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    """A ``; did you mean ...?`` suffix naming the closest of `known`, or ``""``.
+
+    Nothing is near a word of more than 96 characters, and 1024 of `known` are compared at most.
+    """
+    if len(word) > _MOST_CHARACTERS:
+        return ""
+    names = [name for name in islice(known, _MOST_NAMES) if len(name) <= _MOST_CHARACTERS]
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from typing_extensions import Self
 
 from cog_triton.errors import EngineCorrupt
+from cog_triton.system.printable import printable, shortened
 
 CONFIG_NAME = "config.json"
 TENSORRT_LLM = "tensorrt_llm"
@@ -178,8 +179,8 @@ def parse(text: bytes, origin: str) -> EngineConfig:
         return EngineConfig.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        value = "missing" if first["type"] == "missing" else repr(first["input"])[:80]
+        where = ".".join(printable(str(part)[:80]) for part in first["loc"])
+        value = "missing" if first["type"] == "missing" else shortened(first["input"])
         rule = first["msg"].removeprefix("Value error, ")
         raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
 

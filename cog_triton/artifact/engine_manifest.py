@@ -25,9 +25,11 @@ from typing_extensions import Self
 
 from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.errors import EngineCorrupt
-from cog_triton.system.printable import printable
+from cog_triton.system.printable import printable, shortened
 
 MANIFEST_NAME = "cog-triton.json"
+MAX_TEXT = 16 << 20
+"""Most bytes of a manifest, or of an engine's config.json."""
 _CHUNK = 1 << 20
 _SCHEMA_2 = ("runtime", "lora_adapters", "draft")
 DRAFT_DIRECTORY = "draft"
@@ -124,7 +126,8 @@ def load(engine_dir: Path) -> Manifest | None:
     """
     path = engine_dir / MANIFEST_NAME
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_TEXT + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -138,12 +141,14 @@ def parse(text: bytes, origin: str) -> Manifest:
     Raises:
         EngineCorrupt: names the key, its value and the rule.
     """
+    if len(text) > MAX_TEXT:
+        raise EngineCorrupt(f"{origin}: has over {MAX_TEXT} bytes")
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        value = repr(first["input"])[:80]
+        where = ".".join(printable(str(part)[:80]) for part in first["loc"]) or "the document"
+        value = shortened(first["input"])
         rule = first["msg"].removeprefix("Value error, ")
         if where == "schema":
             rule = "must be 1 or 2; a later version of cog-triton wrote it, and reads it"

@@ -50,10 +50,13 @@ def pack(
 
     Raises:
         InvalidArgument: another suffix.
+        EngineCorrupt: a name as `tar_members.check_name` refuses it.
         DiskFull: no space; an existing tar stays, as after any error.
         BuildStepFailed: a file changed while it was packed.
     """
     form = tar_compression.by_name(tar_path)
+    for name in members:
+        tar_members.check_name(name)
     total = sum(map(size_of, members.values()))
     entries: dict[str, FileEntry] = {}
     with (

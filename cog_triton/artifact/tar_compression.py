@@ -19,6 +19,7 @@ Form = Literal["tar", "gzip", "zstd"]
 SUFFIXES: dict[str, Form] = {".tar": "tar", ".tar.gz": "gzip", ".tgz": "gzip", ".tar.zst": "zstd"}
 
 _PIECE = 1 << 20
+_MAX_PIECES_AFTER = 64
 _GZIP = b"\x1f\x8b"
 _GZIP_LEVEL = 1  # weights hardly compress: a higher level costs time and gains nothing
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -110,8 +111,10 @@ def decompressing(file: io.BufferedReader) -> Iterator[Source]:
         return
     with gzip.GzipFile(fileobj=file) if form == "gzip" else _zstd_file(file, head) as unpacked:
         yield unpacked
-        while unpacked.read(_PIECE):
-            pass  # the checksum comes last
+        for _ in range(_MAX_PIECES_AFTER):
+            if not unpacked.read(_PIECE):
+                return  # the checksum comes last
+        raise tarfile.ReadError(f"goes on for {_MAX_PIECES_AFTER} MiB after the tar's end")
 
 
 def _zstd_file(file: io.BufferedReader, head: bytes) -> zstd.ZstdFile:

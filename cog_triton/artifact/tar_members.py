@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -17,9 +18,16 @@ from typing_extensions import Buffer, Self
 from cog_triton.artifact import tar_compression
 from cog_triton.artifact.tar_compression import Source
 from cog_triton.errors import EngineCorrupt
+from cog_triton.system.printable import shortened
 
 MAX_MEMBERS = 1 << 16
-_MAX_HEADER = 1 << 20
+_MAX_HEADER = 1 << 16
+_MAX_READS = 16
+"""Reads for the headers of one member: a global, an own and two long names take ten."""
+_MAX_GLOBAL = 64
+_MAX_NAME, _MAX_PART, _MAX_DEPTH = 1024, 255, 32
+_RECORD = re.compile(rb"(\d{1,7}) ([^=\n]{1,255})=")
+_DIGITS = re.compile(rb"\d{65}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +50,21 @@ def read(tar_path: Path) -> Iterator[Member]:
 
     Raises:
         EngineCorrupt: no readable tar, cut short, without files, or an unsafe member: one that
-            leaves the directory, is there twice, or is no file, directory or link that points
-            down. Names the tar, or the member.
+            leaves the directory, has a name as `check_name` refuses it, is there twice, or is no
+            file, directory or link that points down. Names the tar, or the member.
     """
     names = _Names()
     with (
         coded_errors(tar_path),
         tar_path.open("rb") as file,
         tar_compression.decompressing(file) as plain,
-        tarfile.open(fileobj=_Headers(plain), mode="r:", tarinfo=_Header) as tar,
+        tarfile.open(fileobj=(headers := _Headers(plain)), mode="r:", tarinfo=_Header) as tar,
     ):
-        for header in tar:
+        while (header := tar.next()) is not None:
+            tar.members.clear()  # tarfile keeps all of them, and their headers
+            headers.begin_member()
+            if len(tar.pax_headers) > _MAX_GLOBAL:
+                raise tarfile.HeaderError(f"more than {_MAX_GLOBAL} global keywords")
             name = names.add(header)
             if header.issym():
                 yield Member(name, link=_link_target(header))
@@ -70,10 +82,31 @@ def coded_errors(tar_path: Path) -> Iterator[None]:
     """Context that turns errors of reading the tar at `tar_path` into EngineCorrupt."""
     try:
         yield
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError) as error:
+    except _UNREADABLE as error:
         raise EngineCorrupt(f"{tar_path}: not a whole, readable tar: {error}") from error
     except OSError as error:
         raise EngineCorrupt(f"{tar_path}: cannot be read: {error.strerror}") from error
+
+
+# The last three are what tarfile lets through of numbers and texts that are none, or too large.
+_UNREADABLE = (
+    *(tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError),
+    *(ValueError, OverflowError, RecursionError),
+)
+
+
+def check_name(name: str) -> None:
+    """Raise EngineCorrupt for a name that no file system holds, or that no terminal shows."""
+    if not name.isprintable():
+        raise EngineCorrupt(f"member {shortened(name)} has control or unprintable characters")
+    parts = name.split("/")
+    if len(name.encode()) > _MAX_NAME or max(len(p.encode()) for p in parts) > _MAX_PART:
+        raise EngineCorrupt(
+            f"member {shortened(name)} has a name of more than {_MAX_NAME} bytes, or {_MAX_PART} of"
+            " a directory or file"
+        )
+    if len(parts) > _MAX_DEPTH:
+        raise EngineCorrupt(f"member {shortened(name)} is more than {_MAX_DEPTH} levels deep")
 
 
 class _Header(tarfile.TarInfo):
@@ -88,25 +121,60 @@ class _Header(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"at byte {tarfile_.offset}: {error}") from error
 
+    def _proc_pax(self, tarfile_: tarfile.TarFile) -> tarfile.TarInfo:
+        """Have the records checked before tarfile searches them, which takes it quadratic time."""
+        assert isinstance(tarfile_.fileobj, _Headers)
+        tarfile_.fileobj.expects_pax = True
+        return super()._proc_pax(tarfile_)  # type: ignore[misc,no-any-return]
+
 
 class _Headers:
     """File object for tarfile alone, which reads long names whole, whatever size they claim.
 
-    `_Content` reads the members past it, so all that is read here is headers. The bound is here
-    since tarfile's inner calls differ between the patch releases of Python.
+    `_Content` reads the members past it, so all that is read here is headers. The bounds are here
+    since tarfile's inner calls differ between the patch releases of Python. tarfile calls itself
+    for each of the headers of a member, so they are counted.
     """
 
     def __init__(self, plain: Source) -> None:
         self._plain = plain
+        self._reads = 0
+        self.expects_pax = False
         self.seek, self.tell = plain.seek, plain.tell
         self.write, self.close = plain.write, plain.close
 
+    def begin_member(self) -> None:
+        """Expect the headers of the next member."""
+        self._reads = 0
+
     def read(self, size: int) -> bytes:
+        self._reads += 1
+        if self._reads > _MAX_READS:
+            raise tarfile.HeaderError("a member with too many headers")
         if size < 0:
             raise tarfile.HeaderError(f"a header of {size} bytes")
         if size > _MAX_HEADER:
             raise tarfile.HeaderError(f"a header of {size} bytes, over {_MAX_HEADER}")
-        return self._plain.read(size)
+        data = self._plain.read(size)
+        if self.expects_pax:
+            self.expects_pax = False
+            _check_pax(data)
+        return data
+
+
+def _check_pax(data: bytes) -> None:
+    """Refuse extended headers (POSIX pax) that are not whole records, or of a sparse file."""
+    at = 0
+    while at < len(data) and data[at]:
+        record = _RECORD.match(data, at)
+        end = at + int(record[1]) if record else at
+        if record is None or end <= record.end() or data[end - 1 : end] != b"\n":
+            raise tarfile.HeaderError(f"no extended header at byte {at} of one")
+        if record[2].startswith(b"GNU.sparse"):
+            raise tarfile.HeaderError("a sparse file")
+        at = end
+    if _DIGITS.search(data):
+        raise tarfile.HeaderError("an extended header with a number of more than 64 digits")
 
 
 class _Names:
@@ -121,10 +189,13 @@ class _Names:
         """Record a member; returns its name, or refuses its kind or place."""
         if header.issparse() or not (header.isreg() or header.isdir() or header.issym()):
             raise EngineCorrupt(
-                f"member {header.name!r} is a hard link, device, pipe or sparse file"
+                f"member {shortened(header.name)} is a hard link, device, pipe or sparse file"
             )
+        check_name(header.name)
+        if header.size < 0:
+            raise EngineCorrupt(f"member {header.name!r} has {header.size} bytes")
         path = PurePosixPath(header.name)
-        if path.is_absolute() or ".." in path.parts or "\0" in header.name:
+        if path.is_absolute() or ".." in path.parts:
             raise EngineCorrupt(f"member {header.name!r} leaves the engine directory")
         parents = {str(parent) for parent in path.parents}
         if parents & self.files or parents & self.links:
@@ -143,8 +214,9 @@ class _Names:
 
 def _link_target(header: tarfile.TarInfo) -> str:
     """Target of a link; only those that point down are safe in any chain."""
+    check_name(header.linkname)
     aim = PurePosixPath(header.linkname)
-    if aim.is_absolute() or ".." in aim.parts:
+    if not header.linkname or aim.is_absolute() or ".." in aim.parts:
         raise EngineCorrupt(f"member {header.name!r} links to {header.linkname!r}, outside")
     return header.linkname
 

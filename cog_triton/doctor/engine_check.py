@@ -7,15 +7,13 @@ from pathlib import Path
 from cog_triton.artifact import compatibility, engine_config, engine_manifest, tar_members
 from cog_triton.artifact.compatibility import Needs
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
 from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.engines.registry import FAMILIES, open_engine
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.system.machine import Machine
 from cog_triton.system.printable import printable
-
-_MAX_TEXT = 16 << 20
 
 
 def needs_of(path: Path) -> Needs:
@@ -60,7 +58,7 @@ def _of_tar(path: Path) -> Needs:
     for member in tar_members.read(path):
         if member.content is not None:
             sizes[member.name] = member.size
-            if member.name in (CONFIG_NAME, MANIFEST_NAME) and member.size <= _MAX_TEXT:
+            if member.name in (CONFIG_NAME, MANIFEST_NAME) and member.size <= MAX_TEXT:
                 texts[member.name] = member.content.readall() or b""
     if MANIFEST_NAME in texts:
         manifest = engine_manifest.parse(texts[MANIFEST_NAME], f"{path}: {MANIFEST_NAME}")

@@ -10,12 +10,10 @@ from typing import Literal
 from cog_triton.artifact import engine_manifest, tar_compression, tar_members
 from cog_triton.artifact.checksums import Readable, hashing
 from cog_triton.artifact.engine_config import CONFIG_NAME
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT, FileEntry
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.oci.reference import Reference
 from cog_triton.system.printable import printable
-
-_MAX_TEXT = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +100,8 @@ def _collect(
                 while piece := sums.read(content):
                     if kept is not None:
                         kept += piece
-                        if len(kept) > _MAX_TEXT:
-                            raise EngineCorrupt(f"{path}: {name} has over {_MAX_TEXT} bytes")
+                        if len(kept) > MAX_TEXT:
+                            raise EngineCorrupt(f"{path}: {name} has over {MAX_TEXT} bytes")
             except OSError as error:
                 raise EngineCorrupt(
                     f"{path}: {printable(name)}: cannot be read: {error.strerror}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cog_triton.artifact import tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME
+from cog_triton.artifact.engine_manifest import MAX_TEXT
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
@@ -248,8 +249,8 @@ def _family_of_tar(name: ModelName) -> str | None:
     for member in tar_members.read(name.path):
         if member.name == CONFIG_NAME and member.content is not None:
             try:
-                value = json.loads(member.content.read(member.size))
-            except ValueError:
+                value = json.loads(member.content.read(MAX_TEXT))
+            except (ValueError, RecursionError):
                 return None
             its = value.get("engine") if isinstance(value, dict) else None
             return its if isinstance(its, str) else None

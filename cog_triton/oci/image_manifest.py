@@ -85,7 +85,7 @@ def parse(body: bytes, origin: str) -> Image:
         image = Image.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
+        where = ".".join(printable(str(part)[:80]) for part in first["loc"]) or "the document"
         raise EngineCorrupt(f"{origin}: its manifest: {where}: {first['msg']}") from None
     for layer in image.layers:
         if layer.mediaType not in _LAYERS:

@@ -1,6 +1,10 @@
-"""Names from files and clients as text that cannot control a terminal."""
+"""Names and values from files and clients: safe for a terminal, and no longer than is shown."""
 
 from __future__ import annotations
+
+from itertools import islice
+
+_SHOWN = 80
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -8,3 +12,20 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def shortened(value: object) -> str:
+    """The repr of `value` in at most 80 characters, without making all of it."""
+    text = repr(_start(value))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _start(value: object) -> object:
+    """What `value` begins with, longer than is shown: the repr of 32768 floats takes 0.3 s."""
+    if isinstance(value, str):
+        return value[:_SHOWN]
+    if isinstance(value, list):
+        return [_start(item) for item in value[:_SHOWN]]
+    if isinstance(value, dict):
+        return {_start(key): _start(item) for key, item in islice(value.items(), _SHOWN)}
+    return value

@@ -1,0 +1,243 @@
+"""Hostile tars: whatever their headers say, unpacking ends with a code, within time and memory."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from backports import zstd
+from sample_engines import pack
+from test_engine_manifest import engine
+
+from cog_triton.artifact import engine_manifest, engine_tar
+from cog_triton.artifact.engine_manifest import MAX_TEXT
+from cog_triton.errors import EngineCorrupt
+
+SEED = 20261123
+
+
+def header(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, link: str = "") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.linkname = kind, size, link
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def block(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+def extended(records: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return header("pax", kind, len(records)) + block(records)
+
+
+def record(key: str, value: str | bytes) -> bytes:
+    rest = (
+        b" " + key.encode() + b"=" + (value.encode() if isinstance(value, str) else value) + b"\n"
+    )
+    length = len(rest) + 1
+    while length != len(str(length)) + len(rest):
+        length = len(str(length)) + len(rest)
+    return str(length).encode() + rest
+
+
+def long_name(name: bytes) -> bytes:
+    return header("././@LongLink", tarfile.GNUTYPE_LONGNAME, len(name)) + block(name)
+
+
+END = bytes(1024)
+FILE = header("a")
+HOSTILE: dict[str, bytes] = {
+    "chained long names": long_name(b"a\0") * 2000 + FILE,
+    "chained extended headers": extended(record("path", "a")) * 2000 + FILE,
+    "chained global headers": extended(record("comment", "a"), tarfile.XGLTYPE) * 2000 + FILE,
+    "global keywords": extended(
+        b"".join(record(f"k{number}", "v") for number in range(65)), tarfile.XGLTYPE
+    )
+    + FILE,
+    "a part over the file system's limit": header("b" * 256),
+    "a name over the file system's limit": long_name(b"/".join([b"c" * 200] * 25)) + FILE,
+    "a deep name": long_name(b"d/" * 200 + b"d") + FILE,
+    "a link over the file system's limit": header("l", tarfile.SYMTYPE, link="m" * 300),
+    "an empty link": header("l", tarfile.SYMTYPE),
+    "escape in a name": header("a\x1b[2Jb"),
+    "line end in a name": header("a\nEVERYTHING IS FINE"),
+    "escape in a link": header("l", tarfile.SYMTYPE, link="\x1b]0;x\x07"),
+    "bidirectional override": header("a\u202egnp.exe"),
+    "undecodable name": header("a\udcff"),
+    "NUL in an extended name": extended(record("path", "a\0b")) + FILE,
+    "negative size": extended(record("size", "-5")) + FILE + block(b"abc"),
+    "size beyond any file": extended(record("size", "9" * 60)) + FILE,
+    "size of 5000 digits": extended(record("size", "9" * 5000)) + FILE,
+    "offset beyond a C integer": extended(record("size", str(1 << 70))) + FILE + header("b"),
+    "digits without an end": extended(b"1" * 60_000) + FILE,
+    "records that look for their end": extended(b"5 aa\n" * 12_000) + FILE,
+    "record beyond its header": extended(b"999999 path=a\n") + FILE,
+    "record of no length": extended(b"0 path=a\n") + FILE,
+    "charset that is none": extended(record("hdrcharset", b"\xff\xfe")) + FILE,
+    "large extended header": extended(record("comment", "x" * 900_000)) + FILE,
+    "sparse map": extended(record("GNU.sparse.map", "1,2,x")) + FILE,
+    "sparse numbers": extended(record("GNU.sparse.size", "x") + record("GNU.sparse.offset", "y"))
+    + FILE,
+    "sparse 1.0": extended(record("GNU.sparse.major", "1") + record("GNU.sparse.minor", "0"))
+    + header("s", size=512)
+    + block(b"99999999\n" + b"x"),
+}
+
+
+def refused(content: bytes, directory: Path) -> EngineCorrupt:
+    """The error of unpacking; nothing is left beside the tar, and little memory was used."""
+    tar = directory / "hostile.tar"
+    tar.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(EngineCorrupt) as caught:
+            engine_tar.unpack(tar, directory / "out")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert [path.name for path in directory.iterdir()] == ["hostile.tar"]
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+    return caught.value
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_a_hostile_header_is_refused(name: str, tmp_path: Path) -> None:
+    started = time.thread_time()
+    refused(HOSTILE[name] + END, tmp_path)
+    assert time.thread_time() - started < 5
+
+
+def test_names_of_other_scripts_are_kept(tmp_path: Path) -> None:
+    tar = tmp_path / "x.tar"
+    with tarfile.open(tar, "w") as file:
+        for name in ("größe.bin", "日本/モデル.bin", "with space"):
+            file.addfile(tarfile.TarInfo(name), io.BytesIO())
+    engine_tar.unpack(tar, tmp_path / "out")
+    assert (tmp_path / "out" / "日本" / "モデル.bin").is_file()
+
+
+def test_headers_are_forgotten_with_their_members(tmp_path: Path) -> None:
+    with zstd.open(tmp_path / "x.tar.zst", "wb") as file:
+        for number in range(4000):
+            file.write(extended(record("comment", "x" * 60_000)) + header(f"f{number}"))
+        file.write(END)
+    (tmp_path / "fresh").mkdir()
+    tracemalloc.start()
+    engine_tar.extract(tmp_path / "x.tar.zst", tmp_path / "fresh")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(list((tmp_path / "fresh").iterdir())) == 4000
+    assert peak < 32 << 20  # all of them together are 240 MB
+
+
+def test_what_follows_the_end_is_bounded(tmp_path: Path) -> None:
+    with zstd.open(tmp_path / "x.tar.zst", "wb") as file:
+        file.write(FILE + END)
+        for _ in range(200):
+            file.write(bytes(1 << 20))
+    with pytest.raises(EngineCorrupt, match="goes on for 64 MiB after the tar's end"):
+        engine_tar.unpack(tmp_path / "x.tar.zst", tmp_path / "out")
+
+
+def test_a_large_manifest_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "cog-triton.json").open("wb") as file:
+        file.truncate(4 << 30)
+    with pytest.raises(EngineCorrupt, match=f"has over {MAX_TEXT} bytes"):
+        engine_manifest.load(tmp_path)
+
+
+def test_a_manifest_cannot_control_the_terminal(tmp_path: Path) -> None:
+    text = '{"engine": "e", "files": {"a\\u001b[2J\\nfine": {"size": "x"}}}'
+    with pytest.raises(EngineCorrupt) as caught:
+        engine_manifest.parse(text.encode(), "m")
+    assert str(caught.value).isprintable()
+
+
+def test_an_unprintable_name_is_not_packed(tmp_path: Path) -> None:
+    with pytest.raises(EngineCorrupt, match=r"'a\\x1b' has control"):
+        engine_tar.pack({"a\x1b": b""}, tmp_path / "x.tar", lambda _: None)  # type: ignore[arg-type,return-value]
+    assert list(tmp_path.iterdir()) == []
+
+
+def _set_field(data: bytearray, rng: random.Random, at: int) -> None:
+    fields = [(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155)]
+    start, length = rng.choice(fields)
+    kinds = b"0123456789xgXLKSDVMN\0AZ"
+    value = rng.choice(
+        [
+            rng.randbytes(length),
+            b"\x80" + rng.randbytes(length - 1) if length > 1 else bytes([rng.choice(kinds)]),
+            b"\xff" * length,
+            b"7" * length,
+            bytes([rng.choice(kinds)]) * length,
+            b"../" * (length // 3),
+        ]
+    )
+    data[at + start : at + start + len(value)] = value
+    data[at + 148 : at + 156] = b"        "
+    data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+
+
+def _mutated(content: bytes, rng: random.Random) -> bytes:
+    data = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(0, max(len(data) // 512, 1)) * 512
+        change = rng.randrange(5)
+        if change < 2:
+            _set_field(data, rng, at)
+        elif change == 2:
+            data[at : at + rng.choice([1, 20, 512])] = rng.randbytes(rng.choice([1, 20, 512]))
+        elif change == 3:
+            data[at:at] = data[: rng.randrange(4) * 512] * rng.choice([1, 50])
+        else:
+            del data[at : at + 512 * rng.randrange(3)]
+    return bytes(data)
+
+
+def _sources(tmp_path: Path) -> list[Callable[[], bytes]]:
+    engine(tmp_path / "engine")
+    content = pack(tmp_path / "engine", tmp_path / "engine.tar").read_bytes()
+    headers = b"".join(
+        [
+            long_name(b"long/" * 20),
+            FILE,
+            extended(record("path", "größe") + record("size", "3") + record("mtime", "1.5")),
+            header("b", size=3) + block(b"abc"),
+            extended(record("comment", "all"), tarfile.XGLTYPE),
+            header("l", tarfile.SYMTYPE, link="b"),
+            END,
+        ]
+    )
+    return [lambda: content, lambda: headers]
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_mutated_tars_end_with_a_code(suffix: str, tmp_path: Path) -> None:
+    """Any of 400 either unpacks below its directory, or is refused with E1306."""
+    rng = random.Random(SEED)
+    sources = _sources(tmp_path)
+    place = tmp_path / "place"
+    place.mkdir()
+    refused = []
+    for _ in range(400):
+        data = _mutated(rng.choice(sources)(), rng)
+        tar = tmp_path / f"m.tar{suffix}"
+        tar.write_bytes(zstd.compress(data, 1) if suffix else data)
+        if suffix and rng.random() < 0.3:
+            spoilt = bytearray(tar.read_bytes())
+            spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+            tar.write_bytes(bytes(spoilt))
+        try:
+            engine_tar.unpack(tar, place / "out")
+        except EngineCorrupt as error:
+            refused.append(str(error))
+        assert {path.name for path in place.iterdir()} <= {"out"}
+    assert all(map(str.isprintable, refused))
+    assert 200 < len(refused) < 400

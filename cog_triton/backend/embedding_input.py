@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
+from cog_triton.text import client_json
 
 NAME = "embedding_request"
 _KNOWN = ("input", "pooling_params")
@@ -21,7 +21,7 @@ def parse_embedding_request(text: str) -> EmbeddingRequest:
     of one.
     """
     try:
-        values = json.loads(text)
+        values = client_json.parse(text)
     except ValueError as error:
         raise InvalidArgument(f"{NAME}: not JSON: {error}") from error
     _check_names(values, NAME, (*_KNOWN, *_WITHOUT_EFFECT))

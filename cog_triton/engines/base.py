@@ -30,7 +30,7 @@ from cog_triton.engines.resume_rules import ResumeRules
 NOT_OPTIONS = frozenset({"coalesce", "engine_dir", REGISTRY})
 """Parameters of a rendered engine model that are no options of its engine."""
 _TRITON_ENDS = re.compile(
-    r"Stub process .* is not healthy|stopped accepting new inference requests"
+    r"Stub process .{0,200} is not healthy|stopped accepting new inference requests"
     r"|Request for unknown model"
 )
 """What Triton says of a model whose stub has died, or while it stops."""

@@ -7,6 +7,7 @@ WebP (RFC 9649 section 2), GIF89a section 18.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -15,6 +16,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 # Frame headers of JPEG; of the markers between them, C4, C8 and CC are something else.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_FILL = re.compile(rb"\xff*")
 _MOST_SEGMENTS = 1000
 
 
@@ -61,8 +63,7 @@ def _jpeg(data: bytes) -> ImageHeader:
     for _ in range(_MOST_SEGMENTS):
         if _exactly(data, at, 1) != b"\xff":
             break
-        while data[at : at + 1] == b"\xff":  # fill bytes
-            at += 1
+        at = _FILL.match(data, at).end()  # type: ignore[union-attr]  # it matches nothing, too
         marker = _exactly(data, at, 1)[0]
         at += 1
         if marker in _ALONE:

@@ -247,12 +247,11 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         stop_sequences = inputs.stop_sequences
         if inputs.lora_name:
             runtime.require_adapter(inputs.lora_name)
-        stops = parse_stop_sequences(
-            settings.stop_sequences if stop_sequences is None else stop_sequences
-        )
-        if stop_sequences is not None:
+        if stop_sequences is None:
+            stops = parse_stop_sequences(settings.stop_sequences)
+        else:
             limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
-            limits.check("stop_sequences", stops)
+            stops = limits.parse("stop_sequences", stop_sequences)
         return runtime.generator.plan(
             runtime.generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
             sampling,

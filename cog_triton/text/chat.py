@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from cog_triton.errors import BadMessages, InvalidArgument, nearest
-from cog_triton.system.log_notes import log_once
+from cog_triton.system.log_notes import UnknownNames
+from cog_triton.system.printable import shortened
 from cog_triton.text import tool_messages
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.image_messages import ImageForm, ImageURL, parse_image_part
@@ -62,7 +63,10 @@ def parse_messages(
         if isinstance(item, dict) and isinstance(item.get("content"), list):
             _check_count(f"messages[{place}].content", item["content"], most)
     tool_messages.check_value_count(value)
-    messages = [_message(f"messages[{place}]", item, images) for place, item in enumerate(value)]
+    unknown = UnknownNames(_log, "message key", [*_KEYS, *_EMPTY_ONLY])
+    messages = [
+        _message(f"messages[{place}]", item, images, unknown) for place, item in enumerate(value)
+    ]
     if not any(_says(message["content"]) or "tool_calls" in message for message in messages):
         raise BadMessages("messages: every content is blank; there is nothing to answer")
     return messages
@@ -101,15 +105,16 @@ def _says(content: str | list[Message]) -> bool:
     return bool(content.strip() if isinstance(content, str) else content)
 
 
-def _message(where: str, value: object, images: list[ImageURL] | None) -> Message:
+def _message(
+    where: str, value: object, images: list[ImageURL] | None, unknown: UnknownNames
+) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"{where}: must be an object with role and content, not {_kind(value)}")
     given = {key: item for key, item in value.items() if item is not None and item != []}
     for key in value:
-        if key not in (*_KEYS, *_EMPTY_ONLY, *_IGNORED):
-            if hint := nearest(str(key), [*_KEYS, *_EMPTY_ONLY]):
-                raise BadMessages(f"{where}.{key}: unknown key{hint}")
-            log_once(_log, f"message key {str(key)[:80]!r} is unknown, and ignored")
+        is_known = key in (*_KEYS, *_EMPTY_ONLY, *_IGNORED)
+        if not is_known and (hint := unknown.hint(str(key))):
+            raise BadMessages(f"{where}.{key}: unknown key{hint}")
         if key in _EMPTY_ONLY and key in given:
             raise BadMessages(f"{where}.{key}: is not supported; leave it out")
     role = _role(where, value)
@@ -141,7 +146,7 @@ def _role(where: str, value: Mapping[str, Any]) -> str:
         return "system" if role == "developer" else role
     if role == "function":
         raise BadMessages(f"{where}.role='function': functions are not supported; use tools")
-    shown = repr(role)[:80] if "role" in value else "missing"
+    shown = shortened(role) if "role" in value else "missing"
     hint = nearest(role, list(ROLES)) if isinstance(role, str) else ""
     raise BadMessages(f"{where}.role: {shown}; must be one of {', '.join(ROLES)}{hint}")
 
@@ -165,10 +170,10 @@ def _content(
             parts.append({"type": "image"})
             continue
         if part.get("type") != "text":
-            shown = repr(part.get("type"))[:80]
+            shown = shortened(part.get("type"))
             raise BadMessages(f"{at}.type={shown}: {_PARTS[images is not None]}")
         if unknown := sorted(str(key) for key in part.keys() - {"type", "text"}):
-            raise BadMessages(f"{at}.{unknown[0]}: unknown key; a part has type and text")
+            raise BadMessages(f"{at}.{unknown[0][:80]}: unknown key; a part has type and text")
         if not isinstance(part.get("text"), str):
             raise BadMessages(f"{at}.text: must be text, not {_kind(part.get('text'))}")
         parts.append({"type": "text", "text": require_unicode(f"{at}.text", part["text"])})

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.system.log_notes import log_once
+from cog_triton.system.printable import shortened
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -48,8 +49,9 @@ def parse_image_part(where: str, part: Mapping[str, Any]) -> ImageURL:
             raise BadMessages(f"{where}.{unknown[0][:80]}: unknown key; must be url or detail")
         detail = given.get("detail")
         if detail is not None and detail not in _DETAILS:
-            shown = repr(detail)[:80]
-            raise BadMessages(f"{where}.detail={shown}: must be one of {', '.join(_DETAILS)}")
+            raise BadMessages(
+                f"{where}.detail={shortened(detail)}: must be one of {', '.join(_DETAILS)}"
+            )
         if detail not in (None, "auto"):
             log_once(_log, "image_url.detail has no effect: the model's own resolution is used")
         given = given.get("url")

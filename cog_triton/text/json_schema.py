@@ -6,12 +6,12 @@ in OpenVINO 2026.4 one such schema ends the whole pipeline, and all requests wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.text import client_json
 
 OBJECT: Final = '{"type":"object"}'
 """Any JSON object: OpenAI's ``json_object``."""
@@ -74,8 +74,8 @@ def parse_schema(text: str, where: str, cost: SchemaCost | None = None) -> dict[
     if len(text) > _MAX_LENGTH:
         raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        schema = client_json.parse(text)
+    except ValueError as error:
         raise InvalidArgument(f"{where}: not JSON: {str(error)[:100]}") from None
     if not isinstance(schema, dict):
         raise InvalidArgument(f"{where}: must be a JSON object")
@@ -99,7 +99,7 @@ class _Check:
         self._visit(self._where, self._root, 0, {})
         for name, definition in self._definitions.items():
             through = self._through[name] = {}
-            self._visit(f"{self._where}.$defs.{name}", definition, 1, through)
+            self._visit(f"{self._where}.$defs.{name[:80]}", definition, 1, through)
         known: set[str] = set()
         for name in self._definitions:
             self._check_chain(name, (), known)
@@ -146,7 +146,7 @@ class _Check:
             return
         if len(before) > _MAX_DEPTH:
             raise InvalidArgument(
-                f"{self._where}.$defs.{name}: behind more than {_MAX_DEPTH} references"
+                f"{self._where}.$defs.{name[:80]}: behind more than {_MAX_DEPTH} references"
             )
         for following, at in self._through[name].items():
             if following in (*before, name):

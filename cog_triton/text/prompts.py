@@ -2,27 +2,32 @@
 
 The first of these that is set is used: the request's ``prompt_template``, the default
 one (``PROMPT_TEMPLATE``), the tokenizer's chat template, ``{prompt}``. The first two are Python
-format strings with no fields but ``{prompt}`` and ``{system_prompt}``, as they are or converted
-(``{prompt!r}``); values are never interpreted.
+format strings with no fields but ``{prompt}`` and ``{system_prompt}``, as they are; values are
+never interpreted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from string import Formatter
 
-from cog_triton.errors import BadPromptTemplate, PromptRequired, PromptTemplateError, nearest
+from cog_triton.errors import (
+    BadPromptTemplate,
+    PromptRequired,
+    PromptTemplateError,
+    PromptTooLong,
+    nearest,
+)
 from cog_triton.text.chat_template import render_chat
+from cog_triton.text.template_process import most_text
 from cog_triton.text.tokenizer import EngineTokenizer
 
+MAX_FIELDS = 16
+"""Places of a template for the prompt or the system prompt."""
+MAX_PIECES = 1 << 14
+"""Parts of a template between fields and doubled braces."""
 _FIELDS = ["prompt", "system_prompt"]
-_CONVERSIONS: Mapping[str | None, Callable[[str], str]] = {
-    None: str,
-    "s": str,
-    "r": repr,
-    "a": ascii,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,10 @@ def render(
     """Render one prompt; a template that is None, or a blank default, counts as not set.
 
     Raises PromptRequired (E1001) when the text, or the prompt of a chat, is blank;
-    BadPromptTemplate (E1003) when the template has no ``{prompt}`` for the prompt that was given;
-    PromptTemplateError (E1004) when it is not a valid template; BadMessages (E1006) when the
-    chat template refuses the messages.
+    BadPromptTemplate (E1003) when the template has no ``{prompt}`` for the prompt that was given,
+    or more than `MAX_FIELDS` fields or `MAX_PIECES` pieces; PromptTooLong (E1002) when the text
+    would have more than `most_text` characters; PromptTemplateError (E1004) when it is not a valid
+    template; BadMessages (E1006) when the chat template refuses the messages.
     """
     system_prompt = system_prompt or ""
     if request_template is not None:
@@ -73,14 +79,24 @@ def render(
 
 def _format(origin: str, template: str, prompt: str, system_prompt: str) -> RenderedPrompt:
     values = {"prompt": prompt, "system_prompt": system_prompt}
-    pieces = list(_parse(origin, template))
-    used = {name for _, name, _ in pieces}
+    pieces, used = [], []
+    for literal, name in _parse(origin, template):
+        pieces.append(literal)
+        if name is not None:
+            pieces.append(values[name])
+            used.append(name)
+        if len(used) > MAX_FIELDS or len(pieces) > MAX_PIECES:
+            raise BadPromptTemplate(
+                f"{origin} has more than {MAX_FIELDS} fields, or {MAX_PIECES} pieces between fields"
+                " and doubled braces"
+            )
     if prompt.strip() and "prompt" not in used:
         raise BadPromptTemplate(f"{origin} has no {{prompt}}, so the prompt would not be used")
-    text = "".join(
-        literal + (_CONVERSIONS[conversion](values[name]) if name else "")
-        for literal, name, conversion in pieces
-    )
+    length = sum(map(len, pieces))
+    most = most_text(len(template) + len(prompt) + len(system_prompt))
+    if length > most:
+        raise PromptTooLong(f"{origin} makes {length} characters of text; {most} at most")
+    text = "".join(pieces)
     if not text.strip():
         raise PromptRequired("the prompt is blank")
     warnings: tuple[str, ...] = ()
@@ -89,18 +105,18 @@ def _format(origin: str, template: str, prompt: str, system_prompt: str) -> Rend
     return RenderedPrompt(text, add_special_tokens=True, warnings=warnings)
 
 
-def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None, str | None]]:
-    """Parse a template into literal texts, each with the field after it and its conversion."""
+def _parse(origin: str, template: str) -> Iterator[tuple[str, str | None]]:
+    """Parse a template into literal texts, each with the field after it."""
     hint = "a brace that is meant as text must be doubled, as in {{ and }}"
     try:
-        pieces = list(Formatter().parse(template))
+        for literal, name, spec, conversion in Formatter().parse(template):
+            if name is not None and (name not in _FIELDS or spec or conversion not in (None, "s")):
+                converted = f"!{conversion}" if conversion else ""
+                written = name[:80] + converted + (f":{spec[:80]}" if spec else "")
+                raise PromptTemplateError(
+                    f"{origin}: {{{written}}}: only {{prompt}} and {{system_prompt}} are allowed"
+                    f"{nearest(name, _FIELDS) if name not in _FIELDS else ''}; {hint}"
+                )
+            yield literal, name
     except ValueError as error:
         raise PromptTemplateError(f"{origin}: {error}; {hint}") from error
-    for literal, name, spec, conversion in pieces:
-        if name is not None and (name not in _FIELDS or spec or conversion not in _CONVERSIONS):
-            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-            raise PromptTemplateError(
-                f"{origin}: {{{written}}}: only {{prompt}} and {{system_prompt}} are allowed"
-                f"{nearest(name, _FIELDS) if name not in _FIELDS else ''}; {hint}"
-            )
-        yield literal, name, conversion

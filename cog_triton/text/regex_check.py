@@ -191,15 +191,15 @@ class _Parser:
         return character
 
     def _escape(self) -> str | None:
-        rest = self._text[self._at + 1 :]
-        found = _HEXADECIMAL.match(rest)
+        found = _HEXADECIMAL.match(self._text, self._at + 1)
         if found:
-            self._at += 1 + found.end()
+            self._at = found.end()
             return chr(int(found[0][1:], 16))
-        if not rest or rest[0] not in _CLASSES + _PLAIN_ESCAPES + _PUNCTUATION:
+        character = self._text[self._at + 1 : self._at + 2]
+        if not character or character not in _CLASSES + _PLAIN_ESCAPES + _PUNCTUATION:
             raise self._refused("an unknown escape")
         self._at += 2
-        return None if rest[0] in _CLASSES else rest[0]
+        return None if character in _CLASSES else character
 
     def _repeated(self, size: _Size) -> _Size:
         if self._next in ("*", "+", "?"):

@@ -11,20 +11,26 @@ class EventSplitter:
     """Cuts a byte stream, chunk by chunk, into whole events; lines may end in CRLF."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._begun: list[bytes] = []
+        self._tail = b""  # two bytes, with which a blank line may begin
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that `chunk` completes, each without the blank line that ends it."""
-        data = self._rest + chunk
+        data = self._tail + chunk
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        *events, self._rest = data.split(b"\n\n")
+        *events, last = data.split(b"\n\n")
+        if events:
+            events[0] = b"".join([*self._begun, events[0]])
+            self._begun.clear()
+        self._begun.append(last[:-2])
+        self._tail = last[-2:]
         return events
 
     @property
     def rest(self) -> bytes:
         """Bytes of an event that has not ended."""
-        return self._rest
+        return b"".join([*self._begun, self._tail])
 
 
 def event_name(event: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cog_triton.errors import InvalidArgument
 
@@ -14,6 +15,18 @@ class WordLimits:
 
     count: int
     length: int
+
+    def parse(self, name: str, text: str) -> list[str]:
+        """The words of the comma-separated form; raises E1005 as `check` does."""
+        most = self.count * (self.length + 1)
+        if len(text) > most:
+            raise InvalidArgument(
+                f"{name}: has {len(text)} characters; {most} at most (MAX_STOP_SEQUENCES,"
+                " MAX_STOP_LENGTH)"
+            )
+        words = parse_stop_sequences(text)
+        self.check(name, words)
+        return words
 
     def check(self, name: str, words: Sequence[str]) -> None:
         """Raise E1005 for too many words, or one that is too long; `name` is the input's."""
@@ -98,13 +111,7 @@ class _Automaton:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.depth = 0
-        self._fallback = [0] * len(stop)
-        depth = 0
-        for place in range(1, len(stop)):
-            while depth and stop[place] != stop[depth]:
-                depth = self._fallback[depth - 1]
-            depth += stop[place] == stop[depth]
-            self._fallback[place] = depth
+        self._fallback = _fallback(stop)
 
     def step(self, char: str) -> bool:
         """Advance by one character; whether the text now ends with the stop string."""
@@ -115,6 +122,19 @@ class _Automaton:
             return False
         self.depth = 0  # only the first occurrence counts
         return True
+
+
+@lru_cache(maxsize=256)  # the sequences of a request share their stop strings
+def _fallback(stop: str) -> Sequence[int]:
+    """Length of the longest border of each prefix of `stop`."""
+    fallback = [0] * len(stop)
+    depth = 0
+    for place in range(1, len(stop)):
+        while depth and stop[place] != stop[depth]:
+            depth = fallback[depth - 1]
+        depth += stop[place] == stop[depth]
+        fallback[place] = depth
+    return fallback
 
 
 def parse_stop_sequences(text: str | None) -> list[str]:

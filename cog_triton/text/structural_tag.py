@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.text import client_json
 from cog_triton.text.json_schema import OBJECT, SchemaCost, parse_schema
 from cog_triton.text.tool_schema import ToolFunction
 
@@ -52,7 +53,7 @@ def check_structural_tag(text: str, where: str) -> None:
     if len(text) > _MAX_LENGTH:
         raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
     try:
-        found = json.loads(text)
+        found = client_json.parse(text)
         form = found["format"]
         triggers, tags = form["triggers"], form["tags"]
         rest = [found.keys() ^ {"type", "format"}, form.keys() ^ {"type", "triggers", "tags"}]
@@ -63,7 +64,7 @@ def check_structural_tag(text: str, where: str) -> None:
         cost = SchemaCost()
         for place, tag in enumerate(tags):
             _check_tag(tag, trigger, f"{where}.format.tags[{place}]", cost)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         detail = f"{type(error).__name__}: {str(error)[:80]}"
         raise InvalidArgument(f"{where}: not a structural tag: {detail}") from None
 

@@ -72,6 +72,11 @@ class _Child:
         return f"its process ended with {code}"
 
 
+def most_text(size: int) -> int:
+    """Characters of text that a template may make of `size` characters."""
+    return _OUTPUT_CHARS + _OUTPUT_FACTOR * size
+
+
 def exceeded(reason: str) -> BadMessages:
     """E1006 for a template that was stopped."""
     return BadMessages(f"the model's chat template exceeds its limits: {reason}")
@@ -97,7 +102,7 @@ class TemplatePool:
         taken = self._take()
         kind = child.EXCEEDED
         try:
-            kind, text = taken.render(source, variables, _OUTPUT_CHARS + _OUTPUT_FACTOR * size)
+            kind, text = taken.render(source, variables, most_text(size))
         finally:
             # After an exception a reply may still come, and after too much its memory is full.
             self._put_back(taken, usable=kind != child.EXCEEDED)

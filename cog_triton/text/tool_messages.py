@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from cog_triton.errors import BadMessages, InvalidArgument
+from cog_triton.text import client_json
 
 ToolCall = dict[str, Any]
-# Arguments are text to the limits of a body, and become values here.
-_MOST_VALUES = 1 << 18
 _MOST_OF_AN_ID = 256
-_MAX_DEPTH = 64
 
 
 def parse_tool_calls(where: str, value: Any) -> list[ToolCall]:
@@ -41,21 +39,22 @@ def require_unicode(where: str, text: str) -> str:
 
 def check_value_count(messages: list[Any]) -> None:
     """Raise E1005 if the arguments of all calls together may have too many values."""
-    count = sum(_separators(message) for message in messages if isinstance(message, dict))
-    if count > _MOST_VALUES:
+    count = sum(_count_values(message) for message in messages if isinstance(message, dict))
+    if count > client_json.MAX_VALUES:
         raise InvalidArgument(
-            f"messages: arguments of tool calls have some {count} values; {_MOST_VALUES} at most"
+            f"messages: arguments of tool calls have some {count} values; {client_json.MAX_VALUES}"
+            " at most"
         )
 
 
-def _separators(message: Mapping[str, Any]) -> int:
+def _count_values(message: Mapping[str, Any]) -> int:
     found = 0
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         text = function.get("arguments") if isinstance(function, dict) else None
         if isinstance(text, str):
-            found += sum(map(text.count, ",[{"))
+            found += client_json.count_values(text)
     return found
 
 
@@ -86,24 +85,11 @@ def _arguments(where: str, text: Any) -> dict[str, Any]:
     if not isinstance(text, str):
         raise BadMessages(f"{where}: must be JSON as text, as it was sent")
     try:
-        arguments = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        arguments = client_json.parse(text)
+    except ValueError as error:
         raise BadMessages(f"{where}: not JSON: {str(error)[:100]}") from None
     if not isinstance(arguments, dict):
         raise BadMessages(f"{where}: must be a JSON object")
-    if not _is_flatter(arguments, _MAX_DEPTH):
-        raise BadMessages(f"{where}: nested deeper than {_MAX_DEPTH} levels")
-    require_unicode(where, json.dumps(arguments, ensure_ascii=False))
+    # A lone surrogate can be spelled by an escape, too.
+    require_unicode(where, json.dumps(arguments, ensure_ascii=False) if "\\u" in text else text)
     return arguments
-
-
-def _is_flatter(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        inner = [item.values() if isinstance(item, dict) else item for item in level]
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
-    return not level
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cog_triton.text import client_json
+
 Kinds = Sequence[str]
 
 _WORDS = {
@@ -120,7 +122,7 @@ def _parse(text: str, kinds: Kinds) -> Any:
     if f"={text}" in kinds:
         return text
     try:
-        return json.loads(text.lower() if "bool" in kinds else text)
+        return client_json.parse(text.lower() if "bool" in kinds else text)
     except ValueError:
         return text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,8 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import note_length_penalty
 from cog_triton.engines.vllm.argument_types import ArgumentTypes, convert, types_of
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.system.printable import shortened
+from cog_triton.text import client_json
 
 LORA_NAME = "lora_name"
 NEWEST = types_of(None)
@@ -82,12 +83,13 @@ def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) ->
             hint = types.elsewhere("sampling_params", name) or nearest(name, known)
             hint = f"; {REPLACED[name]}" if name in REPLACED else hint
             raise InvalidArgument(
-                f"sampling_parameters: {name}: {types.title} has no such parameter{hint}"
+                f"sampling_parameters: {name[:80]}: {types.title} has no such parameter{hint}"
             )
         try:
             values[name] = convert(value, types.sampling_params.get(name, ["str"]))
         except ValueError as error:
-            raise InvalidArgument(f"sampling_parameters: {name}={value!r}: {error}") from error
+            given = f"{name}={shortened(value)}"
+            raise InvalidArgument(f"sampling_parameters: {given}: {error}") from error
     if isinstance(structured := values.get("structured_outputs"), dict):
         values["structured_outputs"] = _structured(structured, types)
     if isinstance(bias := values.get("logit_bias"), dict):
@@ -98,7 +100,7 @@ def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) ->
 def parse_json(text: str) -> dict[str, Any]:
     """Parse the input ``sampling_parameters``, a JSON object; raises E1005."""
     try:
-        parameters = json.loads(text or "{}")
+        parameters = client_json.parse(text or "{}")
     except ValueError as error:
         raise InvalidArgument(f"sampling_parameters: not JSON: {error}") from error
     if not isinstance(parameters, dict):
@@ -116,7 +118,7 @@ def _structured(fields: Mapping[str, Any], types: ArgumentTypes) -> dict[str, An
         try:
             values[name] = convert(value, known[name])
         except ValueError as error:
-            raise InvalidArgument(f"{at}={value!r}: {error}") from error
+            raise InvalidArgument(f"{at}={shortened(value)}: {error}") from error
     return values
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from cog_triton.engines.abilities import Abilities
-from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.errors import InvalidArgument
 from cog_triton.images.image_limits import ImagePart
 from cog_triton.serving.openai.ability_checks import check_guide
 from cog_triton.serving.openai.guide_fields import GivenGuide
@@ -26,7 +26,7 @@ from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.serving.openai.tool_requests import NamedTool, Tool, functions
 from cog_triton.settings import Settings
-from cog_triton.system.log_notes import log_once
+from cog_triton.system.log_notes import UnknownNames, log_once
 from cog_triton.text import chat, json_schema
 from cog_triton.text.guide import Guide
 from cog_triton.text.image_messages import ImageURL
@@ -194,14 +194,13 @@ class ChatPlanner:
         """What the template reads besides the messages."""
         known = self._variables(tools=bool(tools))
         values = dict(request.chat_template_kwargs or {})
+        settings = [name for name in known if name not in _NOT_SETTINGS]
+        unknown = UnknownNames(_log, "chat_template_kwargs", settings)
         for name in values:
             if name in _NOT_SETTINGS:
                 raise InvalidArgument(f"chat_template_kwargs.{name}: is set by the server")
-            hint = nearest(name, [item for item in known if item not in _NOT_SETTINGS])
-            if name not in known and hint:
+            if name not in known and (hint := unknown.hint(name)):
                 raise InvalidArgument(f"chat_template_kwargs.{name[:80]}: unknown{hint}")
-            if name not in known:
-                log_once(_log, f"chat_template_kwargs: the chat template reads no {name[:80]!r}")
         effort = request.reasoning_effort
         if effort is not None and not known & {"reasoning_effort", "enable_thinking"}:
             log_once(_log, "reasoning_effort: the chat template reads none")

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton.engines.abilities import Abilities
-from cog_triton.errors import CogTritonError, InvalidArgument, PromptRequired, nearest
+from cog_triton.errors import CogTritonError, InvalidArgument, PromptRequired
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.inbox import LoopInboxes
@@ -25,7 +25,8 @@ from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.tool_requests import HashableFailFast
 from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
-from cog_triton.system.log_notes import log_once
+from cog_triton.system.log_notes import UnknownNames
+from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -164,13 +165,12 @@ def _known_fields(body: Any) -> Iterable[tuple[str, Any]]:
     if not isinstance(body, dict):
         raise InvalidArgument("the body must be a JSON object")
     known = EmbeddingsRequest.model_fields
+    unknown = UnknownNames(_log, "request field", [*known, *_NEUTRAL])
     for name, value in body.items():
         if name in known:
             yield name, value
         elif name in _NEUTRAL:
             if not any(type(value) is type(item) and value == item for item in _NEUTRAL[name]):
-                raise InvalidArgument(f"{name}={str(value)[:80]!r}: not supported")
-        elif hint := nearest(name, [*known, *_NEUTRAL]):
+                raise InvalidArgument(f"{name}={shortened(value)}: not supported")
+        elif hint := unknown.hint(name):
             raise InvalidArgument(f"{name[:80]!r}: unknown field{hint}")
-        else:
-            log_once(_log, f"request field {name[:80]!r} is unknown, and ignored")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.errors import BadMessages, InvalidArgument
 from cog_triton.serving.openai.guide_fields import GuideFields
 from cog_triton.serving.openai.tool_requests import (
     HashableFailFast,
@@ -23,7 +22,8 @@ from cog_triton.serving.openai.tool_requests import (
     Tools,
     check_tools,
 )
-from cog_triton.system.log_notes import log_once
+from cog_triton.system.log_notes import UnknownNames
+from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import MAX_LOGIT_BIAS, MAX_TOKENS, SamplingParams, resolve_seed
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ _MOST_LOG_PROBS = 20
 Count = Field(default=None, ge=0)
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = HashableFailFast()
-_SHOWN = 80
 # Of the other endpoint: an answer that ignores it answers nothing.
 _PROMPTS = ("messages", "prompt", "input", "suffix")
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
@@ -305,8 +304,10 @@ def parse(kind: type[R], body: Any) -> R:
     if kind is ChatRequest and "messages" not in body:
         raise BadMessages("messages: missing; it is required")
     fields = dict(body)
+    known = [*kind.model_fields, *_NO_OP_VALUES, *_IGNORED_FIELDS]
+    unknown = UnknownNames(_log, "request field", known)
     for name in body.keys() - {field.alias or key for key, field in kind.model_fields.items()}:
-        _check_unsupported(name, fields.pop(name), kind)
+        _check_unsupported(name, fields.pop(name), unknown)
     request = validate(kind, fields)
     _check_combinations(request)
     return request
@@ -322,7 +323,7 @@ def validate(kind: type[M], body: Any) -> M:
         raise InvalidArgument(_describe(error)) from None
 
 
-def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> None:
+def _check_unsupported(name: str, value: Any, unknown: UnknownNames) -> None:
     """Reject a field outside the schema, unless its value has no effect."""
     if name in _IGNORED_FIELDS:
         return
@@ -332,12 +333,11 @@ def _check_unsupported(name: str, value: Any, kind: type[GenerationRequest]) -> 
             return
         if isinstance(value, float) and value in [x for x in allowed if type(x) is int]:
             return
-        raise InvalidArgument(f"{name}={_shortened(value)}: not supported: {reason}")
-    known = [*kind.model_fields, *_NO_OP_VALUES, *_IGNORED_FIELDS]
-    shown = name if name.isidentifier() else _shortened(name)
-    if (hint := nearest(name, known)) or name in _PROMPTS:
+        raise InvalidArgument(f"{name}={shortened(value)}: not supported: {reason}")
+    hint = unknown.hint(name)
+    if hint or name in _PROMPTS:
+        shown = name[:80] if name.isidentifier() else shortened(name)
         raise InvalidArgument(f"{shown}: unknown field{hint}")
-    log_once(_log, f"request field {shown[:_SHOWN]} is unknown, and ignored")
 
 
 def _check_combinations(request: GenerationRequest) -> None:
@@ -367,7 +367,7 @@ def _by_token(bias: Mapping[str, float]) -> dict[int, float]:
     """A bias by token id, which JSON has as text."""
     for token, value in bias.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise InvalidArgument(f"logit_bias: {_shortened(token)} is not a token id")
+            raise InvalidArgument(f"logit_bias: {shortened(token)} is not a token id")
         if not -100 <= value <= 100:
             raise InvalidArgument(f"logit_bias.{token}={value:g}: must be from -100 to 100")
     return {int(token): value for token, value in bias.items()}
@@ -375,12 +375,12 @@ def _by_token(bias: Mapping[str, float]) -> dict[int, float]:
 
 def _describe(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"] if _is_field_path(part))
+    where = ".".join(str(part)[:80] for part in first["loc"] if _is_field_path(part))
     if first["type"] == "missing":
         return f"{where}: missing; it is required"
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown field"
-    return f"{where}={_shortened(first['input'])}: {first['msg'].lower()}"
+    return f"{where}={shortened(first['input'])}: {first['msg'].lower()}"
 
 
 def _is_field_path(part: object) -> bool:
@@ -389,19 +389,3 @@ def _is_field_path(part: object) -> bool:
     return isinstance(part, int) or (
         isinstance(part, str) and part.isidentifier() and part != "str"
     )
-
-
-def _shortened(value: object) -> str:
-    text = repr(_start(value))
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-def _start(value: object) -> object:
-    """What `value` begins with, longer than is shown: the repr of 32768 floats takes 0.3 s."""
-    if isinstance(value, str):
-        return value[:_SHOWN]
-    if isinstance(value, list):
-        return [_start(item) for item in value[:_SHOWN]]
-    if isinstance(value, dict):
-        return {key: _start(item) for key, item in islice(value.items(), _SHOWN)}
-    return value

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.system.printable import shortened
 
 Object = dict[str, Any]
 # Names that both endpoints have, with the same meaning.
@@ -49,7 +50,7 @@ def translate(body: Any) -> Translated:
         if given.get(name):
             raise InvalidArgument(f"{name}: not supported: {reason}")
     if given.get("n", 1) != 1:
-        raise InvalidArgument(f"n={str(given['n'])[:20]}: a response is one answer")
+        raise InvalidArgument(f"n={shortened(given['n'])}: a response is one answer")
     chat = {name: given[name] for name in _SAME if name in given}
     known = (*_SAME, *_IGNORED, *_REFUSED, "input", "instructions", "max_output_tokens")
     known += ("reasoning", "text", "tools", "tool_choice")
@@ -112,7 +113,8 @@ def _messages(given: Mapping[str, Any]) -> Iterator[Object]:
                 if held is not None:
                     yield held
                 held = {"role": "assistant"}
-            calls = [*held.get("tool_calls", []), *part.get("tool_calls", [])]
+            calls = held.get("tool_calls", [])
+            calls += part.get("tool_calls", [])
             held |= part | ({"tool_calls": calls} if calls else {})
             continue
         if held is not None:
@@ -145,7 +147,7 @@ def _message(where: str, item: Object) -> Object:
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
     if kind != "message":
         raise InvalidArgument(
-            f"{where}.type={str(kind)[:80]!r}: must be message, function_call,"
+            f"{where}.type={shortened(kind)}: must be message, function_call,"
             " function_call_output or reasoning"
         )
     return {"role": item.get("role"), "content": _content(where, item.get("content"))}
@@ -171,7 +173,7 @@ def _part(where: str, part: Any) -> Any:
         image = {"url": part.get("image_url"), "detail": part.get("detail")}
         return {"type": "image_url", "image_url": image}
     raise InvalidArgument(
-        f"{where}.type={str(kind)[:80]!r}: not supported: must be input_text or input_image"
+        f"{where}.type={shortened(kind)}: not supported: must be input_text or input_image"
     )
 
 
@@ -179,7 +181,7 @@ def _tool(place: int, tool: Any) -> Object:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         raise InvalidArgument(
-            f"tools[{place}].type={str(kind)[:80]!r}: not supported: only functions are, which the"
+            f"tools[{place}].type={shortened(kind)}: not supported: only functions are, which the"
             " client calls"
         )
     function = {name: value for name, value in tool.items() if name != "type" and value is not None}

@@ -42,6 +42,7 @@ from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
     check_count,
+    check_log_probs,
     plan_sequences,
 )
 from cog_triton.serving.openai.served_models import ServedModels
@@ -49,6 +50,7 @@ from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
+from cog_triton.system.printable import shortened
 from cog_triton.text.detokenize import TokenText
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -227,6 +229,7 @@ class OpenAIRoutes:
             self._stop_limits.check("stop", stops)
         prompts = to_prompts(request)
         sampling, made, shown = request.sampling(), request.made, request.shown
+        stop_token_ids = self._stop_token_ids(request)
         planned = [
             self._generator.plan(
                 ids,
@@ -237,13 +240,15 @@ class OpenAIRoutes:
                 top_log_probs=request.top_log_probs,
                 prompt_log_probs=request.prompt_log_probs,
                 adapter=adapter,
-                stop_token_ids=self._stop_token_ids(request),
+                stop_token_ids=stop_token_ids,
                 id=envelope.id,
                 endpoint=envelope.endpoint,
                 **prompts.fields,
             )
             for ids in prompts.ids
         ]
+        if request.log_probs or made > shown:
+            check_log_probs(planned, made, request.top_log_probs)
         plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
         return request, plan, [prompts.builder(place) for place in range(len(plan.requests))]
 
@@ -278,11 +283,12 @@ class OpenAIRoutes:
         return prompt
 
     def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
+        size = self._tokenizer.vocab_size
         for token in tokens:
-            if not 0 <= token < self._tokenizer.vocab_size:
+            if not 0 <= token < size:
                 raise InvalidArgument(
-                    f"{name}: holds {token}; must be from 0 to {self._tokenizer.vocab_size - 1},"
-                    " the model's vocabulary"
+                    f"{name}: holds {shortened(token)}; must be from 0 to {size - 1}, the model's"
+                    " vocabulary"
                 )
 
     def _description(self) -> Object:

@@ -22,6 +22,9 @@ from cog_triton.serving.generation import GenerationRequest, TextPiece
 from cog_triton.serving.inbox import LoopInbox
 from cog_triton.text.sampling import MAX_SEED
 
+MAX_LOG_PROBS = 1 << 22
+"""Log probabilities of a request: each takes some 100 bytes until the answer is whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
@@ -64,6 +67,19 @@ def check_count(field: str, prompts: int, made: int, limit: int, admission: Admi
     if count > room:
         raise InvalidArgument(
             f"{field}: {what}; {room:g} run or wait at most (MAX_CONCURRENCY, MAX_QUEUE)"
+        )
+
+
+def check_log_probs(prompts: Sequence[GenerationRequest], made: int, top: int) -> None:
+    """Raise E1005 where the log probabilities of all sequences would not fit in memory."""
+    tokens = sum(
+        len(each.input_ids) * each.prompt_log_probs + each.sampling.max_tokens for each in prompts
+    )
+    if (count := tokens * made * (top + 1)) > MAX_LOG_PROBS:
+        raise InvalidArgument(
+            f"logprobs: up to {count} log probabilities, which are {made} sequences of"
+            f" {len(prompts)} prompts, their tokens, and {top} beside each; {MAX_LOG_PROBS} at most"
+            " (see max_tokens, n, best_of)"
         )
 
 

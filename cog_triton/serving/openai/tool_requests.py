@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.system.printable import shortened
 from cog_triton.text.tool_schema import ToolFunction
 
 
@@ -57,27 +58,31 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-Tools = Annotated[list[Tool], HashableFailFast()]
+MAX_TOOLS = 1024
+_MOST_COMPARED = 64  # names that the client chose may all be near
+Tools = Annotated[list[Tool], HashableFailFast(), Field(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raise E1005 for two tools of a name, and for a choice that is not among the tools."""
-    names = [tool.function.name for tool in tools]
+    names: dict[str, None] = {}
     for place, tool in enumerate(tools):
-        if tool.function.name in names[:place]:
+        if tool.function.name in names:
             raise InvalidArgument(
                 f"tools[{place}].function.name={tool.function.name!r}: is there twice"
             )
+        names[tool.function.name] = None
         kind = (tool.function.parameters or {}).get("type", "object")
         if kind != "object":
             raise InvalidArgument(
-                f"tools[{place}].function.parameters.type={str(kind)[:80]!r}: must be 'object'"
+                f"tools[{place}].function.parameters.type={shortened(kind)}: must be 'object'"
             )
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         name = choice.function.name
+        hint = nearest(name, list(names)[:_MOST_COMPARED])
         raise InvalidArgument(
-            f"tool_choice.function.name={name[:80]!r}: is not among the tools{nearest(name, names)}"
+            f"tool_choice.function.name={name[:80]!r}: is not among the tools{hint}"
         )
     if choice == "required" and not tools:
         raise InvalidArgument("tool_choice='required': needs tools to choose from")

@@ -17,6 +17,9 @@ from cog_triton.serving.openai.parsers.deltas import (
 from cog_triton.serving.openai.parsers.json_value import SPACE, JsonValue
 from cog_triton.text.structural_tag import CallForm
 
+_PIECE = 1024
+"""Characters taken at a time: what is left of a buffer is copied at each step."""
+
 
 class CallParser(ABC):
     """Parser that splits text into content and calls of `tools`, however the text is cut.
@@ -38,7 +41,7 @@ class CallParser(ABC):
         self._buffer = ""
         self._deltas: list[Delta] = []
         self._calls = 0
-        self._held = ""
+        self._held: list[str] = []
         self._quiet = True
         self._candidate: list[str] = []
         self._object: CallObject | None = None
@@ -47,8 +50,11 @@ class CallParser(ABC):
 
     def feed(self, text: str) -> list[Delta]:
         """What this text completes."""
-        self._buffer += text
-        return self._run(final=False)
+        found: list[Delta] = []
+        for start in range(0, len(text), _PIECE):
+            self._buffer += text[start : start + _PIECE]
+            found += self._run(final=False)
+        return merge(found)
 
     def finish(self) -> list[Delta]:
         """What was held back; call once, after the last text."""
@@ -58,7 +64,7 @@ class CallParser(ABC):
         else:
             self._say("".join(self._candidate) + self._buffer)
         if not self._calls and self._held:
-            self._deltas.append(Content(self._held))
+            self._deltas.append(Content("".join(self._held)))
         return merge([*deltas, *self._drain()])
 
     @abstractmethod
@@ -80,19 +86,20 @@ class CallParser(ABC):
 
     def _say(self, text: str) -> None:
         """Give content."""
-        if self._quiet:
-            text = self._held + text
-            self._held = text if not text.strip() else ""
-            self._quiet = bool(self._held) or not text
-        if text and not self._quiet:
-            self._deltas.append(Content(text))
+        if not text:
+            return
+        if self._quiet and text.isspace():
+            self._held.append(text)
+            return
+        self._deltas.append(Content("".join([*self._held, text])))
+        self._held, self._quiet = [], False
 
     def _call(self, name: str) -> None:
         """Start a call."""
         self._deltas.append(CallStart(self._calls, name))
         self._calls += 1
         self._candidate = []
-        self._held, self._quiet = "", True
+        self._held, self._quiet = [], True
 
     def _argue(self, text: str) -> None:
         """Give arguments of the last call."""

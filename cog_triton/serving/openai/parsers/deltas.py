@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -74,15 +75,14 @@ def join(deltas: Iterable[Delta]) -> Answer:
 def merge(deltas: Iterable[Delta]) -> list[Delta]:
     """The deltas with neighbours of one kind as one, so that a stream has fewer chunks."""
     merged: list[Delta] = []
-    for delta in deltas:
-        last = merged[-1] if merged else None
-        match last, delta:
-            case (Content(before), Content(text)):
-                merged[-1] = Content(before + text)
-            case (Reasoning(before), Reasoning(text)):
-                merged[-1] = Reasoning(before + text)
-            case (CallArguments(call, before), CallArguments(same, text)) if call == same:
-                merged[-1] = CallArguments(call, before + text)
-            case _:
-                merged.append(delta)
+    for (kind, _), group in groupby(deltas, _kind):
+        alike = list(group)
+        if kind is CallStart or len(alike) == 1:
+            merged += alike
+        else:
+            merged.append(alike[0]._replace(text="".join(delta.text for delta in alike)))
     return merged
+
+
+def _kind(delta: Delta) -> tuple[type[Delta], int]:
+    return type(delta), delta.call if isinstance(delta, CallStart | CallArguments) else -1

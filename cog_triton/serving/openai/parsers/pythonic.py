@@ -62,17 +62,18 @@ class PythonicParser(CallParser):
             self._state = "text"
         else:
             self._open: list[str] = []
-            self._quote, self._escaped, self._scanned = "", False, 0
+            self._quote, self._escaped = "", False
+            self._begin = len(self._candidate)
             self._state = "list"
         return True
 
     def _list(self) -> bool:
-        """Look for the end of the list, in characters that were not yet looked at."""
-        while self._scanned < len(self._buffer):
-            char = self._buffer[self._scanned]
-            self._scanned += 1
+        """Look for the end of the list."""
+        for place, char in enumerate(self._buffer, 1):
             if not self._follow(char):
-                return self._close(self._take(self._scanned))
+                self._candidate.append(self._take(place))
+                return self._close()
+        self._candidate.append(self._take(len(self._buffer)))
         return False
 
     def _follow(self, char: str) -> bool:
@@ -89,13 +90,13 @@ class PythonicParser(CallParser):
             return self._open.pop() == char and bool(self._open)
         return True
 
-    def _close(self, text: str) -> bool:
+    def _close(self) -> bool:
+        text = "".join(self._candidate[self._begin :])
         try:
             calls = parse_calls(text)
         except NotCalls:
             calls = []
         if not calls or any(name not in self._tools for name, _ in calls):
-            self._candidate.append(text)
             self._reject()
             self._state = "text"
             return True

@@ -16,6 +16,7 @@ class ReasoningParser:
         self._opening, self._closing = opening, closing
         self._opened = opened
         self._state = "start"
+        self._space: list[str] = []
         self._held = ""
 
     def feed(self, text: str) -> list[Delta]:
@@ -31,7 +32,7 @@ class ReasoningParser:
 
     def _run(self, *, final: bool) -> list[Delta]:
         deltas: list[Delta] = []
-        if self._state == "start" and self._held:
+        if self._state == "start" and (self._held or final):
             self._start(final=final)
         if self._state == "reasoning":
             inside, closing, rest = self._held.partition(self._closing)
@@ -51,8 +52,11 @@ class ReasoningParser:
     def _start(self, *, final: bool) -> None:
         """Look for the opening marker, after white space."""
         text = self._held.lstrip()
+        self._space.append(self._held[: len(self._held) - len(text)])
+        self._held = text
         if text.startswith(self._opening):
             self._held = text[len(self._opening) :]
             self._state = "reasoning"
         elif final or not self._opening.startswith(text):
+            self._held = "".join([*self._space, text])
             self._state = "reasoning" if self._opened else "answer"

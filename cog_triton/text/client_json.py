@@ -1,0 +1,65 @@
+"""JSON text inside a request, such as the arguments of a call, parsed within bounds.
+
+The door bounds the JSON of a body; to it, such a text is one string.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+MAX_DEPTH = 64
+MAX_VALUES = 1 << 18
+_MAX_NUMBER = 32  # Python takes as long as the square of an integer's digits
+
+
+def parse(text: str) -> Any:
+    """The value of `text`; raises ValueError with the rule that it breaks."""
+    count = count_values(text)
+    if count > MAX_VALUES:
+        raise ValueError(f"has some {count} values; {MAX_VALUES} at most")
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
+    if count > MAX_DEPTH and not _is_flatter(value):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def count_values(text: str) -> int:
+    """At least as many as `text` has values, found without parsing it."""
+    return sum(map(text.count, ",[{"))
+
+
+def _is_flatter(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+    return not level
+
+
+def _integer(text: str) -> int:
+    return int(_bounded(text))
+
+
+def _float(text: str) -> float:
+    value = float(_bounded(text))
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond the range of numbers")
+    return value
+
+
+def _bounded(text: str) -> str:
+    if len(text) > _MAX_NUMBER:
+        raise ValueError(f"a number has {len(text)} characters; {_MAX_NUMBER} at most")
+    return text
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse)

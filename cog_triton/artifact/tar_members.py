@@ -61,7 +61,8 @@ def read(tar_path: Path) -> Iterator[Member]:
         tarfile.open(fileobj=(headers := _Headers(plain)), mode="r:", tarinfo=_Header) as tar,
     ):
         while (header := tar.next()) is not None:
-            tar.members.clear()  # tarfile keeps all of them, and their headers
+            # tarfile keeps all of them, and their headers.
+            tar.members.clear()  # type: ignore[attr-defined]
             headers.begin_member()
             if len(tar.pax_headers) > _MAX_GLOBAL:
                 raise tarfile.HeaderError(f"more than {_MAX_GLOBAL} global keywords")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w./+-]*)(?P<parameters>(;[\w=./+-]+)*),", re.ASCII)
 _SPACE = b" \t\r\n"
+# Of base64 only these need an escape; Python takes 0.3 us for each of any.
+_ESCAPED = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"="}
+_MOST_ESCAPES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +100,10 @@ def read_data_url(where: str, url: str, limits: ImageLimits) -> bytes:
         text = url[head.end() :].encode("ascii")
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{where}: is no base64: it has other characters") from error
-    return decode_base64(where, unquote_to_bytes(text) if b"%" in text else text, limits)
+    if b"%" in text:
+        for escape, byte in _ESCAPED.items():
+            text = text.replace(escape, byte).replace(escape.lower(), byte)
+        if text.count(b"%") > _MOST_ESCAPES:
+            raise InvalidArgument(f"{where}: has more than {_MOST_ESCAPES} escapes of %XX")
+        text = unquote_to_bytes(text)
+    return decode_base64(where, text, limits)

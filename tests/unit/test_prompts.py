@@ -82,10 +82,8 @@ def test_prompt_text_is_never_interpreted(prompt: str, system_prompt: str) -> No
     assert f"\np{prompt}%{{{{ 1 }}}}<|im_end|>" in chat
 
 
-def test_values_may_be_converted() -> None:
-    template = '{{"q": {prompt!r}, "a": {prompt!a}}} {prompt!s}'
-    found = rendered("it's ü", request=template).text
-    assert found == """{"q": "it's ü", "a": "it's \\xfc"} it's ü"""
+def test_a_field_may_say_that_it_is_text() -> None:
+    assert rendered("it's ü", request="{prompt!s}").text == "it's ü"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +99,9 @@ def test_values_may_be_converted() -> None:
         ("{prompt.__class__}", "__class__"),
         ("{prompt[0]}", "{prompt[0]}"),
         ("{prompt!x}", "{prompt!x}"),
+        ("{prompt!r}", "{prompt!r}: only"),
+        ("{prompt!a}", "{prompt!a}: only"),
+        ("{prompt:>1000000000}", "{prompt:>1000000000}"),
         ("{prompt:>10}", "{prompt:>10}"),
         ("{prompt:{system_prompt}}", "{prompt:"),
         ("{ prompt }", "{ prompt }"),

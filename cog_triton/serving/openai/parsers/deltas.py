@@ -75,12 +75,14 @@ def join(deltas: Iterable[Delta]) -> Answer:
 def merge(deltas: Iterable[Delta]) -> list[Delta]:
     """The deltas with neighbours of one kind as one, so that a stream has fewer chunks."""
     merged: list[Delta] = []
-    for (kind, _), group in groupby(deltas, _kind):
+    for _, group in groupby(deltas, _kind):
         alike = list(group)
-        if kind is CallStart or len(alike) == 1:
+        first = alike[0]
+        if isinstance(first, CallStart) or len(alike) == 1:
             merged += alike
         else:
-            merged.append(alike[0]._replace(text="".join(delta.text for delta in alike)))
+            texts = [delta.text for delta in alike if not isinstance(delta, CallStart)]
+            merged.append(first._replace(text="".join(texts)))
     return merged
 
 

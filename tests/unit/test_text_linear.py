@@ -403,7 +403,7 @@ def assert_linear(case: Case) -> None:
     for _ in range(3):
         whole = cpu(lambda: case.work(whole_input))
         half = cpu(lambda: case.work(half_input))
-        if whole < 0.001 or whole <= 2.5 * half:
+        if whole <= 2.5 * half + 0.01:  # pages and caches cost some ms at once
             return
     pytest.fail(f"{half * 1000:.1f} ms at half of {case.limit}, then {whole * 1000:.1f} ms")
 

@@ -31,12 +31,15 @@ from cog_triton.door.openai_gate import OpenAIGate
 from cog_triton.door.request_parser import RequestParser
 from cog_triton.door.triton_bodies import rewritten_generation, rewritten_inference
 from cog_triton.door.triton_gate import TritonGate
+from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
 
 Pattern = re.Pattern[Any]
 RUNS = 5
 MOST_RATIO = 2.5
 """CPU time at a size by that at half of it."""
+MEMORY_S = 0.010
+"""What pages and caches may cost beside."""
 LEAST_S = 0.002
 """Shorter runs are noise, and harmless."""
 LOOP_S = 0.020
@@ -145,7 +148,7 @@ def require_linear(
         if best < LEAST_S:
             return
         best_half = min(best_half, cpu_s(lambda: function(half), runs=1))
-        if best <= MOST_RATIO * best_half:
+        if best <= MOST_RATIO * best_half + MEMORY_S:
             return
     ratio = best / best_half
     pytest.fail(f"{name}: {best:.3f} s for {body[:40]!r}...: {ratio:.1f} times that of half of it")
@@ -183,7 +186,7 @@ def test_the_patterns_are_found_wherever_they_are() -> None:
         ".Numbers.FREE",
         "door.triton_gate._SHM_KEY",
         "door.message._HOST",
-        "door.webhook_proxy._LINE",
+        "door.webhook_relay._TARGET",
         ".HTTP_URL",
         "door.event_stream._LATE_CODE",
     ):
@@ -211,12 +214,14 @@ def test_bounds_of_json_are_found_in_linear_time(numbers: Numbers) -> None:
             require_bounded(body, JSONLimits(numbers=numbers))
 
     size = Limits().body_bytes
+    deep = b"[" * 60 + b"%b" + b"]" * 60
+    worst = deep % (b"[1]" * (size // 3)), deep % (b"[1]" * (size // 6))
+    require_linear("deep", bounded, *worst)
+    size //= 8  # the others are as linear in less time
     for unit in (b'"', rb"\"", b"[1],", b"1,", b"]", b"e"):
         require_linear("require_bounded", bounded, unit * (size // len(unit)))
     for unit in (rb"\"", rb"\\", b'aa"aa"'):
         require_linear("require_bounded", bounded, b'"' + unit * (size // len(unit)))
-    deep = b"[" * 60 + b"%b" + b"]" * 60
-    require_linear("deep", bounded, deep % (b"[1]" * (size // 3)), deep % (b"[1]" * (size // 6)))
 
 
 def test_bodies_for_triton_are_checked_in_linear_time() -> None:
@@ -229,7 +234,7 @@ def test_bodies_for_triton_are_checked_in_linear_time() -> None:
         assert rewritten_inference(body, b"", limits, TENSORS)
 
     head = '{"inputs":[{"name":"temperature","datatype":"FP32","shape":[%d],"data":[%s]}]}'
-    for item, size in (("1", 4 << 20), ("-1.5e-30", 1 << 20)):
+    for item, size in (("1", 1 << 19), ("-1.5e-30", 1 << 19)):
 
         def sent(count: int, form: str, item: str = item) -> bytes:
             numbers = ",".join([item] * count)
@@ -325,7 +330,7 @@ def gates() -> dict[str, tuple[bytes, Any]]:
     common = (route, Access(None, loopback=True), Limits(), Here())
     triton = TritonGate(*common, OneModel())
     return {
-        "cog": (b"/predictions", CogGate(*common, WebhookRules())),
+        "cog": (b"/predictions", CogGate(*common, WebhookRelay(WebhookRules()))),
         "openai": (b"/v1/chat/completions", OpenAIGate(*common, metrics_public=False)),
         "triton": (b"/v2/models/m/generate", triton),
         "infer": (b"/v2/models/m/infer", triton),

@@ -1,0 +1,169 @@
+"""Bounds of text: beyond each there is a code, and up to it all is taken (docs/security.md)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+
+import pytest
+from text_cases import Work, call, data_url, parse_chat, render, tools
+
+from cog_triton.errors import BadMessages, CogTritonError, InvalidArgument, nearest
+from cog_triton.images.image_limits import ImageLimits, read_data_url
+from cog_triton.serving.generation import GenerationRequest
+from cog_triton.serving.openai.sequences import MAX_LOG_PROBS, check_log_probs
+from cog_triton.system import log_notes
+from cog_triton.system.log_notes import MAX_UNKNOWN, UnknownNames
+from cog_triton.system.printable import shortened
+from cog_triton.text import chat, client_json, stop_strings
+from cog_triton.text.guide import Guide
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.stop_strings import StopMatcher, WordLimits
+
+BEYOND: dict[str, tuple[str, str, Work]] = {
+    "fields of a template": (
+        "E1003",
+        "more than 16 fields",
+        lambda: render("{prompt}" * 17, "x"),
+    ),
+    "pieces of a template": (
+        "E1003",
+        "16384 pieces",
+        lambda: render("{prompt}" + "{{" * 20_000, "x"),
+    ),
+    "text of a template": (
+        "E1002",
+        "makes 32000000 characters of text; 9049088 at most",
+        lambda: render("{prompt}" * 16, "x" * 2_000_000),
+    ),
+    "tools": ("E1005", "at most 1024 items", lambda: parse_chat(tools=tools(1025))),
+    "a number": (
+        "E1006",
+        "a number has 33 characters; 32 at most",
+        lambda: chat.parse_messages(call(f'{{"a":{"9" * 33}}}')),
+    ),
+    "a number beyond doubles": (
+        "E1006",
+        "1e400 is beyond the range",
+        lambda: chat.parse_messages(call('{"a":1e400}')),
+    ),
+    "depth of arguments": (
+        "E1006",
+        "nested deeper than 64 levels",
+        lambda: chat.parse_messages(call('{"a":' + "[" * 64 + "]" * 64 + "}")),
+    ),
+    "depth that Python refuses": (
+        "E1006",
+        "nested deeper than 64 levels",
+        lambda: chat.parse_messages(call('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")),
+    ),
+    "values of arguments": (
+        "E1005",
+        "values; 262144 at most",
+        lambda: chat.parse_messages(call('{"a":[' + "0," * 262_144 + "0]}")),
+    ),
+    "a schema's number": (
+        "E1005",
+        "a number has 4000 characters",
+        lambda: Guide("json_schema", '{"const":' + "9" * 4000 + "}").check("w"),
+    ),
+    "stop strings with commas": (
+        "E1005",
+        "has 70000 characters; 65600 at most",
+        lambda: WordLimits(64, 1024).parse("stop_sequences", "," * 70_000),
+    ),
+    "log probabilities": (
+        "E1005",
+        f"{MAX_LOG_PROBS} at most",
+        lambda: check_log_probs([planned((1 << 16) + 1, 1)], 64, 0),
+    ),
+}
+
+
+def planned(max_tokens: int, prompt: int, *, of_prompt: bool = False) -> GenerationRequest:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return GenerationRequest(
+        input_ids=[1] * prompt, sampling=sampling, stops=(), prompt_log_probs=of_prompt
+    )
+
+
+@pytest.mark.parametrize("name", list(BEYOND))
+def test_beyond_a_bound_there_is_a_code(name: str) -> None:
+    code, rule, work = BEYOND[name]
+    with pytest.raises(CogTritonError, match=re.escape(rule)) as caught:
+        work()
+    assert caught.value.code == code
+
+
+def test_up_to_a_bound_all_is_taken() -> None:
+    render("{prompt}" * 16, "x" * 1000)
+    parse_chat(tools=tools(1024))
+    chat.parse_messages(call('{"a":[' + "0," * 262_000 + "0]}"))
+    chat.parse_messages(call('{"a":' + "[" * 63 + "]" * 63 + "}"))
+    check_log_probs([planned(1 << 17, 1000)], 1, 20)
+    check_log_probs([planned(1, 4096, of_prompt=True)] * 64, 1, 1)
+    with pytest.raises(InvalidArgument, match="logprobs"):
+        check_log_probs([planned(1, 1 << 17, of_prompt=True)], 64, 0)
+
+
+def test_only_some_unknown_names_are_compared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_notes, "_noted", set())
+    compared = []
+    monkeypatch.setattr(log_notes, "nearest", lambda name, _: compared.append(name) or "")
+    unknown = UnknownNames(logging.getLogger("x"), "field", ["known"])
+    assert {unknown.hint(f"n{number}") for number in range(1000)} == {""}
+    assert len(compared) == MAX_UNKNOWN
+    assert len(caplog.messages) == MAX_UNKNOWN + 1
+    assert caplog.messages[-1] == "field: more than 20 names are unknown, and ignored"
+
+
+def test_long_words_are_near_nothing() -> None:
+    assert nearest("mesages", ["messages"]) == "; did you mean 'messages'?"
+    assert nearest("m" * 97, ["m" * 96]) == ""
+    assert nearest("m" * 95, ["m" * 97]) == ""
+
+
+def test_shortened_values_have_long_keys_cut() -> None:
+    assert len(shortened({"\x7f" * 10**6: 1})) == 80
+    assert shortened(["a", 1]) == "['a', 1]"
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "{", "[1,]", '"\x01"', "1e999", "٣", ""])
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        client_json.parse(text)
+
+
+def test_json_of_a_client_has_its_values() -> None:
+    value = {"a": [1, -2.5e3, True, None, "1e999 ,[{" * 40], "b": {}}
+    assert client_json.parse(json.dumps(value)) == value
+    assert client_json.parse(json.dumps(",[{" * 100)) == ",[{" * 100
+
+
+@pytest.mark.parametrize("escaped", [r"\ud800", r"\uDFFF", r"\ud800a"])
+def test_lone_surrogates_of_arguments_are_refused(escaped: str) -> None:
+    with pytest.raises(BadMessages, match="not Unicode"):
+        chat.parse_messages(call(f'{{"a":"{escaped}"}}'))
+
+
+def test_sequences_share_the_tables_of_their_stop_strings() -> None:
+    stop_strings._fallback.cache_clear()
+    for _ in range(64):
+        StopMatcher([f"{'a' * 1000}{number}" for number in range(64)])
+    assert stop_strings._fallback.cache_info().misses == 64
+
+
+def test_a_data_url_has_few_escapes() -> None:
+    with pytest.raises(InvalidArgument, match="more than 65536 escapes"):
+        data_url("image/png;base64," + "%41" * 65_537)
+    assert data_url("image/png;base64,%2b%2B%2f%3D") == base64.b64decode(b"++/=")
+
+
+def test_base64_is_decoded_within_the_limit() -> None:
+    data = base64.b64encode(bytes(100)).decode()
+    with pytest.raises(InvalidArgument, match="MAX_IMAGE_BYTES"):
+        read_data_url("w", f"data:image/png;base64,{data}", ImageLimits(size=50))

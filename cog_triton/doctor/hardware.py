@@ -11,8 +11,9 @@ from pathlib import Path
 from cog_triton.artifact.compatibility import require_gpu, sm_names
 from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.doctor.port_owners import own_server
-from cog_triton.errors import EngineIncompatible
+from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.system import ports
+from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import http_thread_queues
 
 _GB = 1e9
@@ -78,6 +79,10 @@ def shared_memory(ranks: int, directory: Path = Path("/dev/shm")) -> Check:
 def disk(directory: Path, needed: int = 0) -> Check:
     """Check free disk space for unpacked engines below `directory`; `needed` is in bytes."""
     existing = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        require_usable(existing)
+    except CogTritonError as error:
+        return fail("disk", error.detail, "set COG_TRITON_WORK_DIR to another directory")
     free = shutil.disk_usage(existing).free
     found = f"{free / _GB:.1f} GB free at {directory}"
     advice = "free some, or set COG_TRITON_WORK_DIR to a larger disk"

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
@@ -24,6 +25,7 @@ from cog_triton.system.work_dir import work_dir_errors
 from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
 from cog_triton.triton.engine_identity import parking_place
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
+from cog_triton.triton.shell_safe import shell_safe
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.02
@@ -99,8 +101,15 @@ class TritonServer:
                 self._work_dir, self._settings.tritonserver, self._settings.tritonserver_backend_dir
             )
         prefix = new_shm_prefix(self._work_dir)
+        hosts = self._settings.mpi_hosts or ""
+        backends = shell_safe(triton.backend_directory, prefix, hosts)
         command = launch.launch_command(
-            self._settings, triton, self._repository, self._work_dir, prefix, self._world_size
+            self._settings,
+            replace(triton, backend_directory=backends),
+            shell_safe(self._repository, prefix, hosts),
+            self._work_dir,
+            prefix,
+            self._world_size,
         )
         self._stop_signal = command.stop_signal
         environment = without_secrets(command.environment, self._secrets)

@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+from cog_triton.serving.coglet.readiness_file import require_writable
 from cog_triton.serving.coglet.slot_limit import limit_slots
 from cog_triton.system import log_format
 
@@ -54,6 +55,7 @@ def main() -> None:
     """Run ``python -m cog.server.http`` with the arguments of this process."""
     log_format.configure_from_environment("json")
     limit_slots(os.environ)
+    require_writable(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
     threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True).start()
     runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
@@ -23,7 +21,6 @@ from cog_triton.system.public_addresses import (
 )
 
 _MAX_URL = 8192
-_FILTER = "webhook_events_filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +79,6 @@ def check_webhook(
         f"webhook={redact_address(str(url))[:200]!r}: its host {rule}; WEBHOOK_HOSTS of the server"
         " names the hosts that webhooks may go to"
     )
-
-
-def relayed(body: bytes, address: str) -> tuple[object, bytes] | None:
-    """The webhook of a prediction's JSON, and the JSON with one below `address` in its place.
-
-    None if it names none. The end is always asked for; the address tells whether it is to be passed
-    on. The JSON is written anew, so that coglet reads nothing that was not seen here.
-
-    Raises:
-        InvalidArgument: not a JSON object, or one that has no JSON of its own, such as 1e999.
-    """
-    try:
-        request = json.loads(body)
-        if not isinstance(request, dict):
-            raise InvalidArgument("body: must be a JSON object")
-        if (webhook := request.get("webhook")) is None:
-            return None
-        events = request.get(_FILTER)
-        tells_end = not isinstance(events, list) or "completed" in events
-        if isinstance(events, list) and not tells_end:
-            request[_FILTER] = [*events, "completed"]
-        request["webhook"] = f"{address}{int(tells_end)}/{quote(str(webhook), safe='')}"
-        text = json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return webhook, text.encode()
-    except ValueError as error:
-        raise InvalidArgument(f"body: not JSON: {str(error)[:200]}") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -404,6 +404,28 @@ def test_coglet_is_told_to_post_to_the_door() -> None:
     assert told["webhook_events_filter"] == ["output", "completed"]
 
 
+@pytest.mark.parametrize(
+    "name", ["..", ".", "a/b", "../../x", "/tmp/x", "", "a" * 201, "a\nb", "%2e", "-x"]
+)
+def test_an_id_that_is_no_name_of_a_directory_is_refused(name: str) -> None:
+    escaped = json.dumps({"id": name}).replace("id", "i\\u0064")
+    for body in (json.dumps({"id": name, "input": {}}), escaped):
+        found = decided(cog(), "POST", "/predictions", body.encode())
+        assert isinstance(found, Answer)
+        assert (found.status, json.loads(found.body)["error"][:5]) == (400, "E1005")
+    if name and "/" not in name and "\n" not in name:
+        assert status(cog(), "PUT", f"/predictions/{name}", b"{}") == 400
+
+
+def test_usual_ids_pass() -> None:
+    for name in ("pred_18ea3f8bc132108a", "7b5c1e9e-0d2f-4f0e", "a.b:c~d@e=f+g", "x" * 200):
+        body = json.dumps({"id": name, "input": {"prompt": '"id"'}}).encode()
+        assert status(cog(), "POST", "/predictions", body) == 200
+        assert status(cog(), "PUT", f"/predictions/{name}", body) == 200
+    for body in (b'{"id":null}', b'{"input":{"id":"a/b"}}', b'{"id":7}'):
+        assert status(cog(), "POST", "/predictions", body) == 200
+
+
 def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:
     reason = "E2105 TritonUnavailable: a"
     gate = cog(health={"status": "UNHEALTHY", "user_healthcheck_error": reason})

@@ -17,8 +17,9 @@ from webhook_receiver import CERTIFICATE, Receiver
 
 from cog_triton.door import webhook_delivery, webhook_relay
 from cog_triton.door.chain_launcher import _with_direct_loopback
+from cog_triton.door.prediction_bodies import relayed
 from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules, relayed
+from cog_triton.door.webhooks import WebhookRules
 from cog_triton.errors import InvalidArgument
 
 HOST = "hooks.example.com"

@@ -11,7 +11,8 @@ from pathlib import Path
 from cog_triton.artifact.compatibility import require_gpu, sm_names
 from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.doctor.port_owners import own_server
-from cog_triton.errors import CogTritonError, EngineIncompatible
+from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
+from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import http_thread_queues
@@ -91,6 +92,19 @@ def disk(directory: Path, needed: int = 0) -> Check:
     if free < needed + 5 * _GB:
         return warn("disk", found, advice)
     return ok("disk", found)
+
+
+def predictions() -> Check:
+    """Check the directory that Cog makes others in for each prediction."""
+    place, refusal = prediction_directory.PLACE, prediction_directory.namespace_refusal()
+    try:
+        prediction_directory.require_usable()
+    except TritonStartFailed as error:
+        found, _, advice = error.detail.partition(": ")
+        return fail("predictions", found, advice)
+    if refusal is None:
+        return ok("predictions", f"each server has a private {place}")
+    return ok("predictions", f"all servers of this user share {place}: {refusal}")
 
 
 def http_queues() -> Check:

@@ -20,6 +20,7 @@ from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.front_door import FrontDoor
 from cog_triton.door.listener import BACKLOG
 from cog_triton.errors import CogTritonError
+from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format
 from cog_triton.system.gc_tuning import tune_for_serving
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     log_format.configure_from_environment("json")
     try:
         settings = load_settings()
+        if not options.beside_triton:
+            prediction_directory.require_usable()
         descriptors = raise_soft_limit()
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}

@@ -15,6 +15,7 @@ from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.serving.cog_environment import cog_environment, engine_environment
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
+from cog_triton.serving.coglet import prediction_directory
 from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import open_files, reaper
@@ -91,6 +92,7 @@ class CogServer:
         if settings.cog_triton_engine is None:
             require_gpu(settings.cog_triton_sm)
         require_usable(settings.work_dir)
+        prediction_directory.require_usable()
         open_files.raise_soft_limit()
         require_ports(settings, self._host, self._port)
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")

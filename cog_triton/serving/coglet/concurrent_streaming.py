@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -20,6 +21,8 @@ from types import GeneratorType
 from typing import Any
 
 from cog import CancelationException
+
+from cog_triton.serving.coglet import prediction_directory
 
 Chunks = Generator[str, None, None]
 
@@ -88,14 +91,20 @@ class _CompletedFuture:
         self._cancelled = False
 
     def result(self) -> Any:
+        prediction_id = inspect.getcoroutinelocals(self._coroutine).get("prediction_id", "")
         try:
             contextvars.copy_context().run(self._coroutine.send, None)
         except StopIteration as ended:
             value = ended.value
+        except Exception:
+            prediction_directory.remove(prediction_id)
+            raise
         else:
             self._coroutine.close()
             raise RuntimeError("run() must not wait for anything: its stream may")
         if isinstance(value, GeneratorType):
+            # However it ends, one that is never begun included.
+            weakref.finalize(value, prediction_directory.remove, prediction_id)
             self._cancel_stream = _cancellers.pop(value, None)
             if self._cancelled and self._cancel_stream:
                 self._cancel_stream()

@@ -16,10 +16,13 @@ import logging
 import os
 import runpy
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
 
+from cog_triton.errors import TritonStartFailed
+from cog_triton.serving.coglet.prediction_directory import prediction_directory
 from cog_triton.serving.coglet.readiness_file import require_writable
 from cog_triton.serving.coglet.slot_limit import limit_slots
 from cog_triton.system import log_format
@@ -57,8 +60,14 @@ def main() -> None:
     limit_slots(os.environ)
     require_writable(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
-    threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True).start()
-    runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)
+    tuning = threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True)
+    try:
+        with prediction_directory():  # before there is any thread
+            tuning.start()
+            runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)
+    except TritonStartFailed as error:
+        _log.error("%s", error)
+        sys.exit(1)
 
 
 def _tune_if_listening(descriptor: int, port: int) -> bool:

@@ -229,7 +229,7 @@ class TritonUnavailable(FrameworkError):
 
 
 class TritonStartFailed(FrameworkError):
-    """Triton died or was not ready in time during start-up; carries its last log lines."""
+    """Triton or Cog died or was late at the start, or failed its first request; with log lines."""
 
     code = "E2106"
 

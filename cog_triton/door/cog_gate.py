@@ -75,7 +75,8 @@ class CogGate(PrivateGate):
             starting = swapping is not None and not swapping.ready
             if starting or not self._route.upstream.state.listens:
                 return json_answer(503, {"status": "STARTING"})
-            return self._forward(request)
+            health = self._route.upstream.state.revise_health
+            return replace(self._forward(request), revise=health)
         asked = f"{request.method} {path}"
         if asked == "HEAD /":  # liveness of Cog's parent
             return self._forward(request)

@@ -1,16 +1,20 @@
 """State of Cog, read from its /health-check, for what the front door answers in its place.
 
-Also the names of the inputs that it takes, from its /openapi.json, which never change.
+Also the names of the inputs that it takes, from its /openapi.json, which never change. Cog says
+READY when its worker is set up; that a prediction passes through Cog itself is shown by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from contextlib import suppress
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.door.private_json import read_json
+from cog_triton.door.message import Answer, json_answer
+from cog_triton.door.private_json import ask, read_json
 
 _STARTING = ("STARTING", "UNKNOWN", None)
 _HEALTH, _SCHEMA = b"/health-check", b"/openapi.json"
@@ -18,13 +22,22 @@ _STARTING_PERIOD_S = 0.05
 _PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
 _FRESH_TIMEOUT_S = 5.0
+_CHECK_TIMEOUT_S = 60.0
+_CHECK = json.dumps({"input": {"prompt": "a", "max_tokens": 1}}).encode()
+_RETRIED = (409, 503)
+_FAILED = "SETUP_FAILED"
+_READY = ("READY", "BUSY")
+_log = logging.getLogger(__name__)
 
 
 class CogState:
     """Whether Cog listens, and whether it serves predictions; `watch` keeps it current."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, check_id: str | None = None) -> None:
+        """With `check_id`, it is READY once a prediction of this id has passed through Cog."""
         self._port = port
+        self._check_id = check_id
+        self._withheld: dict[str, Any] | None = None if check_id is None else {"status": "STARTING"}
         self._inputs: frozenset[str] | None = None
         self._failure: errors.CogTritonError | None = None
         self.status: str | None = None
@@ -37,7 +50,7 @@ class CogState:
     @property
     def is_set_up(self) -> bool:
         """Whether set-up has succeeded, whatever has happened since."""
-        return self.status not in (*_STARTING, "SETUP_FAILED")
+        return self.status not in (*_STARTING, _FAILED)
 
     @property
     def failure(self) -> errors.CogTritonError | None:
@@ -52,6 +65,17 @@ class CogState:
         if self._failure is not None:
             raise self._failure
 
+    def require_checked(self) -> None:
+        """Raise E2105 or E2106 until a prediction has passed through Cog."""
+        if self._withheld is not None and self._failure is not None:
+            raise self._failure
+
+    def revise_health(self, status: int, body: bytes) -> Answer | None:
+        """The answer in place of Cog's READY while no prediction has passed through Cog."""
+        if self._withheld is None or json.loads(body).get("status") not in _READY:
+            return None
+        return json_answer(status, self._withheld)
+
     async def input_names(self) -> frozenset[str]:
         """Names of the inputs of a prediction; none if Cog does not tell."""
         if self._inputs is None:
@@ -64,7 +88,10 @@ class CogState:
         """Read the state again and again, until cancelled."""
         while True:
             try:
-                self._take(await asyncio.wait_for(self._read(), _TIMEOUT_S))
+                health = await asyncio.wait_for(self._read(), _TIMEOUT_S)
+                if health.get("status") in _READY and self._check_id is not None:
+                    await self._check(self._check_id)
+                self._take(health)
             except ConnectionError:
                 self.listens = False
             except asyncio.TimeoutError:
@@ -81,11 +108,33 @@ class CogState:
 
         return await read_json(self._port, path, on_connected)
 
+    async def _check(self, prediction_id: str) -> None:
+        """Send one small prediction; what a restart of Triton explains is tried again."""
+        path = f"/predictions/{prediction_id}".encode()
+        try:
+            asking = ask(self._port, b"PUT", path, body=_CHECK)
+            status, body = await asyncio.wait_for(asking, _CHECK_TIMEOUT_S)
+            answer = json.loads(body) if status == 200 else {"error": f"HTTP status {status}"}
+        except asyncio.TimeoutError:
+            status, answer = 0, {"error": f"no answer within {_CHECK_TIMEOUT_S:g} s"}
+        reason = str(answer.get("error"))
+        known = errors.from_text(reason)
+        if status in _RETRIED or isinstance(known, errors.TritonUnavailable):
+            return
+        self._check_id = self._withheld = None
+        # A user error is of an older release, of an engine that makes embeddings alone perhaps.
+        if answer.get("status") != "succeeded" and not isinstance(known, errors.UserError):
+            error = errors.TritonStartFailed(f"the first prediction through Cog failed: {reason}")
+            _log.error("%s", error)
+            self._withheld = {"status": _FAILED, "setup": {"logs": str(error)}}
+
     def _take(self, health: dict[str, Any]) -> None:
+        if health.get("status") in _READY:
+            health = self._withheld or health
         self.hangs = False
         status = self.status = health.get("status")
         reason = str(health.get("user_healthcheck_error") or "")
-        if status == "SETUP_FAILED":
+        if status == _FAILED:
             logs = str(health.get("setup", {}).get("logs", ""))
             self._failure = errors.from_text(logs) or errors.TritonUnavailable("set-up failed")
         elif status in _STARTING:

@@ -59,6 +59,8 @@ class OpenAIGate(PrivateGate):
         asks_page = self._page and reads and request.path == static_page.PATH
         if asks_page and self._access.api_key is not None:
             return _PAGE
+        if request.path == _HEALTH:
+            self._route.upstream.state.require_checked()
         if not (reads and request.path in self._open):
             self._access.check(request)
         if asks_page:

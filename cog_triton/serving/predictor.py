@@ -198,6 +198,9 @@ class Predictor(BaseRunner):  # type: ignore[misc]
 
         `engine_inputs` are inputs that only this engine has; `transform` may change the stream.
         """
+        door = self._runtime.settings.cog_triton_drain_file
+        if door is not None and concurrent_streaming.prediction_id() == door.name:
+            return concurrent_streaming.cancellable_stream(self._check(), lambda: None)
         with self._reporting_rejections():
             self._runtime.family.abilities.require_generation()
             sampling, notes = inputs.sampling(), inputs.notes()
@@ -214,6 +217,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             yield from transform(self._generate(stream, log_metrics), stream.generation)
 
         return concurrent_streaming.cancellable_stream(chunks(), ticket.cancel)
+
+    def _check(self) -> Generator[str, None, None]:
+        """Answer to the front door's own prediction, whose id no client knows; it is not counted.
+
+        Any engine has one, such as of embeddings alone.
+        """
+        self._runtime.generator.probe()
+        yield "ready"
 
     def _render(self, inputs: PredictionInputs) -> RenderedPrompt:
         settings, tokenizer = self._runtime.settings, self._runtime.tokenizer

@@ -23,6 +23,8 @@ class Cog:
         self.status = status
         self.reads = 0
         self.schema: dict[str, Any] = {}
+        self.prediction: bytes = b""
+        self.predictions: list[bytes] = []
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -30,19 +32,23 @@ class Cog:
         self.reads += 1
         body = json.dumps({"status": self.status, **self.schema}).encode()
         with suppress(asyncio.IncompleteReadError):
-            await read_request(reader)
+            request = await read_request(reader)
             await self.answers.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + body)
+            if request.startswith(b"PUT"):
+                self.predictions.append(request)
+                writer.write(self.prediction)
+            else:
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + body)
         writer.close()
 
 
 @asynccontextmanager
-async def cog_with(status: str) -> AsyncIterator[tuple[Cog, CogState]]:
+async def cog_with(status: str, check_id: str | None = None) -> AsyncIterator[tuple[Cog, CogState]]:
     """A Cog that says `status`, and its state."""
     cog = Cog(status)
     server = await asyncio.start_server(cog.handle, "127.0.0.1", 0)
     try:
-        yield cog, CogState(server.sockets[0].getsockname()[1])
+        yield cog, CogState(server.sockets[0].getsockname()[1], check_id)
     finally:
         server.close()
 
@@ -115,6 +121,105 @@ def test_a_cog_that_stops_answering_hangs(monkeypatch: pytest.MonkeyPatch) -> No
             assert not state.is_set_up
             cog.answers.set()
             await until(lambda: not state.hangs)
+            watching.cancel()
+
+    run(main())
+
+
+def answer(code: int = 200, **values: str) -> bytes:
+    return b"HTTP/1.1 %d X\r\n\r\n" % code + json.dumps(values).encode()
+
+
+SUCCEEDED = answer(status="succeeded")
+READY = b'{"status":"READY","setup":{"logs":"all is well"}}'
+
+
+def revised(state: CogState) -> dict[str, Any]:
+    """What /health-check says while Cog says READY."""
+    found = state.revise_health(200, READY)
+    return dict(json.loads(READY if found is None else found.body))
+
+
+def test_ready_is_said_once_a_prediction_has_passed() -> None:
+    async def main() -> None:
+        async with cog_with("READY", "drain-1") as (cog, state):
+            cog.prediction = answer(503, error="E2105 TritonUnavailable: restarting")
+            assert revised(state)["status"] == "STARTING"
+            assert state.revise_health(200, b'{"status":"STARTING"}') is None
+            watching = asyncio.ensure_future(state.watch())
+            await until(lambda: len(cog.predictions) > 1)
+            assert not state.is_set_up
+            with pytest.raises(errors.TritonUnavailable, match="starting"):
+                state.require_checked()
+            with pytest.raises(errors.TritonUnavailable, match="starting"):
+                await state.require_serving()
+            assert revised(state)["status"] == "STARTING"
+            cog.prediction = SUCCEEDED
+            await until(lambda: state.is_set_up)
+            state.require_checked()
+            await state.require_serving()
+            assert revised(state)["status"] == "READY"
+            sent = len(cog.predictions)
+            await until(lambda: state.status == "READY")
+            assert len(cog.predictions) == sent
+            assert cog.predictions[-1].startswith(b"PUT /predictions/drain-1 HTTP/1.1\r\n")
+            watching.cancel()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reason"),
+    [
+        (
+            answer(status="failed", error="Permission denied (os error 13)"),
+            r"Permission denied \(os error 13\)",
+        ),
+        (answer(500, error="no"), "HTTP status 500"),
+        (answer(error="E2101 TritonTimeout: late"), "E2101"),
+    ],
+)
+def test_a_first_prediction_that_fails_is_a_failed_start(prediction: bytes, reason: str) -> None:
+    async def main() -> None:
+        async with cog_with("READY", "drain-1") as (cog, state):
+            cog.prediction = prediction
+            watching = asyncio.ensure_future(state.watch())
+            await until(lambda: state.status == "SETUP_FAILED")
+            for required in (state.require_serving(), asyncio.to_thread(state.require_checked)):
+                with pytest.raises(errors.TritonStartFailed, match=reason):
+                    await required
+            health = revised(state)
+            assert health["status"] == "SETUP_FAILED"
+            assert isinstance(errors.from_text(health["setup"]["logs"]), errors.TritonStartFailed)
+            assert not state.is_set_up
+            assert len(cog.predictions) == 1
+            watching.cancel()
+
+    run(main())
+
+
+def test_a_first_prediction_without_an_answer_is_a_failed_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cog_state, "_CHECK_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with cog_with("READY", "drain-1") as (cog, state):
+            checking = asyncio.ensure_future(state._check("drain-1"))
+            cog.answers.clear()
+            await checking
+            assert "no answer within 0.05 s" in revised(state)["setup"]["logs"]
+            cog.answers.set()
+
+    run(main())
+
+
+def test_what_an_older_release_refuses_has_passed_through_cog() -> None:
+    async def main() -> None:
+        async with cog_with("READY", "drain-1") as (cog, state):
+            cog.prediction = answer(error="E1005 InvalidArgument: embeddings alone")
+            watching = asyncio.ensure_future(state.watch())
+            await until(lambda: state.is_set_up)
             watching.cancel()
 
     run(main())

@@ -79,9 +79,8 @@ class Upstream:
         self.ports = ports
         self.chain = chain
         self.backends = Backends({ports[port] for port in _WARM if port in ports})
-        generates = "TRITON_HTTP_PORT" in ports  # a builder does not
-        check_id = chain.drain_file.name if chain is not None and generates else None
-        self.state = CogState(ports.get("PORT", 0), check_id)
+        drain_file = None if chain is None else chain.drain_file
+        self.state = CogState(ports.get("PORT", 0), drain_file.name if drain_file else None)
         self._tasks: list[asyncio.Task[None]] = []
         self._drain: asyncio.Future[None] | None = None
 

@@ -20,19 +20,19 @@ from cog_triton.engines.base import StepEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import OWNER, STEPS, TOKENS
 from cog_triton.errors import CogTritonError
-from cog_triton.keeper.engine_progress import ProgressRecord
 from cog_triton.system import local_socket
+from cog_triton.system.shared_time import SharedTime
 
 _log = logging.getLogger(__name__)
 _STATS_PERIOD_S = 0.1
 
 
 def run_engine(
-    engine: StepEngine, control: Connection, listener: socket.socket, progress: ProgressRecord
+    engine: StepEngine, control: Connection, listener: socket.socket, progress: SharedTime
 ) -> None:
     """Serve `engine` to who connects to `listener`, until `control` brings None.
 
-    `progress` is told when the next step is due. Raises EOFError or OSError when the process at
+    `progress` is set to when the next step is due. Raises EOFError or OSError when the process at
     the other end of `control` is gone.
     """
     loop = _EngineLoop(engine, control, listener, progress)
@@ -48,7 +48,7 @@ class _EngineLoop:
         engine: StepEngine,
         control: Connection,
         listener: socket.socket,
-        progress: ProgressRecord,
+        progress: SharedTime,
     ) -> None:
         self._engine = engine
         self._progress = progress
@@ -94,10 +94,10 @@ class _EngineLoop:
         A step that is overdue stays so until one brings an event, whatever messages come.
         """
         if held or not self._running:
-            self._progress.due(math.inf)
+            self._progress.set(math.inf)
             self._progressed = True
         elif wait or self._progressed:
-            self._progress.due(time.monotonic() + (wait or 0.0))
+            self._progress.set(time.monotonic() + (wait or 0.0))
             self._progressed = False
 
     def _behind(self) -> list[Peer]:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from cog_triton.backend import triton_log
 from cog_triton.backend.engine_loop import run_engine
 from cog_triton.errors import CogTritonError
-from cog_triton.keeper.engine_progress import ProgressRecord
 from cog_triton.keeper.keeper_messages import Attach, Opened
 from cog_triton.system import gc_tuning, local_socket
+from cog_triton.system.shared_time import SharedTime
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
             control.send(Opened())
             opened.serve(control, listener)
         else:
-            progress = ProgressRecord()
+            progress = SharedTime()
             control.send(Opened(progress.descriptor))
             run_engine(opened, control, listener, progress)
 

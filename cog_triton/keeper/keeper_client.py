@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
+from cog_triton.keeper import watchdog
 from cog_triton.keeper.adoption import AdoptedKeeper, ParkingPlace, adopt
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_messages import (
     GPUS,
+    HEARTBEAT_S,
     KEEPER_VARIABLE,
     REPLICAS_VARIABLE,
     EngineDied,
@@ -30,6 +34,8 @@ _PROGRAM = "cog_triton.keeper.keeper_process"
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 12.0
 _POLL_S = 0.01
+_SILENCE_S = 2 * HEARTBEAT_S
+_KEEPER = "the engine keeper"
 
 
 class KeeperClient:
@@ -65,11 +71,12 @@ class KeeperClient:
             *(f"{GPUS}{share}" for share in replicas.gpus),
         ]
         self._process: reaper.Reaped | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._deaths: asyncio.Queue[EngineDied] = asyncio.Queue()
         self._leased = asyncio.Event()
         self._kept = EnginesKept()
+        self._due = math.inf
         self.lost = False
         """Whether the keeper has died since its last start."""
 
@@ -133,7 +140,7 @@ class KeeperClient:
     def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
-        self._reading = asyncio.ensure_future(self._read(reader))
+        self._following = asyncio.ensure_future(self._until_lost(reader, writer))
 
     def engine_memory(self) -> Mapping[str, int]:
         """Resident memory in bytes of engine processes, those at work and spares."""
@@ -191,16 +198,39 @@ class KeeperClient:
         self._process = None
 
     def _hang_up(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        if self._following is not None:
+            self._following.cancel()
         if self._writer is not None:
             self._writer.close()
-        self._reading = self._writer = self._adopted = None
+        self._following = self._writer = self._adopted = None
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _until_lost(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take messages until the keeper has died, was stopped, or hangs; the next start kills it.
+
+        The same goes for its reaper.
+        """
+        if self._adopted is not None:
+            root = self._adopted.program.root
+        else:
+            assert self._process is not None
+            root = self._process.process.pid
+        pid = local_socket.peer_pid(writer.get_extra_info("socket"))
+        self._due = time.monotonic() + _SILENCE_S
+        watch = watchdog.watch(_KEEPER, pid, lambda: {root, pid}, lambda: self._due)
+        ends = [asyncio.ensure_future(self._read(reader)), asyncio.ensure_future(watch)]
+        try:
+            (first, *_), _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            self._kept, self.lost = EnginesKept(), True
+            self._deaths.put_nowait(EngineDied(first.result()))
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> str:
         try:
             while True:
                 event = await message_stream.receive(reader)
+                self._due = time.monotonic() + _SILENCE_S
                 if isinstance(event, EngineLeased):
                     self._leased.set()
                 elif isinstance(event, EnginesKept):
@@ -210,5 +240,4 @@ class KeeperClient:
                         self._leased.clear()
                     self._deaths.put_nowait(event)
         except EOFError:
-            self._kept, self.lost = EnginesKept(), True
-            self._deaths.put_nowait(EngineDied("the engine keeper has died"))
+            return f"{_KEEPER} has died"

@@ -19,6 +19,8 @@ KEEPER_VARIABLE = "COG_TRITON_ENGINE_KEEPER"
 REPLICAS_VARIABLE = "COG_TRITON_ENGINE_REPLICAS"
 """Environment variable of tritonserver with the number of engines that its stubs lease."""
 
+HEARTBEAT_S = 0.25
+"""Longest silence of a keeper that is well."""
 GPUS = "gpus="
 """Begin of an argument of the keeper's program: the GPUs of one engine."""
 
@@ -60,7 +62,7 @@ class Attach:
 class Opened:
     """From an engine process that has loaded its engine, and listens.
 
-    `progress` is the descriptor of its `ProgressRecord`, if it keeps one.
+    `progress` is the descriptor of the `SharedTime` when its next step is due, if it keeps one.
     """
 
     progress: int | None = field(default=None, compare=False)
@@ -156,7 +158,10 @@ class EngineDied:
 
 @dataclass(frozen=True, slots=True)
 class EnginesKept:
-    """To the supervisor: process ids of the engines' reapers, of those at work and of spares."""
+    """To the supervisor: process ids of the engines' reapers, of those at work and of spares.
+
+    It comes at least every `HEARTBEAT_S`.
+    """
 
     leased: tuple[int, ...] = ()
     spare: tuple[int, ...] = ()

@@ -23,6 +23,7 @@ from cog_triton.errors import CogTritonError
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
     GPUS,
+    HEARTBEAT_S,
     Attach,
     EngineEvent,
     EngineLeased,
@@ -216,13 +217,21 @@ class EngineKeeper:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._watchers.add(writer)
+        beating = asyncio.ensure_future(self._beat(writer))
         try:
             while True:
                 message = await message_stream.receive(reader)
                 if isinstance(message, KillLeased):
                     self._pool.kill_leased(message.reason, message.replica)
         finally:
+            beating.cancel()
             self._watchers.discard(writer)
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        """Tell again and again what is known, as a sign of life."""
+        while True:
+            message_stream.send(writer, self._pool.kept())
+            await asyncio.sleep(HEARTBEAT_S)
 
 
 async def _main(

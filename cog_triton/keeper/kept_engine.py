@@ -12,14 +12,17 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, EngineNotRestored
-from cog_triton.keeper import engine_watchdog
+from cog_triton.keeper import watchdog
 from cog_triton.keeper.keeper_messages import EngineSpec, Opened
 from cog_triton.keeper.sleep_messages import FallAsleep, SleepChanged, WakeUp
 from cog_triton.system import isolated_python, message_stream, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
+from cog_triton.system.process_state import with_descendants
+from cog_triton.system.shared_time import SharedTimeReader
 
 _log = logging.getLogger(__name__)
 _PROGRAM = "cog_triton.backend.engine_process"
@@ -83,7 +86,6 @@ class KeptEngine:
         self._reason: str | None = None
         self._control: asyncio.StreamWriter | None = None
         self._answers: asyncio.Queue[SleepChanged] = asyncio.Queue()
-        self._watching: asyncio.Future[None] | None = None
         self._descriptors: list[int] = []
         command = [spec.python, "-m", _PROGRAM, spec.engine, json.dumps(dict(spec.parameters))]
         with self.log.open("wb") as log:
@@ -95,6 +97,7 @@ class KeptEngine:
                 stderr=log,
             )
         self._watch_exit(self._process.process.pid)
+        self._watching = asyncio.ensure_future(self._watch(self.root_pid, None))
 
     @property
     def root_pid(self) -> int:
@@ -114,6 +117,7 @@ class KeptEngine:
                 self.state = EngineState.READY
                 self._loaded.set()
                 _log.info("engine process %d has loaded in %.2f s", self.number, self.load_s)
+                self._watching.cancel()
                 self._watching = asyncio.ensure_future(self._watch(pid, message.progress))
             elif isinstance(message, CogTritonError):
                 self._error = message
@@ -207,11 +211,12 @@ class KeptEngine:
 
     async def _watch(self, pid: int, progress: int | None) -> None:
         with suppress(OSError):  # it has ended meanwhile
-            self.kill(await engine_watchdog.watch(pid, self.root_pid, progress))
+            due = None if progress is None else SharedTimeReader(pid, progress).read
+            pids = partial(with_descendants, self.root_pid)
+            self.kill(await watchdog.watch("the engine", pid, pids, due))
 
     def _end(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watching.cancel()
         if self.state is not EngineState.DEAD:
             self.was_leased = self.state is EngineState.LEASED
             self.state = EngineState.DEAD

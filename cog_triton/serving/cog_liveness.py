@@ -12,8 +12,7 @@ from typing import NoReturn
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.cog_health import HealthClient, HealthLimits, HealthMonitor
 from cog_triton.settings import Settings
-from cog_triton.system import reaper
-from cog_triton.triton.liveness import process_state
+from cog_triton.system.process_state import process_state, with_descendants
 
 _ROLES = {
     b"\0cog_triton.door\0": "front door",
@@ -26,7 +25,7 @@ _TELL_S = 2.0
 
 
 class CogProcesses:
-    """Cog's front door, parent and worker among the descendants of the process `root`."""
+    """Cog's front door, parent and worker, and their reapers, from the process `root` on."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -40,7 +39,7 @@ class CogProcesses:
         roles = self._roles()
         several = list(roles.values()).count("parent") > 1
         for pid, role in roles.items():
-            if process_state(pid) == "T" and not (several and role != "front door"):
+            if process_state(pid) == "T" and not (several and not role.startswith("front door")):
                 return f"Cog's {role} (process {pid}) was stopped"
         return None
 
@@ -56,13 +55,14 @@ class CogProcesses:
         return bool(found)
 
     def _roles(self) -> dict[int, str]:
+        """By process id; that of a reaper is to be the reaper of the process that has a role."""
         found: dict[int, str] = {}
-        for pid in reaper.descendants(self._root):
+        for pid in with_descendants(self._root):
             with suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
                 for part, role in _ROLES.items():
-                    if part in line and _REAPER not in line:
-                        found[pid] = role
+                    if part in line:
+                        found[pid] = f"{role}'s reaper" if _REAPER in line else role
         return found
 
 

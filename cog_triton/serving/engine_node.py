@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import subprocess
@@ -22,11 +23,13 @@ from cog_triton.errors import CogTritonError, InvalidArgument, VLLMUnknownError
 from cog_triton.serving.engine_preparation import open_configured
 from cog_triton.settings import Settings
 from cog_triton.system import isolated_python, reaper
+from cog_triton.system.process_state import stopped, with_descendants
 from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.triton.model_repository import ENGINE_MODEL
 
 _PROGRAM = "cog_triton.engines.vllm.node_process"
 _POLL_S, _STOP_S = 0.1, 10.0
+_LOOKS = 10  # polls from one look at all processes to the next
 _AT_ONCE_S = 1.0
 
 
@@ -139,10 +142,14 @@ class _Node:
         given = {**self._given, "rank": rank, "leader": link.leader, "address": link.address}
         command = [self._python, "-m", _PROGRAM, json.dumps(given)]
         workers = reaper.spawn(command, env=self._environment)
+        looks = itertools.count()
         try:
             while not self._stopped:
                 if (told := link.heard(_POLL_S)) is not None:
                     return told
+                below = with_descendants(workers.process.pid) if next(looks) % _LOOKS == 0 else ()
+                if (one := stopped(below)) is not None:
+                    raise VLLMUnknownError(f"node {rank}: process {one} of vLLM's was stopped")
                 if (code := workers.poll()) is not None:
                     raise VLLMUnknownError(
                         f"node {rank}: vLLM's workers ended with code {code}; the lines above say"

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
@@ -22,7 +23,7 @@ from cog_triton.system import open_files, ports
 from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.secret_variables import SERVER_KEYS
 from cog_triton.system.work_dir import require_usable
-from cog_triton.triton import launch
+from cog_triton.triton import launch, liveness
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.server import TritonServer
 
@@ -172,22 +173,25 @@ async def _wait_for_exit(
     stop: asyncio.Future[None],
 ) -> None:
     engines: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stopped = asyncio.ensure_future(liveness.wait_until_stopped(server.root_pid))
     if server.keeper is not None:
         engines = asyncio.ensure_future(
             _require_engines(server.keeper, settings.triton_max_restarts)
         )
+    waits: list[asyncio.Future[Any]] = [stop, engines, stopped]
     try:
         while server.alive:
             _require_open(door)
-            await asyncio.wait(
-                {stop, engines}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(waits, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return
             if engines.done():
                 engines.result()
+            if stopped.done():
+                raise TritonUnavailable(f"{stopped.result()}; stopping")
     finally:
         engines.cancel()
+        stopped.cancel()
     if not stop.done():
         raise TritonUnavailable(
             f"Triton has died; its last lines (of {server.log}):\n{server.log_tail()}"

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from typing_extensions import Self
 
 from cog_triton.system import reaper
+from cog_triton.system.process_state import process_state, stopped, with_descendants
 
 _SERVER = "tritonserver"
 _STUB = "triton_python_backend_stub"
 _POLL_S = 0.25
 _DEAD = ("", "Z", "X")
-UNKNOWN = "?"
+_RESCAN_LOOKS = 8
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.M)
 
 
 class ProcessLiveness:
-    """Liveness watch over all descendants of one process; use as a context manager.
+    """Liveness watch over a reaper and all its descendants; use as a context manager.
 
     The kernel reports the death of a server or stub (pidfd_open(2)); that of other processes is
     ignored. A SIGSTOP is seen in proc(5) within 0.25 s.
     """
 
     def __init__(self, root: int) -> None:
-        """`root` is their common ancestor; create this when all of them run."""
-        self._pids = reaper.descendants(root)
+        """`root` is the reaper; create this when all of them run."""
+        self._pids = with_descendants(root)
         self._names = _named(self._pids)
         self._descriptors: dict[int, int] = {}
 
@@ -62,18 +62,31 @@ class ProcessLiveness:
                 # A dying server takes its stubs along, so it is named first.
                 for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
                     if states[pid] in _DEAD:
-                        return f"{self._describe(pid)} has died"
+                        return f"{_described(pid, self._names)} has died"
                 for pid, state in states.items():
                     if state == "T":
-                        return f"{self._describe(pid)} was stopped"
+                        return f"{_described(pid, self._names)} was stopped"
                 if died.is_set():  # and could not be looked at
                     await asyncio.sleep(_POLL_S)
         finally:
             for descriptor in self._descriptors.values():
                 loop.remove_reader(descriptor)
 
-    def _describe(self, pid: int) -> str:
-        return f"{self._names.get(pid, 'a process of Triton')} (process {pid})"
+
+async def wait_until_stopped(root: int) -> str:
+    """Wait until the reaper `root`, or a process below it, was stopped; says which."""
+    looks = 0
+    while True:
+        if looks % _RESCAN_LOOKS == 0:
+            pids = with_descendants(root)
+        looks += 1
+        if (pid := stopped(pids)) is not None:
+            return f"{_described(pid, _named([pid]))} was stopped"
+        await asyncio.sleep(_POLL_S)
+
+
+def _described(pid: int, names: Mapping[int, str]) -> str:
+    return f"{names.get(pid, 'a process of Triton')} (process {pid})"
 
 
 def named_processes(root: int) -> dict[int, str]:
@@ -114,18 +127,3 @@ def _name(pid: int) -> str | None:
             model = Path(words[place + 1]).parent.parent.name if len(words) > place + 1 else "?"
             return f"the stub of {model}"
     return None
-
-
-def process_state(pid: int) -> str:
-    """State letter of proc(5), e.g. T for stopped; blank if there is no such process.
-
-    UNKNOWN while this process has no file descriptor to read it with.
-    """
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return UNKNOWN
-        raise

@@ -169,6 +169,23 @@ def test_death_of_triton_ends_the_server(make: Callable[..., Alone]) -> None:
     assert "E2105 TritonUnavailable: Triton has died" in output
 
 
+@pytest.mark.parametrize("word", ["bin/tritonserver", "keeper_process"])
+@pytest.mark.parametrize("whose", ["reaper.py", ""])
+def test_a_stopped_process_ends_the_server(
+    make: Callable[..., Alone], word: str, whose: str
+) -> None:
+    server = make(*MOCK)
+    server.until_ready()
+    lines = processes_of(server.work_dir).items()
+    (pid,) = [pid for pid, line in lines if word in line and ("reaper.py" in line) == bool(whose)]
+    os.kill(pid, signal.SIGSTOP)
+    code, output = server.finish()
+    assert code == 1
+    assert f"process {pid}" in output
+    assert "was stopped" in output
+    wait_until(lambda: not processes_of(server.work_dir))
+
+
 def test_an_engine_that_keeps_dying_ends_the_server(make: Callable[..., Alone]) -> None:
     server = make(*MOCK, TRITON_MAX_RESTARTS="1")
     server.until_ready()

@@ -14,7 +14,8 @@ import pytest
 from scripted_server import wait_until
 
 from cog_triton.serving.cog_liveness import CogProcesses
-from cog_triton.triton.liveness import process_state
+from cog_triton.system import reaper
+from cog_triton.system.process_state import process_state
 
 SLEEP = "import time; time.sleep(60)"
 COMMANDS = {
@@ -64,6 +65,21 @@ def test_a_stopped_process_is_named(cog: StandIns, role: str) -> None:
     os.kill(cog.pids[role], signal.SIGSTOP)
     wait_until(lambda: cog.processes.stopped() is not None)
     assert cog.processes.stopped() == f"Cog's {role} (process {cog.pids[role]}) was stopped"
+
+
+@pytest.mark.parametrize("role", ["front door", "parent"])
+def test_a_stopped_reaper_is_named(role: str) -> None:
+    process = reaper.spawn(COMMANDS[role])
+    try:
+        processes = CogProcesses(process.process.pid)
+        wait_until(lambda: len(processes._roles()) == 2)
+        assert processes.stopped() is None
+        process.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: processes.stopped() is not None)
+        told = f"Cog's {role}'s reaper (process {process.process.pid}) was stopped"
+        assert processes.stopped() == told
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize("role", ["worker", "parent"])

@@ -20,10 +20,11 @@ from cog_triton.backend.guest_client import GuestClient
 from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, TritonStartFailed, TritonUnavailable
-from cog_triton.keeper import engine_watchdog
+from cog_triton.keeper import keeper_client, watchdog
 from cog_triton.keeper.engine_lease import EngineLease, keeper_name, locate_engine
-from cog_triton.keeper.engine_watchdog import HangDetector
 from cog_triton.keeper.keeper_messages import KEEPER_VARIABLE, EngineSpec
+from cog_triton.keeper.watchdog import HangDetector
+from cog_triton.system.process_state import process_state
 from cog_triton.text.sampling import SamplingParams
 
 FOREVER = 10**9
@@ -225,8 +226,8 @@ def test_a_long_step_is_no_hang(keeper: Keeper) -> None:
     idle = HangDetector(owner.pid, lambda: math.inf, looks=2)
     until(detector.hangs)  # it sleeps, and this detector takes a step to be overdue
     owner.submit(SPINNING, 1)
-    ticks = engine_watchdog._cpu_time(owner.pid)
-    until(lambda: engine_watchdog._cpu_time(owner.pid) > ticks + 5)
+    ticks = watchdog._cpu_time(owner.pid)
+    until(lambda: watchdog._cpu_time(owner.pid) > ticks + 5)
     for _ in range(20):
         assert not detector.hangs()
         assert not idle.hangs()
@@ -284,3 +285,62 @@ def test_a_triton_without_a_keeper_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(KEEPER_VARIABLE, raising=False)
     with pytest.raises(TritonUnavailable, match=f"{KEEPER_VARIABLE} is not set"):
         keeper_name()
+
+
+def program_of(keeper: Keeper) -> int:
+    """Process id of the keeper itself."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in keeper.pids}
+    (pid,) = [
+        pid for pid, line in lines.items() if b"keeper_process" in line and b"reaper.py" not in line
+    ]
+    return pid
+
+
+@pytest.mark.parametrize("whose", ["keeper", "keeper's reaper"])
+def test_a_stopped_keeper_ends_as_a_dead_one(keeper: Keeper, whose: str) -> None:
+    """With a stopped keeper its engine dies, too, which it cannot tell."""
+    owner = Owner(keeper)
+    engine, program = owner.pid, program_of(keeper)
+    assert keeper.client._process is not None
+    stopped = program if whose == "keeper" else keeper.client._process.process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    if whose == "keeper":
+        os.kill(engine, signal.SIGKILL)
+    assert keeper.death() == f"process {stopped} of the engine keeper was stopped"
+    assert time.monotonic() - began < PATIENCE_S / 4
+    assert not keeper.client.alive
+    keeper.start()
+    assert process_state(program) in ("", "Z")
+    again = Owner(keeper)
+    assert again.answer(1) == [2, 3, 4]
+    owner.engine.close()
+    again.engine.close()
+
+
+def test_a_keeper_that_hangs_ends_as_a_dead_one(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_client, "_PROGRAM", "hanging_keeper")
+    keeper.run(keeper.client.stop())
+    keeper.start()
+    assert keeper.client._process is not None
+    (pid,) = keeper.pids
+    keeper.client._process.signal(signal.SIGUSR1)
+    assert keeper.death() == (
+        f"the engine keeper's process ({pid}) hangs: asleep for 2 s amid its work"
+    )
+    keeper.start()
+    owner = Owner(keeper)
+    assert owner.answer(1) == [2, 3, 4]
+    owner.engine.close()
+
+
+def test_an_engine_whose_reaper_was_stopped_is_replaced(keeper: Keeper) -> None:
+    owner = Owner(keeper)
+    root = int(Path(f"/proc/{owner.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(root, signal.SIGSTOP)
+    assert keeper.death() == f"process {root} of the engine was stopped"
+    assert owner.answer(1) == [2, 3, 4]
+    until(lambda: not Path(f"/proc/{root}").exists())
+    owner.engine.close()

@@ -23,8 +23,8 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem, decode
 from cog_triton.errors import InvalidArgument, TritonUnavailable
-from cog_triton.keeper.engine_progress import ProgressRecord
 from cog_triton.system import local_socket
+from cog_triton.system.shared_time import SharedTime
 from cog_triton.text.sampling import SamplingParams
 
 PATIENCE_S = 10
@@ -59,7 +59,7 @@ class Engine(CountingEngine):
 class World:
     def __init__(self) -> None:
         self.engine = Engine()
-        self.progress = ProgressRecord()
+        self.progress = SharedTime()
         self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
         self.control, self._theirs = Pipe()
         self._listener = local_socket.listen(self.socket)
@@ -294,7 +294,7 @@ def test_a_guest_that_leaves_at_once_does_no_harm(world: World) -> None:
 
 
 def test_the_next_step_is_due_while_requests_run(world: World) -> None:
-    due = world.progress._due
+    due = world.progress._time
     until(lambda: due[0] == math.inf)
     submit(world.owner, 1, 1, FOREVER)
     receive(world.owner)
@@ -308,14 +308,14 @@ def test_the_next_step_is_due_while_requests_run(world: World) -> None:
 def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
     world.engine.hangs = True
     submit(world.owner, 1, 1, FOREVER)
-    until(lambda: world.progress._due[0] <= time.monotonic())
-    due = world.progress._due[0]
+    until(lambda: world.progress._time[0] <= time.monotonic())
+    due = world.progress._time[0]
     submit(world.owner, 2, 1, FOREVER)
     until(lambda: world.engine.live == 2)
     steps = world.engine.steps
     world.owner.send(("cancel", 2, None))
     until(lambda: world.engine.steps > steps)
-    assert world.progress._due[0] == due
+    assert world.progress._time[0] == due
 
 
 def test_the_keeper_ends_the_engine(world: World) -> None:

@@ -48,7 +48,7 @@ def of(small: FakeTritonServer, word: str) -> list[int]:
 def trouble_after(small: FakeTritonServer, word: str, number: int) -> str:
     async def main() -> str:
         await ready(small)
-        (victim, *_) = [pid for pid in of(small, word) if pid != small.server.root_pid]
+        (victim, *_) = [*of(small, word), small.server.root_pid]
         with ProcessLiveness(small.server.root_pid) as liveness:
             watch = asyncio.ensure_future(liveness.wait_for_failure())
             await asyncio.sleep(0.1)
@@ -69,6 +69,7 @@ def trouble_after(small: FakeTritonServer, word: str, number: int) -> str:
         ("preprocessing/1/model.py", signal.SIGKILL, "the stub of preprocessing (process"),
         ("bin/tritonserver", signal.SIGSTOP, "tritonserver (process"),
         ("preprocessing/1/model.py", signal.SIGSTOP, "the stub of preprocessing (process"),
+        ("reaper.py", signal.SIGSTOP, "a process of Triton (process"),
         ("sleep\x00601", signal.SIGSTOP, "a process of Triton (process"),
     ],
 )

@@ -9,9 +9,9 @@ import pytest
 from test_triton_connections import Seen
 
 from cog_triton.errors import TritonUnavailable
+from cog_triton.system.process_state import UNKNOWN, process_state
 from cog_triton.triton.http_exchange import ExchangeBroken
 from cog_triton.triton.http_stream import HTTPStream
-from cog_triton.triton.liveness import UNKNOWN, process_state
 from cog_triton.triton.triton_connections import TritonConnections
 
 

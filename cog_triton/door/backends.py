@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Protocol, cast
+
+from cog_triton.system.shared_time import SharedTime
 
 _WARM = 8
 _REFILL_S = 0.05
@@ -18,6 +23,32 @@ class Relayed(Protocol):
 
     def break_off(self) -> None:
         """End it now."""
+
+
+class TritonUse:
+    """Use of Triton's own API through the door, which the worker reads when an engine has died.
+
+    The time is inf while a request is in flight, else that of the end of the last one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """`file`, which must be new, is where the worker finds it."""
+        self.file = file
+        self._time = SharedTime(file)
+        self._time.set(-math.inf)
+        self._in_flight = 0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Context of an inference request, until its response has ended."""
+        self._in_flight += 1
+        self._time.set(math.inf)
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._time.set(time.monotonic())
 
 
 class Backends:

@@ -7,8 +7,10 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
+from cog_triton.door.backends import TritonUse
 from cog_triton.door.private_ports import PrivatePorts, cog_environment
 from cog_triton.door.upstream import Chain, Upstream, Variant
+from cog_triton.serving.triton_use import TRITON_USE_VARIABLE
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
 
@@ -34,10 +36,12 @@ class ChainLauncher:
         reserved = PrivatePorts(self._names)
         builds = "TRITON_HTTP_PORT" not in self._names
         drain_file = None if builds else self._work_dir / f"drain-{secrets.token_hex(8)}"
+        triton_use = None if drain_file is None else TritonUse(drain_file.with_suffix(".use"))
         environment = {
             **cog_environment(self._settings, reserved.numbers),
             **variant.environment,
             "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
+            TRITON_USE_VARIABLE: str(triton_use.file if triton_use else ""),
         }
         if self._started > 1:  # the parking place is the first one's
             environment["PARK_ENGINE"] = "0"
@@ -59,7 +63,7 @@ class ChainLauncher:
         except BaseException:
             reserved.close()
             raise
-        chain = Chain(process, reserved, drain_file, environment, variant)
+        chain = Chain(process, reserved, drain_file, environment, variant, triton_use)
         return Upstream(name, reserved.numbers, chain)
 
 

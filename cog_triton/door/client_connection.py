@@ -195,10 +195,10 @@ class ClientConnection(asyncio.Protocol):
                 ended.set_result((whole, keep_alive))
 
         relay = self._relay = Relay(forward, self._transport, keep_alive, on_end, self._moderation)
-        backends, port = forward.backends, forward.port
+        backends, port, use = forward.backends, forward.port, forward.use
         del forward
         try:
-            with backends.request(relay):
+            with use(), backends.request(relay):
                 await backends.connect(relay, port)
                 whole, keep_alive = await ended
         except OSError:

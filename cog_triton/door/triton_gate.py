@@ -110,7 +110,9 @@ class TritonGate(PrivateGate):
         else:
             body = await run(len(body), rewritten_generation, body, bounds, tensors)
         to = await self._route.upstream_of()
-        return self._passed(request, body, header_length, to)
+        forward = self._passed(request, body, header_length, to)
+        use = to.chain.triton_use if to.chain is not None else None
+        return forward if use is None else replace(forward, use=use.request)
 
     async def _inflated(self, request: Request) -> bytes:
         limits, encoding = self._limits, request.header(b"content-encoding")

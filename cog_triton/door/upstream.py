@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cog_triton.door.backends import Backends
+from cog_triton.door.backends import Backends, TritonUse
 from cog_triton.door.cog_state import CogState
 from cog_triton.door.private_json import ask, read_json
 from cog_triton.door.private_ports import PrivatePorts
@@ -66,6 +66,7 @@ class Chain:
     drain_file: Path | None
     environment: Mapping[str, str] = field(repr=False)
     variant: Variant = field(repr=False)
+    triton_use: TritonUse | None = field(default=None, repr=False)
 
 
 class Upstream:
@@ -159,9 +160,11 @@ class Upstream:
         if self.chain is not None:
             self.chain.reaper.kill()
             self.chain.reserved.close()
-            if self.chain.drain_file is not None:
-                with suppress(OSError):
-                    self.chain.drain_file.unlink(missing_ok=True)
+            use = self.chain.triton_use
+            for file in (self.chain.drain_file, use.file if use else None):
+                if file is not None:
+                    with suppress(OSError):
+                        file.unlink(missing_ok=True)
 
     def stop_watching(self) -> None:
         """End the tasks of `follow` and `watch`."""

@@ -22,7 +22,7 @@ from cog_triton.keeper.sleep_messages import FallAsleep, SleepChanged, WakeUp
 from cog_triton.system import isolated_python, message_stream, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.process_state import with_descendants
-from cog_triton.system.shared_time import SharedTimeReader
+from cog_triton.system.shared_time import SharedTimeReader, file_of
 
 _log = logging.getLogger(__name__)
 _PROGRAM = "cog_triton.backend.engine_process"
@@ -211,7 +211,7 @@ class KeptEngine:
 
     async def _watch(self, pid: int, progress: int | None) -> None:
         with suppress(OSError):  # it has ended meanwhile
-            due = None if progress is None else SharedTimeReader(pid, progress).read
+            due = None if progress is None else SharedTimeReader(file_of(pid, progress)).read
             pids = partial(with_descendants, self.root_pid)
             self.kill(await watchdog.watch("the engine", pid, pids, due))
 

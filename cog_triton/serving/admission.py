@@ -216,27 +216,27 @@ class Admission:
         with self._changed:
             return sum(ticket.stay.exposed for ticket in self._running)
 
-    def pause(self, error: CogTritonError) -> None:
+    def pause(self, error: CogTritonError, *, blame: bool = True) -> None:
         """The engine has died: reject new requests with `error`; running and queued ones wait.
 
-        One that too many deaths are blamed on ends with E2108.
+        One that too many deaths are blamed on ends with E2108; without `blame`, this is none.
         """
         fatal: list[Ticket] = []
         with self._changed:
             self._rejection = error
             if not self._paused:
                 self._paused, self._closed = True, False
-                self._order.died(ticket.stay for ticket in self._running)
+                self._order.died((ticket.stay for ticket in self._running), blame=blame)
                 fatal = self._fatal()
         _condemn(fatal)
 
-    def lose(self, replica: int) -> None:
+    def lose(self, replica: int, *, blame: bool = True) -> None:
         """One of several engines has died: what it had goes on at the others.
 
-        One that too many deaths are blamed on ends with E2108.
+        For E2108 and `blame` see `pause`.
         """
         with self._changed:
-            self._order.lost((ticket.stay for ticket in self._running), replica)
+            self._order.lost((ticket.stay for ticket in self._running), replica, blame=blame)
             fatal = self._fatal()
             turns = self._next_turns()
         _condemn(fatal)

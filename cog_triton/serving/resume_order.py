@@ -57,8 +57,11 @@ class ResumeOrder:
         """Whether newcomers have to wait: some go on first, or a suspect is to be alone."""
         return bool(self._released) or any(stay.suspect for stay in self._prefilling)
 
-    def died(self, running: Iterable[Stay]) -> None:
-        """The engine died, or the last of several, maybe of one of the suspects."""
+    def died(self, running: Iterable[Stay], *, blame: bool = True) -> None:
+        """The engine died, or the last of several, maybe of one of the suspects.
+
+        Without `blame` it may have died of a request that is none of these.
+        """
         running = list(running)
         suspects = [stay for stay in running if stay.exposed]
         in_engine = [
@@ -67,9 +70,9 @@ class ResumeOrder:
         self.stopped()
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
-            stay.blamed += (in_engine if stay.on_trial else suspects) == [stay]
+            stay.blamed += blame and (in_engine if stay.on_trial else suspects) == [stay]
 
-    def lost(self, running: Iterable[Stay], replica: int) -> None:
+    def lost(self, running: Iterable[Stay], replica: int, *, blame: bool = True) -> None:
         """One of several engines died: what it had goes on at the others, at once.
 
         Others run at those, so that whoever is on trial is not alone; its prefill is.
@@ -81,7 +84,7 @@ class ResumeOrder:
         self._prefilling.difference_update(there)
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
-            stay.blamed += suspects == [stay]
+            stay.blamed += blame and suspects == [stay]
         self._released |= set(filter(self._is_lost, self._waiting))
         self._in_doubt = self._waiting > self._released
 

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission
+from cog_triton.serving.engine_checks import TICK_S, EngineChecks, Sick, done_within
 from cog_triton.serving.memory_limit import MemoryLimit
+from cog_triton.serving.triton_use import TritonUse
 from cog_triton.settings import Settings
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.liveness import ProcessLiveness
@@ -30,9 +31,6 @@ _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 STABLE_S = 5.0
 """Seconds of readiness after which a failure is no longer one in a row."""
-_TICK_S = 0.1
-_CHECK_TIMEOUT_S = 30.0
-_CHECK_PAUSE_S = 5.0
 _DEATH_S = 10.0
 
 
@@ -52,13 +50,6 @@ class _Failure(NamedTuple):
     reason: str
     engine_only: bool
     replica: int | None = None
-
-
-class _Sick(NamedTuple):
-    """An engine that fails its checks, None for the only one, and how."""
-
-    replica: int | None
-    reason: str
 
 
 class Supervisor:
@@ -101,8 +92,9 @@ class Supervisor:
         self._admission = admission
         self._on_failed = on_failed
         self._memory_limit = MemoryLimit(settings.triton_memory_limit, admission)
+        self._triton_use = TritonUse(settings.triton_grpc_port)
         self._loop = asyncio.new_event_loop()
-        self._check_requested = asyncio.Event()
+        self._checks = EngineChecks(transport, probe, admission, replicas)
         self._started: Future[None] = Future()
         self._restarts_disabled = False
         self._task: asyncio.Task[Any] | None = None
@@ -152,7 +144,7 @@ class Supervisor:
 
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""
-        self._call_on_loop(self._check_requested.set)
+        self._call_on_loop(self._checks.requested.set)
 
     def _call_on_loop(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and Triton has ended
@@ -216,8 +208,8 @@ class Supervisor:
         _log.error("engine %d: %s%s; others serve", replica, reason, self._server.oom_hint())
         self.restarts += 1
         self._replicas.forget(replica)
-        self._admission.lose(replica)
-        self._check_requested.set()  # who fared ill at another engine meanwhile is to go on, too
+        self._admission.lose(replica, blame=not self._triton_use.recent())
+        self._checks.requested.set()  # who fared ill at another engine meanwhile is to go on, too
 
     async def _restarted_as_planned(self, watch: asyncio.Future[Any]) -> bool:
         """Wait for a failure, and restart Triton if it exceeds its memory limit before."""
@@ -254,7 +246,7 @@ class Supervisor:
         await start(self._client.is_ready, self._verify)
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
-        self._check_requested.clear()
+        self._checks.requested.clear()
         self._stop_waiting()
         # Before readiness is told: a newcomer is served from then on.
         self._admission.open()
@@ -331,7 +323,7 @@ class Supervisor:
             )
             if self._admission.resumes:
                 self._limit_wait()
-                self._admission.pause(self.error)
+                self._admission.pause(self.error, blame=not self._triton_use.recent())
                 return
         self._admission.close(self.error)
 
@@ -364,20 +356,20 @@ class Supervisor:
             ]
             if keeper is not None:
                 deaths.append(asyncio.ensure_future(keeper.wait_for_death()))
-            check = asyncio.ensure_future(self._watch_requested_checks())
+            check = asyncio.ensure_future(self._checks.watch())
             watches = [*deaths, check, asyncio.ensure_future(self._watch_readiness())]
             try:
                 done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
                 if done.isdisjoint(deaths):
                     # What is dead refuses requests, too, but its death is the better reason.
-                    await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(deaths, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
                 first = next(watch for watch in watches if watch.done())
                 found = first.result()
                 if isinstance(found, str):
                     return _Failure(found, engine_only=False)
                 if keeper is None or keeper.lost:
                     return _Failure(found.reason, engine_only=False)
-                if isinstance(found, _Sick):
+                if isinstance(found, Sick):
                     keeper.kill_engine(found.reason, found.replica)
                     if found.replica is None:
                         return _Failure(found.reason, engine_only=True)
@@ -400,63 +392,13 @@ class Supervisor:
             began = time.monotonic()
             probe = asyncio.ensure_future(self._client.is_ready())
             limit = self._settings.triton_probe_timeout
-            if not await _done_within(probe, limit):
+            if not await done_within(probe, limit):
                 if self._transport.last_token_at < began:
                     return f"tritonserver did not answer for {limit:g} s (TRITON_PROBE_TIMEOUT)"
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
 
-    async def _watch_requested_checks(self) -> _Sick:
-        """Engine checks after failed requests; returns the first engine that fails them."""
-        while True:
-            await self._check_requested.wait()
-            self._check_requested.clear()
-            if self._replicas is None:
-                if reason := await self._check(self._transport, self._probe):
-                    return _Sick(None, reason)
-            else:
-                # What has died is known then, and its requests go on as those of a dead engine.
-                await asyncio.sleep(_TICK_S)
-                for replica, stream in self._replicas.serving.items():
-                    probe = partial(self._probe, transport=stream)
-                    reason = await self._check(stream, probe)
-                    if reason and replica in self._replicas.serving:
-                        return _Sick(replica, reason)
-            self._admission.release()
-            await asyncio.sleep(_CHECK_PAUSE_S)
-
-    async def _check(self, transport: TokenTransport, probe: Callable[[], None]) -> str:
-        """Check of an engine: what is wrong with it, if two one-token requests fail; else blank.
-
-        The first of them may have gone the way of the failed one, a connection that was breaking.
-        """
-        for last in (False, True):
-            began = time.monotonic()
-            check = asyncio.ensure_future(asyncio.to_thread(probe))
-            if not await _done_within(check, _CHECK_TIMEOUT_S):
-                if transport.last_token_at < began:
-                    silence = f"silent for {_CHECK_TIMEOUT_S:g} s"
-                    return f"a request failed, and the engine has been {silence}"
-                break
-            if not isinstance(error := check.exception(), CogTritonError):
-                break
-            if last:
-                return f"the engine fails every request: {error}"
-        return ""
-
 
 def _first_line(text: str) -> str:
     """The part of a reason for clients; the other lines are from Triton's log."""
     return text.partition("\n")[0]
-
-
-async def _done_within(task: asyncio.Future[Any], seconds: float) -> bool:
-    """Whether `task` is done in time, counted in ticks of this loop, so that its own delays
-    are not taken for the task's."""
-    # Its failure may come when nobody waits any more, which asyncio would log.
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    for _ in range(math.ceil(seconds / _TICK_S)):
-        if (await asyncio.wait({task}, timeout=_TICK_S))[0]:
-            return True
-    task.cancel()
-    return False

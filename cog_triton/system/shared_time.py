@@ -17,8 +17,13 @@ _SIZE = 8
 class SharedTime:
     """The writer's side; `descriptor` is of the memory."""
 
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("shared-time")
+    def __init__(self, file: Path | None = None) -> None:
+        """With `file`, which must be new, also a reader in another user namespace finds it."""
+        if file is None:
+            self.descriptor = os.memfd_create("shared-time")
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(self.descriptor, _SIZE)
         self._time = memoryview(mmap.mmap(self.descriptor, _SIZE)).cast("d")
         self.set(math.inf)
@@ -28,13 +33,18 @@ class SharedTime:
         self._time[0] = at
 
 
-class SharedTimeReader:
-    """The reader's side, of the process `pid` of our own user."""
+def file_of(pid: int, descriptor: int) -> Path:
+    """File of a descriptor of the process `pid`, which must be of our own user namespace."""
+    return Path(f"/proc/{pid}/fd/{descriptor}")
 
-    def __init__(self, pid: int, descriptor: int) -> None:
-        """Raises OSError when the process is gone; what is open then can be read on."""
-        with Path(f"/proc/{pid}/fd/{descriptor}").open("rb") as file:
-            memory = mmap.mmap(file.fileno(), _SIZE, prot=mmap.PROT_READ)
+
+class SharedTimeReader:
+    """The reader's side, of a process of our own user."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError when `file` is gone; what is open then can be read on."""
+        with file.open("rb") as opened:
+            memory = mmap.mmap(opened.fileno(), _SIZE, prot=mmap.PROT_READ)
         self._time = memoryview(memory).cast("d")
 
     def read(self) -> float:

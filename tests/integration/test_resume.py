@@ -2,13 +2,19 @@
 
 import json
 import os
+import queue
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 from resume_clients import (
     ENGINE,
     MOCK,
@@ -21,12 +27,16 @@ from resume_clients import (
     stop_after,
     until_arrived,
 )
-from stack import Stack, wait_until
+from stack import Stack, processes_of, wait_until
 
 pytestmark = pytest.mark.integration
 
 STUB, TRITON = "engine_steps/1/model.py", "bin/tritonserver"
 VICTIMS = (ENGINE, STUB, TRITON)
+
+
+def pids(stack: Stack) -> set[int]:
+    return set(processes_of(stack.work_dir))
 
 
 def strike(stack: Stack, victim: str) -> float:
@@ -110,6 +120,72 @@ def test_a_request_that_kills_the_engine_ends_alone(
     again = stack.predict("Die of this.", max_tokens=50, inject="crash")
     assert again["error"].startswith("E2108 FatalRequest: ")
     assert stack.health() == "READY"
+
+
+@pytest.mark.parametrize(
+    "watched", ["keeper.keeper_process", "backend.engine_process", "bin/tritonserver"]
+)
+@pytest.mark.parametrize("reaper", [False, True])
+def test_no_stream_is_lost_when_a_process_or_its_reaper_is_stopped(
+    make_stack: Callable[..., Stack], says: Callable[[int], str], watched: str, reaper: bool
+) -> None:
+    """The engine dies at the same time, which a stopped keeper cannot tell."""
+    stack = make_stack(**MOCK)
+    clients, streams, tokens = Clients(stack), 6, 400
+    with ThreadPoolExecutor(streams) as pool:
+        answers = [pool.submit(clients.run, n, tokens) for n in range(streams)]
+        until_arrived(stack, streams)
+        clients.until_flowing(answers, streams)
+        lines = processes_of(stack.work_dir)
+        (engine,) = pids_of(stack, ENGINE)
+        of_all = [(pid, line.split(" -- ")) for pid, line in lines.items() if watched in line]
+        (stopped,) = [pid for pid, (first, *_) in of_all if ("reaper.py" in first) == reaper]
+        os.kill(stopped, signal.SIGSTOP)
+        if stopped != engine:
+            os.kill(engine, signal.SIGKILL)
+        began = time.monotonic()
+        wait_until(lambda: stack.health() == "UNHEALTHY" or stopped not in pids(stack))
+        print(f"noticed after {time.monotonic() - began:.1f} s")
+        wait_until(lambda: stopped not in pids(stack), PATIENCE_S)
+        wait_until(lambda: stack.health() == "READY", PATIENCE_S)
+        print(f"READY after {time.monotonic() - began:.1f} s")
+        assert [answer.result(PATIENCE_S) for answer in answers] == (
+            [Told(says(tokens), "length", tokens)] * streams
+        )
+
+
+@pytest.mark.parametrize("api", ["http", "grpc"])
+def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
+    make_stack: Callable[..., Stack], says: Callable[[int], str], api: str
+) -> None:
+    """The only stream in the engine has no token at any of three deaths."""
+    stack = make_stack(**MOCK, MOCK_PREFILL_MS="5000")
+    body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
+
+    def infer() -> None:
+        if api == "grpc":
+            text = grpcclient.InferInput("text_input", [1, 1], "BYTES")
+            text.set_data_from_numpy(np.array([[b"Hello."]], dtype=object))
+            size = grpcclient.InferInput("max_tokens", [1, 1], "INT32")
+            size.set_data_from_numpy(np.array([[30]], dtype=np.int32))
+            ends: queue.Queue[Any] = queue.Queue()
+            with grpcclient.InferenceServerClient(f"127.0.0.1:{stack.grpc}") as client:
+                client.start_stream(lambda result, error: ends.put(error))
+                client.async_stream_infer("ensemble", [text, size])
+                assert ends.get(timeout=PATIENCE_S) is not None
+            return
+        url = f"{stack.triton}/v2/models/ensemble/generate_stream"
+        with suppress(httpx.HTTPError):
+            httpx.post(url, json=body, timeout=PATIENCE_S)
+
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(Clients(stack).stream, 1, 40)
+        for _ in range(3):
+            other = pool.submit(infer)
+            wait_until(lambda: stack.engine_requests() == 2, PATIENCE_S)
+            strike(stack, TRITON)
+            other.result(PATIENCE_S)
+        assert answer.result(PATIENCE_S) == Told(says(40), "length", 40)
 
 
 def test_clients_that_leave_while_they_wait_leave_nothing_in_the_engine(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +17,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 from cog_triton.serving import engine_preparation
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.supervisor import Supervisor
+from cog_triton.serving.engine_checks import EngineChecks
 from cog_triton.settings import load_settings
 
 
@@ -43,19 +42,11 @@ def checked(streams: Streams) -> Any:
     """What the check of all engines finds; TimeoutError if nothing is wrong."""
 
     async def run() -> Any:
-        asked = Supervisor(
-            load_settings(),
-            cast(Any, None),
-            cast(Any, None),
-            cast(Any, streams),
-            streams.probe,
-            Admission(1, math.inf, resumes=True),
-            lambda: None,
-            cast(Any, streams),
+        asked = EngineChecks(
+            cast(Any, streams), streams.probe, Admission(1, resumes=True), cast(Any, streams)
         )
-        asked._loop.close()
-        asked._check_requested.set()
-        return await asyncio.wait_for(asked._watch_requested_checks(), 2)
+        asked.requested.set()
+        return await asyncio.wait_for(asked.watch(), 2)
 
     return asyncio.run(run())
 

@@ -60,6 +60,18 @@ def test_a_death_counts_for_those_that_were_in_the_engine_alone() -> None:
     assert (made[0].blamed, made[0].suspect) == (0, False)
 
 
+def test_nobody_is_blamed_for_a_death_that_others_may_have_caused() -> None:
+    order = ResumeOrder()
+    only = Stay()
+    for _ in range(2 * MAX_DEATHS):
+        only.exposed = True
+        order.died([only], blame=False)
+        only.exposed = True
+        order.lost([only], 0, blame=False)
+    assert only.blamed == 0
+    assert only.suspect, "it goes on alone in prefill all the same"
+
+
 def test_the_verdict_needs_a_death_alone_in_the_engine() -> None:
     order = ResumeOrder()
     made = stays(order, 3, exposed=1)

@@ -20,7 +20,7 @@ from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
-from cog_triton.serving import supervisor
+from cog_triton.serving import engine_checks, supervisor
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
@@ -199,7 +199,8 @@ def test_with_resume_a_crash_costs_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
-    item = Supervised(tmp_path, resumes=True)
+    # On a slow machine, a probe that is late would be a second failure.
+    item = Supervised(tmp_path, resumes=True, triton_probe_timeout=PATIENCE_S)
     item.start()
     streams = [item.stream(90) for _ in range(4)]
     assert all(stream.flowing.wait(PATIENCE_S) for stream in streams[:2])
@@ -357,8 +358,8 @@ def test_one_failed_check_does_not_restart(
             raise TritonUnavailable("the step stream has ended; try again")
         probe()
 
-    monkeypatch.setattr(supervised.supervisor, "_probe", fail_first)
-    monkeypatch.setattr(supervisor, "_CHECK_PAUSE_S", 0)
+    monkeypatch.setattr(supervised.supervisor._checks, "probe", fail_first)
+    monkeypatch.setattr(engine_checks, "_PAUSE_S", 0)
     supervised.supervisor.check_engine()
     until(lambda: len(checks) == 2 or supervised.supervisor.restarts > 0)
     supervised.supervisor.check_engine()
@@ -376,7 +377,7 @@ def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
         supervised.generator.probe()
         tested.set()
 
-    supervised.supervisor._probe = probe
+    supervised.supervisor._checks.probe = probe
     assert isinstance(supervised.stream(3).end(), TritonUnknownError)
     assert tested.wait(PATIENCE_S)
     assert supervised.stream(3).end() is None

@@ -1,0 +1,57 @@
+"""Use of Triton's own API: whether an engine may have died of a request that we did not send."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from cog_triton.system.shared_time import SharedTimeReader
+
+_log = logging.getLogger(__name__)
+
+TRITON_USE_VARIABLE = "COG_TRITON_TRITON_USE"
+"""File of the shared time of the front door."""
+_AFTER_S = 5.0
+_LISTENING = "0A"
+
+
+class TritonUse:
+    """Requests of others: over HTTP the front door tells of each, over gRPC connections are seen.
+
+    A connection to gRPC is one that is open, or that tritonserver's end closed in the last 60 s.
+    """
+
+    def __init__(self, grpc_port: int) -> None:
+        self._grpc_port = grpc_port
+        self._http: SharedTimeReader | None = None
+        if name := os.environ.get(TRITON_USE_VARIABLE):
+            with suppress(OSError):  # the door has ended, and so does this process
+                self._http = SharedTimeReader(Path(name))
+                Path(name).unlink()  # nobody else reads it, and nothing is left
+
+    def recent(self) -> bool:
+        """Whether a death now may be of such a request: nobody else is to be blamed for it then."""
+        ended = -math.inf if self._http is None else self._http.read()
+        if time.monotonic() - ended < _AFTER_S:
+            which = "HTTP"
+        elif _is_connected(self._grpc_port):
+            which = "gRPC"
+        else:
+            return False
+        _log.warning("no stream is blamed for this: Triton's own API was in use (%s)", which)
+        return True
+
+
+def _is_connected(port: int) -> bool:
+    """Whether a TCP connection to `port` of this network namespace is known; see proc(5)."""
+    ending = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(FileNotFoundError), Path(table).open(encoding="ascii") as lines:
+            for _, local, _, state, *_ in map(str.split, lines):
+                if local.endswith(ending) and state != _LISTENING:
+                    return True
+    return False

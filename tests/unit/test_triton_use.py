@@ -1,0 +1,57 @@
+"""Use of Triton's own API, told by the front door and seen in gRPC's connections."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cog_triton.door.backends import TritonUse as DoorUse
+from cog_triton.serving import triton_use
+from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUse
+from cog_triton.system.ports import free_ports
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DoorUse:
+    made = DoorUse(tmp_path / "a.use")
+    monkeypatch.setenv(TRITON_USE_VARIABLE, str(made.file))
+    return made
+
+
+def test_requests_in_flight_and_those_that_ended_just_now_count(
+    door: DoorUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use = TritonUse(*free_ports(1))
+    assert not door.file.exists(), "nobody else reads it"
+    assert not use.recent()
+    with door.request():
+        with door.request():
+            assert use.recent()
+        monkeypatch.setattr(triton_use, "_AFTER_S", 0)
+        assert use.recent(), "one is still in flight"
+    assert not use.recent()
+    monkeypatch.setattr(triton_use, "_AFTER_S", 60)
+    assert use.recent()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_connections_to_grpc_count_open_or_closed_by_the_server(family: int) -> None:
+    with socket.socket(family) as listener:
+        listener.bind(("localhost" if family == socket.AF_INET else "::1", 0))
+        listener.listen()
+        use = TritonUse(listener.getsockname()[1])
+        assert not use.recent(), "it only listens"
+        with socket.create_connection(listener.getsockname()[:2]):
+            assert use.recent()
+            listener.accept()[0].close()
+            assert use.recent()
+    assert use.recent(), "the server's end waits"
+
+
+def test_without_a_door_only_grpc_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TRITON_USE_VARIABLE, raising=False)
+    assert not TritonUse(*free_ports(1)).recent()
+    monkeypatch.setenv(TRITON_USE_VARIABLE, "/of/a/door/that/has/ended")
+    assert not TritonUse(*free_ports(1)).recent()

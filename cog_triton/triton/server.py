@@ -30,6 +30,8 @@ from cog_triton.triton.shell_safe import shell_safe
 _log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _TAIL_LINES = 25
+_ATTEMPTS = 3
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _PORT_IN_USE = re.compile(r"Socket '\S*:(\d+)' already in use")
 
 
@@ -72,6 +74,8 @@ class TritonServer:
         elif settings.park_engine:
             _log.warning("PARK_ENGINE: not with this engine, which computes inside tritonserver")
         self._oom_kills = OomKills()
+        self._crash: signal.Signals | None = None
+        self._was_ready = False
 
     @property
     def alive(self) -> bool:
@@ -90,9 +94,41 @@ class TritonServer:
         """Start, wait for readiness, and verify it with `probe`, a real request.
 
         Raises E2106 with the last log lines as soon as the process dies, or after
-        TRITON_START_TIMEOUT; no process is left then. The log of the previous start is kept as
-        ``triton.previous.log``.
+        TRITON_START_TIMEOUT; no process is left then. Triton crashes in some 1 of 100 starts on a
+        busy machine, so the first start that ends so is tried again. The log of the previous start
+        is kept as ``triton.previous.log``.
         """
+        try:
+            for attempt in range(_ATTEMPTS, 0, -1):
+                await self._launch()
+                try:
+                    await self.wait_until_ready(is_ready, probe)
+                    break
+                except TritonStartFailed as error:
+                    if self._was_ready or self._crash is None or attempt == 1 or self.oom_hint():
+                        raise
+                    _log.warning(
+                        "Triton crashed at its start (%s, attempt %d of %d), and is started again:"
+                        " %s",
+                        self._crash.name,
+                        _ATTEMPTS + 1 - attempt,
+                        _ATTEMPTS,
+                        error.detail,
+                    )
+                    self.kill()
+        except BaseException as error:
+            self.kill()
+            if self.keeper is not None:
+                self.keeper.spare_parked(stopped=isinstance(error, asyncio.CancelledError))
+            self.kill_engines()
+            raise
+        self._was_ready = True
+        for pid in liveness.tritonserver_pids(self.root_pid):
+            with suppress(OSError):  # `cog-triton doctor` explains it
+                http_thread_queues.enlarge_send_buffers(pid)
+
+    async def _launch(self) -> None:
+        """Start the process, and the keeper if need be."""
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
         self._oom_kills = OomKills()
@@ -128,38 +164,38 @@ class TritonServer:
                 stdout=log,
                 stderr=log,
             )
-        try:
-            await self.wait_until_ready(is_ready, probe)
-        except BaseException as error:
-            self.kill()
-            if self.keeper is not None:
-                self.keeper.spare_parked(stopped=isinstance(error, asyncio.CancelledError))
-            self.kill_engines()
-            raise
-        for pid in liveness.tritonserver_pids(self.root_pid):
-            with suppress(OSError):  # `cog-triton doctor` explains it
-                http_thread_queues.enlarge_send_buffers(pid)
 
     async def wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
         """Wait for readiness, and verify it with `probe`; raises E2106 as `start` does."""
+        self._crash = None
         watch = asyncio.ensure_future(self._wait_for_exit())
+        stopped = asyncio.ensure_future(liveness.wait_until_stopped(self.root_pid))
         ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
         try:
             await asyncio.wait(
-                {watch, ready},
+                {watch, stopped, ready},
                 timeout=self._settings.triton_start_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if ready.done() and isinstance(ready.exception(), TritonUnavailable):
                 await asyncio.wait({watch}, timeout=1)
             if watch.done():
+                code = watch.result()
+                self._crash = next((one for one in _CRASHES if code == 128 + one), None)
+                ended = (
+                    f"was ended by {self._crash.name}"
+                    if self._crash
+                    else f"exited with code {code}"
+                )
                 raise TritonStartFailed(
-                    f"{self._hint()}tritonserver exited with code {watch.result()} during start-up"
+                    f"{self._hint()}tritonserver {ended} during start-up"
                     f"{self._port_in_use_hint()}{self.oom_hint()}; its last lines (of {self.log}):"
                     f"\n{self.log_tail()}"
                 )
+            if stopped.done():
+                raise TritonStartFailed(f"{stopped.result()} during start-up")
             if not ready.done():
                 raise TritonStartFailed(
                     f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
@@ -170,8 +206,8 @@ class TritonServer:
             except CogTritonError as error:
                 raise TritonStartFailed(f"the first request failed: {error}") from error
         finally:
-            watch.cancel()
-            ready.cancel()
+            for wait in (watch, stopped, ready):
+                wait.cancel()
 
     async def stop(self) -> None:
         """Let running requests end for a few seconds, then kill what is left; end the engines."""

@@ -78,7 +78,7 @@ class Served:
     def texts(self, model: str, **values: Any) -> list[str]:
         body = {"text_input": "the quick fox", "max_tokens": 4, **values}
         with httpx.stream(
-            "POST", f"{self.url}/v2/models/{model}/generate_stream", json=body, timeout=60
+            "POST", f"{self.url}/v2/models/{model}/generate_stream", json=body, timeout=240
         ) as response:
             events = [json.loads(line[6:]) for line in response.iter_lines() if line]
         assert all("text_output" in event for event in events), events
@@ -293,7 +293,7 @@ def test_bls_requests_wait_in_no_http_thread(tmp_path: Path) -> None:
             pool.submit(triton.texts, "tensorrt_llm_bls", max_tokens=64, stream=True)
             for _ in range(64)
         ]
-        assert {"".join(answer.result(60)) for answer in answers} == {"the quick fox"}
+        assert {"".join(answer.result(240)) for answer in answers} == {"the quick fox"}
 
 
 @pytest.mark.parametrize(

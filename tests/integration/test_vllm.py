@@ -407,7 +407,7 @@ def test_serves_where_triton_has_no_metrics(
         try:
             async with httpx.AsyncClient() as client:
                 url = f"http://127.0.0.1:{http}/v2/models/vllm_model/generate"
-                response = await client.post(url, json={"text_input": "abc"}, timeout=30)
+                response = await client.post(url, json={"text_input": "abc"}, timeout=120)
                 with pytest.raises(httpx.ConnectError):
                     await client.get(f"http://127.0.0.1:{metrics}/metrics")
                 body: dict[str, Any] = response.json()

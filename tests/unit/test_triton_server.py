@@ -175,6 +175,41 @@ def test_death_during_start_is_raised_with_the_last_lines(tmp_path: Path) -> Non
     assert not triton.alive
 
 
+@pytest.mark.parametrize(("crashes", "number"), [(2, "ABRT"), (1, "SEGV")])
+def test_a_first_start_that_crashes_is_tried_again(
+    crashes: int, number: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = f"echo x >> starts; [ $(wc -l < starts) -gt {crashes} ] || kill -{number} $$\n{LIVES}"
+    triton, readiness = server(tmp_path, body), Readiness(tmp_path)
+    run(triton.start(readiness.is_ready, readiness.probe))
+    triton.kill()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == crashes
+    assert told[-1].startswith(f"Triton crashed at its start (SIG{number}, attempt {crashes} of 3)")
+    (tmp_path / "triton" / "bin" / "starts").write_text("")
+    (tmp_path / "triton" / "bin" / "up").unlink()
+    with pytest.raises(TritonStartFailed, match=f"was ended by SIG{number}"):
+        run(triton.start(readiness.is_ready, readiness.probe))  # it is the supervisor's turn
+
+
+@pytest.mark.parametrize(("number", "starts"), [("ABRT", 3), ("KILL", 1)])
+def test_starts_that_end_by_signals_are_bounded(number: str, starts: int, tmp_path: Path) -> None:
+    triton, readiness = (
+        server(tmp_path, f"echo x >> starts; kill -{number} $$"),
+        Readiness(tmp_path),
+    )
+    with pytest.raises(TritonStartFailed):
+        run(triton.start(readiness.is_ready, readiness.probe))
+    assert (tmp_path / "triton" / "bin" / "starts").read_text() == "x\n" * starts
+    assert not triton.alive
+
+
+def test_a_process_stopped_during_the_start_fails_it(tmp_path: Path) -> None:
+    triton, readiness = server(tmp_path, "kill -STOP $$"), Readiness(tmp_path)
+    with pytest.raises(TritonStartFailed, match=r"tritonserver \(process .* was stopped during"):
+        run(triton.start(readiness.is_ready, readiness.probe))
+
+
 def test_death_during_the_probe_is_raised_as_death(tmp_path: Path) -> None:
     body = f"touch up; sleep 0.3; {DIES}"
     gone = TritonUnavailable("the connection to Triton broke")

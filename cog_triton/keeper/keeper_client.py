@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cog_triton.errors import TritonStartFailed
+from cog_triton.errors import TritonStartFailed, TritonUnavailable
 from cog_triton.keeper import watchdog
 from cog_triton.keeper.adoption import AdoptedKeeper, ParkingPlace, adopt
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
@@ -77,6 +77,7 @@ class KeeperClient:
         self._leased = asyncio.Event()
         self._kept = EnginesKept()
         self._due = math.inf
+        self._loss = ""
         self.lost = False
         """Whether the keeper has died since its last start."""
 
@@ -151,12 +152,14 @@ class KeeperClient:
         }
 
     async def wait_until_leased(self) -> None:
-        """Wait until a stub has an engine."""
+        """Wait until a stub has an engine; raises E2105 once the keeper is lost."""
         await self._leased.wait()
+        if self.lost:
+            raise TritonUnavailable(self._loss)
 
     def forget_deaths(self) -> None:
-        """Forget the deaths of engines until now."""
-        while not self._deaths.empty():
+        """Forget the deaths of engines until now, but not the loss of the keeper."""
+        while not (self.lost or self._deaths.empty()):
             self._deaths.get_nowait()
 
     async def wait_for_death(self) -> EngineDied:
@@ -220,8 +223,9 @@ class KeeperClient:
         ends = [asyncio.ensure_future(self._read(reader)), asyncio.ensure_future(watch)]
         try:
             (first, *_), _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._kept, self.lost = EnginesKept(), True
-            self._deaths.put_nowait(EngineDied(first.result()))
+            self._kept, self.lost, self._loss = EnginesKept(), True, first.result()
+            self._deaths.put_nowait(EngineDied(self._loss))
+            self._leased.set()  # for those that wait in vain
         finally:
             for end in ends:
                 end.cancel()

@@ -310,12 +310,28 @@ def test_a_stopped_keeper_ends_as_a_dead_one(keeper: Keeper, whose: str) -> None
     assert keeper.death() == f"process {stopped} of the engine keeper was stopped"
     assert time.monotonic() - began < PATIENCE_S / 4
     assert not keeper.client.alive
+    with pytest.raises(TritonUnavailable, match="engine keeper was stopped"):
+        keeper.run(keeper.client.wait_until_leased())
     keeper.start()
     assert process_state(program) in ("", "Z")
     again = Owner(keeper)
     assert again.answer(1) == [2, 3, 4]
     owner.engine.close()
     again.engine.close()
+
+
+def test_the_loss_of_a_keeper_during_a_restart_is_not_forgotten(keeper: Keeper) -> None:
+    """Its engine died just before, and whoever waited for the next one forgets that death."""
+    owner = Owner(keeper)
+    os.kill(owner.pid, signal.SIGKILL)
+    assert keeper.client._process is not None
+    os.kill(keeper.client._process.process.pid, signal.SIGSTOP)
+    until(lambda: keeper.client.lost)
+    keeper._loop.call_soon_threadsafe(keeper.client.forget_deaths)
+    while "keeper was stopped" not in keeper.death():
+        pass
+    keeper.start()
+    owner.engine.close()
 
 
 def test_a_keeper_that_hangs_ends_as_a_dead_one(

@@ -110,6 +110,23 @@ def read_figures(path: Path) -> list[Figure]:
     return found
 
 
+def markdown_table(grid: Grid) -> str:
+    """A table as it stands in a page; its first two columns are text."""
+    rule = " | ".join(["---", "---", *["--:"] * (len(grid.columns) - 2)])
+    lines = [" | ".join(grid.columns), rule, *(" | ".join(row) for row in grid.rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Write between the marks of a page; raises ValueError without marks."""
+    whole = page.read_text("utf-8")
+    before, first, rest = whole.partition(marks[0])
+    _, second, after = rest.partition(marks[1])
+    if not second:
+        raise ValueError(f"{page}: has no marks {marks[0].strip()} and {marks[1]}")
+    page.write_text(f"{before}{first}{text}{second}{after}", "utf-8")
+
+
 def machine_name() -> str:
     """Processor, cores and Python."""
     try:

@@ -83,6 +83,14 @@ def part_of(words: list[str]) -> str:
     return "worker" if any("coglet" in word for word in words) else "others"
 
 
+def role_of(words: list[str]) -> str:
+    """As `part_of`, with a reaper told by what it keeps, and ``cog-triton serve`` by its name."""
+    if "--" in words and any(word.endswith("/reaper.py") for word in words[: words.index("--")]):
+        return f"reaper of {role_of(words[words.index('--') + 1 :])}"
+    part = part_of(words)
+    return "serve" if part == "others" and "serve" in words[:4] else part
+
+
 def tree(*roots: int) -> Iterator[tuple[str, int]]:
     """Part and process id of `roots` and all below; see `part_of`."""
     for pid in {*roots, *(below for root in roots for below in reaper.descendants(root))}:

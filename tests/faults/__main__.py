@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 import _report  # noqa: E402
 import clean_environment  # noqa: E402
 
-from faults import cgroups, report, scenario  # noqa: E402
+from faults import cgroups, kinds, report, scenario  # noqa: E402
 from faults.engines import PROFILES  # noqa: E402
 from faults.record import Header, Records, RecordsError  # noqa: E402
 from faults.runner import Runner, possible  # noqa: E402
@@ -116,6 +116,9 @@ def _tell(args: argparse.Namespace, runner: Runner, notes: list[str], broken: st
             one = record.event
             missed.append(f"{one.number + 1} {one.engine} {one.scenario} {one.victim}: {aim}")
             missed += [f"    {problem}" for problem in record.problems]
+    for engine in args.engine:
+        if names := kinds.left_out(engine):
+            notes.append(f"requests that {engine} cannot do: {names}")
     grown = report.growth_mb(records.all)
     if grown > report.GROWTH_MB:
         missed.append(f"the front end grew by {grown:.0f} MB")
@@ -124,13 +127,16 @@ def _tell(args: argparse.Namespace, runner: Runner, notes: list[str], broken: st
         f"{len(records.all)} of {records.header.total} planned faults were injected;"
         f" {args.jobs} servers ran side by side; the machine's load was {os.getloadavg()[2]:.0f}"
     )
-    tables = report.grid(scenarios, records.all), report.returns(records.all)
+    of = records.all
+    tables = report.grid(scenarios, of), report.by_kind(of), report.returns(of)
     for table in tables:
         _report.show(table)
     for line in (*notes, *missed, broken):
         print(line)
     if args.write and not broken:
-        report.write(PAGE, report.markdown(records.header, records.all, tables, notes))
+        _report.write_between(
+            PAGE, report.MARKS, report.markdown(records.header, records.all, tables, notes)
+        )
     print(f"{len(records.all)} faults: {'aims MISSED' if missed else 'all aims met'}")
     return 1 if missed or broken else 0
 

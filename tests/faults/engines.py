@@ -23,6 +23,7 @@ class Profile:
     lengths: Lengths
     environment: Mapping[str, str] = field(default_factory=dict)
     is_model: bool = False
+    has_adapter: bool = False
 
     async def questions(self, target: Target, seed: int) -> list[Question]:
         """Questions with known answers."""
@@ -33,7 +34,7 @@ class Profile:
 
 
 PROFILES = {
-    "mock": Profile(("--engine=mock", "--step-ms=40"), Lengths(25, 100)),
+    "mock": Profile(("--engine=mock", "--step-ms=40"), Lengths(25, 100), has_adapter=True),
     "openvino": Profile(
         (str(ENGINE_TAR),),
         Lengths(6, 14),

@@ -1,4 +1,4 @@
-"""Load: users that ask again and again, streamed or not, over /predictions and /v1."""
+"""Load: users that ask again and again, each for one kind of request of every API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from contextlib import asynccontextmanager
 from _load import QuickAckClient
 
 from cog_triton.bench.http_client import TransportError, encode_request, now
-from faults.answers import COMPLETE, HUNG, LEFT, STREAMED, WHOLE, Answer, Question
+from faults import kinds
+from faults.answers import HUNG, LEFT, Answer, Kind, Question
 from faults.scenario import Load as LoadShape
 
 _PATIENCE_S = 600.0
 _AGAIN_S, _LEAVES_S = 0.3, 3.0
-_ESTABLISHED_S = 1.0
-"""After which a request without text is taken to run or to wait in the server's queue."""
+_ESTABLISHED_S = 0.5
+"""A request without text is taken to run once one that was sent so much later has text: by the
+clock alone, what a busy machine has not read yet would count."""
 
 
 class Load:
@@ -27,13 +29,15 @@ class Load:
     def __init__(
         self,
         urls: dict[str, str],
+        engine: str,
         model: str,
         questions: Sequence[Question],
         shape: LoadShape,
         seed: str,
     ) -> None:
-        """`urls` has the base URL of each path."""
-        self._urls, self._model, self._questions = urls, model, questions
+        """`urls` has the base URL of each path's first part."""
+        self._urls, self._engine, self._model = urls, engine, model
+        self._questions = questions
         self._rng = random.Random(seed)
         self._client = QuickAckClient(_PATIENCE_S)
         self._open = asyncio.Event()
@@ -41,11 +45,12 @@ class Load:
         self._tasks: dict[Answer, asyncio.Task[None]] = {}
         self._leaving = shape.leaving
         streamed = round(shape.streams * shape.streamed)
-        kinds = itertools.chain(
-            itertools.islice(itertools.cycle(STREAMED), streamed),
-            itertools.islice(itertools.cycle(WHOLE), shape.streams - streamed),
-        )
-        self._kinds = list(kinds)
+        self._kinds = [
+            kind
+            for of_way, count in ((True, streamed), (False, shape.streams - streamed))
+            for kind in itertools.islice(itertools.cycle(_of_way(engine, of_way)), count)
+        ]
+        self._flowing = 0.0
         self.ended: list[Answer] = []
         """Answers that have ended, until `take_ended`."""
 
@@ -80,9 +85,11 @@ class Load:
 
     @property
     def established(self) -> list[Answer]:
-        """Answers in flight that bring text, or were asked for some time ago."""
-        at = now()
-        return [one for one in self._tasks if one.reads or at - one.sent > _ESTABLISHED_S]
+        """Answers in flight that bring text, or were asked for before another that does."""
+        sent = [one.sent for one in self._tasks if one.reads]
+        self._flowing = max([self._flowing, *sent])
+        before = self._flowing - _ESTABLISHED_S
+        return [one for one in self._tasks if one.reads or one.sent < before]
 
     def take_ended(self) -> list[Answer]:
         """All answers that have ended since the last call."""
@@ -100,10 +107,11 @@ class Load:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _user(self, kind: type[Answer]) -> None:
+    async def _user(self, kind: Kind) -> None:
         while True:
             await self._open.wait()
-            answer = kind(self._rng.choice(self._questions), now())
+            question = self._rng.choice(self._questions)
+            answer = Answer(kind, self._engine, question, now())
             task = asyncio.create_task(self._ask(answer))
             self._tasks[answer] = task
             leaves = self._rng.random() < self._leaving
@@ -115,13 +123,14 @@ class Load:
                 await asyncio.wait({task})
             self._tasks.pop(answer, None)
             self.ended.append(answer)
-            if answer.outcome not in (COMPLETE, LEFT):
+            if answer.error or answer.broken:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _ask(self, answer: Answer) -> None:
         headers = {"Accept": "text/event-stream"} if answer.streamed else {}
         body = json.dumps(answer.request(self._model)).encode()
-        request = encode_request("POST", f"{self._urls[answer.path]}{answer.path}", headers, body)
+        path = answer.kind.api.path
+        request = encode_request("POST", f"{self._urls[path.split('/')[1]]}{path}", headers, body)
         broken = None
         try:
             await self._client.send(*request, answer)
@@ -130,3 +139,7 @@ class Load:
         except OSError as error:
             broken = f"cannot connect: {error}"
         answer.end(now(), broken)
+
+
+def _of_way(engine: str, streamed: bool) -> list[Kind]:
+    return [kind for kind in kinds.of_engine(engine) if kind.streamed == streamed]

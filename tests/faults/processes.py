@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from _resource_usage import own_bytes, part_of
+from _resource_usage import own_bytes, role_of
 
 from cog_triton.system import reaper
 
@@ -40,11 +40,11 @@ class Held:
 
 
 def by_role(root: int) -> dict[str, list[int]]:
-    """Process ids below `root` by role: see `_resource_usage.part_of`."""
+    """Process ids below `root` by role: see `_resource_usage.role_of`."""
     found: dict[str, list[int]] = {}
     for pid in sorted(reaper.descendants(root)):
         if words := [word for word in _read(pid, "cmdline").decode().split("\0") if word]:
-            found.setdefault(part_of(words), []).append(pid)
+            found.setdefault(role_of(words), []).append(pid)
     return found
 
 

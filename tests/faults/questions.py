@@ -7,10 +7,12 @@ import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 from faults.answers import Question
+from faults.kinds import ADAPTER_RANK, FLAVOURS, LORA, SAMPLED, SEEDED
 from faults.known_text import KnownText
 
 _TOPICS = (
@@ -40,11 +42,20 @@ def of_mock(lengths: Lengths, seed: int, count: int = 200) -> list[Question]:
     """Questions to the mock, which says one text at any prompt."""
     known, rng = KnownText(), random.Random(seed)
     sizes = (rng.randint(lengths.least, lengths.most) for _ in range(count))
-    return [Question("Tell me about the sea.", size, known(size)) for size in sizes]
+    first = len(known(ADAPTER_RANK))
+    return [
+        Question(
+            "Tell me about the sea.",
+            size,
+            known(size),
+            {**dict.fromkeys(FLAVOURS, known(size)), LORA: known(size + ADAPTER_RANK)[first:]},
+        )
+        for size in sizes
+    ]
 
 
 def of_model(urls: Mapping[str, str], model: str, lengths: Lengths, seed: int) -> list[Question]:
-    """Questions with the greedy text of an undisturbed server, but those that it is not sure of.
+    """Questions with the texts of an undisturbed server, but those that it is not sure of.
 
     A prompt is a numbered list, which the model goes on with: at other prompts a small model is
     hardly ever as sure of all its tokens as LEAST_PROBABILITY.
@@ -52,7 +63,7 @@ def of_model(urls: Mapping[str, str], model: str, lengths: Lengths, seed: int) -
     rng = random.Random(seed)
     prompts = ["".join(f"{line}. {topic}\n" for line in range(1, _LINES)) for topic in _TOPICS]
     sizes = [rng.randint(lengths.least, lengths.most) for _ in prompts]
-    url = f"{urls['/v1/completions']}/v1/completions"
+    url = f"{urls['v1']}/v1/completions"
     with httpx.Client(timeout=_PATIENCE_S) as http, ThreadPoolExecutor(_AT_ONCE) as pool:
         pairs = zip(prompts, sizes, strict=True)
         asked = [pool.submit(_ask, http, url, model, *pair) for pair in pairs]
@@ -67,9 +78,15 @@ def _ask(
     http: httpx.Client, url: str, model: str, prompt: str, tokens: int
 ) -> tuple[Question, float]:
     """A question, and the least probability of a token of its answer."""
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-    answer = http.post(url, json={**body, "ignore_eos": True, "logprobs": 0})
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    greedy = _choice(http, url, {**body, "temperature": 0, "logprobs": 0})
+    sampled = _choice(http, url, {**body, **SEEDED})
+    least = min(greedy["logprobs"]["token_logprobs"])
+    return Question(prompt, tokens, greedy["text"], {SAMPLED: sampled["text"]}), math.exp(least)
+
+
+def _choice(http: httpx.Client, url: str, body: Mapping[str, Any]) -> Any:
+    answer = http.post(url, json=body)
     answer.raise_for_status()
     (choice,) = answer.json()["choices"]
-    least = min(choice["logprobs"]["token_logprobs"])
-    return Question(prompt, tokens, choice["text"]), math.exp(least)
+    return choice

@@ -49,6 +49,8 @@ class Record(BaseModel):
     wrong: int = 0
     refused: int = 0
     ends: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {}
+    """Outcomes of the streams in flight, by kind of request."""
     ended_s: float | None = None
     """From the fault to the end of the last stream in flight, where the server ends."""
     back_s: float | None = None

@@ -1,15 +1,15 @@
-"""Report of a run: a row for each kind of fault and engine, for the terminal and for the page."""
+"""Report of a run: rows by kind of fault, victim and kind of request, for terminal and page."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
-from _report import Grid
+from _report import Grid, markdown_table
 
+from faults import kinds
+from faults.answers import COMPLETE, ENDED, OTHER
 from faults.record import Header, Record
 from faults.scenario import Scenario
 
@@ -89,6 +89,31 @@ def returns(records: Sequence[Record]) -> Grid:
     return table
 
 
+def by_kind(records: Sequence[Record]) -> Grid:
+    """What became of the streams in flight of each kind of request, but those of the front end."""
+    columns = (
+        "request",
+        "engine",
+        "streams",
+        "went on",
+        "other text",
+        "E2105 as promised",
+        "broke",
+    )
+    table = Grid("", columns)
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for one in records:
+        for name, outcomes in one.kinds.items() if one.ended_s is None else ():
+            found.setdefault((one.event.engine, name), Counter()).update(outcomes)
+    for engine in dict.fromkeys(engine for engine, _ in found):
+        for kind in kinds.of_engine(engine):
+            outcomes = found.get((engine, kind.name), Counter())
+            told = [outcomes[name] for name in (COMPLETE, OTHER, ENDED)]
+            total = outcomes.total()
+            table.add(kind.name, engine, total, *told, total - sum(told))
+    return table
+
+
 def growth_mb(records: Sequence[Record]) -> float:
     """Most that the front end's memory has grown by since the first fault of a server."""
     first: dict[int, float] = {}
@@ -107,20 +132,5 @@ def markdown(
     commits = Counter(one.commit for one in records)
     of = ", ".join(f"{commit} ({count} faults)" for commit, count in commits.items())
     told = f"{header.date}, commit {of}, seed {header.seed}; {header.machine}."
-    parts = [part for table in tables for part in (_markdown_of(table), "")]
+    parts = [part for table in tables for part in (markdown_table(table), "")]
     return "\n".join([told, "", *parts, *(f"- {note}" for note in notes), ""])
-
-
-def _markdown_of(table: Grid) -> str:
-    rule = " | ".join(["---", "---", *["--:"] * (len(table.columns) - 2)])
-    lines = [" | ".join(table.columns), rule, *(" | ".join(row) for row in table.rows)]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def write(page: Path, text: str) -> None:
-    """Write between the marks of a page; raises ValueError without marks."""
-    whole = page.read_text("utf-8")
-    pattern = re.compile(f"({re.escape(MARKS[0])}).*({re.escape(MARKS[1])})", re.DOTALL)
-    if not pattern.search(whole):
-        raise ValueError(f"{page}: has no marks {MARKS[0].strip()} and {MARKS[1]}")
-    page.write_text(pattern.sub(lambda found: f"{found[1]}{text}{found[2]}", whole), "utf-8")

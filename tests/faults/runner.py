@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from faults.answers import COMPLETE, LEFT, Question
+from faults.answers import COMPLETE, LEFT, OTHER, Question
 from faults.engines import PROFILES, Profile
 from faults.injections import INJECTIONS, NoVictim
 from faults.load import Load
@@ -102,7 +102,7 @@ class Runner:
             async with served(start, log) as target:
                 questions = await self._questions_of(first.engine, profile, target)
                 model, seed = await target.model(), str(first.number)
-                load = Load(target.urls, model, questions, scenario.load, seed)
+                load = Load(target.urls, first.engine, model, questions, scenario.load, seed)
                 async with load.running():
                     striker = Striker(target, load, await warm_up(target, load))
                     while todo and time.monotonic() < self.deadline and not target.has_ended:
@@ -147,7 +147,8 @@ async def warm_up(target: Target, load: Load) -> Held:
     await load.until_ended(first, _WARM_UP_S)
     load.hold()
     await load.until_ended(load.in_flight, _WARM_UP_S)
-    if bad := [str(one) for one in load.take_ended() if one.outcome not in (COMPLETE, LEFT)]:
+    good = (COMPLETE, OTHER, LEFT)
+    if bad := [str(one) for one in load.take_ended() if one.outcome not in good]:
         raise ServerFailure(f"an undisturbed server answered {bad[0]}")
     await asyncio.sleep(_IDLE_S)
     return target.held()

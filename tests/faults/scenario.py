@@ -49,7 +49,7 @@ class _Strict(BaseModel):
 
 
 class Load(_Strict):
-    """Streams at once, of /predictions and /v1 by turns; shares that stream, and that leave."""
+    """Streams at once, of all kinds by turns; shares that stream, and that leave."""
 
     streams: Annotated[int, Field(ge=1, le=256)] = 32
     streamed: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -57,11 +57,13 @@ class Load(_Strict):
 
 
 class Setup(_Strict):
-    """The server that is struck: its ranks, its download, and whether its clock can be set."""
+    """The server that is struck: its ranks, its download, whether its clock can be set, and the
+    number of processes that compute beside it, from before its start."""
 
     ranks: Annotated[int, Field(ge=1, le=4)] = 1
     cut_download: bool = False
     own_clock: bool = False
+    busy: Annotated[int, Field(ge=0, le=32)] = 0
 
 
 class Events(_Strict):

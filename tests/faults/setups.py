@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from lora_adapters import adapter
 from range_server import Content, Fault, Span, serving_file
 
 from cog_triton.engines.openvino import family
 from cog_triton.system.paths import triton_model_repo
 from faults import clock_faults, sandbox
 from faults.engines import Profile
+from faults.kinds import ADAPTER, ADAPTER_RANK
 from faults.scenario import Setup
 from faults.target import Start
 
 _RANKS = Path(__file__).parents[1] / "integration" / "ranks"
 _FAMILY = Path(family.__file__)
 _CUT_SHARE, _CUT_AFTER = 0.4, 4 << 20
+_BUSY = """
+import os
+parent = os.getppid()
+os.nice(5)
+while os.getppid() == parent:
+    sum(range(1 << 18))
+"""
+"""Computes until its parent has gone."""
 
 
 def why_not(setup: Setup) -> str | None:
@@ -37,10 +49,24 @@ def prepared(profile: Profile, setup: Setup, directory: Path, seed: int) -> Iter
         _several_ranks(start, setup.ranks, directory)
     if setup.own_clock:
         start.environment.update(clock_faults.environment(directory))
-    if not setup.cut_download:
+    if profile.has_adapter:
+        adapter(directory / ADAPTER, ADAPTER_RANK)
+        config = directory / "serve.yaml"
+        config.write_text(f"lora_adapters: {{{ADAPTER}: {ADAPTER}}}")
+        start.arguments.append(f"--config={config}")
+    with ExitStack() as stack:
+        for _ in range(setup.busy):
+            child = subprocess.Popen([sys.executable, "-S", "-c", _BUSY])
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+        if setup.cut_download:
+            start.arguments[0] = stack.enter_context(_downloads(Path(profile.arguments[0]), seed))
         yield start
-        return
-    engine = Path(profile.arguments[0])
+
+
+@contextmanager
+def _downloads(engine: Path, seed: int) -> Iterator[str]:
+    """URL of an engine whose connections are cut at random."""
     rng = random.Random(seed)
 
     def plan(number: int, span: Span | None) -> Fault | None:
@@ -48,8 +74,7 @@ def prepared(profile: Profile, setup: Setup, directory: Path, seed: int) -> Iter
         return Fault(reset_after=rng.randrange(_CUT_AFTER)) if is_cut else None
 
     with serving_file(Content.of(engine.read_bytes()), plan) as files:
-        start.arguments[0] = f"{files.url}/{engine.name}"
-        yield start
+        yield f"{files.url}/{engine.name}"
 
 
 def _several_ranks(start: Start, ranks: int, directory: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from faults import processes
-from faults.answers import COMPLETE, HUNG, LEFT, WRONG, Answer
+from faults.answers import ENDED, GOOD, HUNG, LEFT, WRONG, Answer
 from faults.injections import INJECTIONS
 from faults.load import Load
 from faults.processes import FRONT_END, Held
@@ -122,23 +122,22 @@ class Striker:
         for one in ended:
             outcome = one.outcome
             ours = id(one) in begun or bool(one.reads)
-            if outcome == LEFT:
-                pass
-            elif outcome == WRONG:
+            if outcome == ENDED and not ours:
+                outcome = "E2105"
+            is_good = outcome in GOOD
+            if outcome == WRONG:
                 record.wrong += 1
             elif outcome == HUNG:
                 record.hung += 1
-            elif outcome != COMPLETE and ours:
+            elif not is_good and ours:
                 record.lost += 1
-            elif outcome != COMPLETE:
+            elif not is_good:
                 record.refused += 1
-            if (
-                outcome not in ends
-                and outcome not in (COMPLETE, LEFT)
-                and (ours or outcome in (WRONG, HUNG))
-            ):
+            if not is_good and (ours or outcome in (WRONG, HUNG)):
                 record.problems.append(str(one))
-            ends[outcome if ours or outcome in (COMPLETE, LEFT) else f"newcomer: {outcome}"] += 1
+            if ours and outcome != LEFT:
+                record.kinds.setdefault(one.kind.name, Counter())[outcome] += 1
+            ends[outcome if ours or is_good else f"newcomer: {outcome}"] += 1
         record.ends = ends
 
 

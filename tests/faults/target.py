@@ -55,7 +55,11 @@ class Target:
         self.environment = environment
         base = {name: f"http://127.0.0.1:{number}" for name, number in ports.items()}
         self.url, self.metrics_url = base["PORT"], base["TRITON_METRICS_PORT"]
-        self.urls = {"/predictions": base["PORT"], "/v1/completions": base["OPENAI_PORT"]}
+        self.urls = {
+            "predictions": base["PORT"],
+            "v1": base["OPENAI_PORT"],
+            "v2": base["TRITON_HTTP_PORT"],
+        }
         self._client = QuickAckClient(5)
         self._shared_memory = -1
         self.ready_at = 0.0
@@ -108,8 +112,8 @@ class Target:
             self.ready_at = time.monotonic()
 
     async def model(self) -> str:
-        """Name of its model in /v1."""
-        answer = await self._client.fetch("GET", f"{self.urls['/v1/completions']}/v1/models", {})
+        """Name of its base model in /v1."""
+        answer = await self._client.fetch("GET", f"{self.urls['v1']}/v1/models", {})
         return str(json.loads(answer.text)["data"][0]["id"])
 
     async def engine_requests(self) -> int:

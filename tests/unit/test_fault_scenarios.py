@@ -1,18 +1,26 @@
 """Scenarios of fault injection: strictly parsed, planned by seed, and held against their aims."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from faults import report, scenario
+from _report import write_between
+from faults import kinds, report, scenario
 from faults.answers import (
+    CHAT,
     COMPLETE,
+    COMPLETIONS,
     CUT,
+    ENDED,
+    OTHER,
+    PREDICTIONS,
+    RESPONSES,
+    TRITON,
     WRONG,
     Answer,
-    CompletionStream,
-    PredictionStream,
     Question,
 )
+from faults.kinds import KINDS
 from faults.record import Header, Record, Records, RecordsError
 from faults.scenario import Event, Scenario, ScenarioError, Setup
 
@@ -64,29 +72,110 @@ def test_unknown_names_are_refused() -> None:
         scenario.read_all(("burn",))
 
 
-def fed(kind: type[Answer], question: Question, *events: str) -> Answer:
-    answer = kind(question, 0.0)
+QUESTION = Question("Count.", 3, "one two three", {kinds.SAMPLED: "one two three"})
+KIND = {kind.name: kind for kind in KINDS}
+
+
+def fed(kind: str, *events: str, engine: str = "mock", question: Question = QUESTION) -> Answer:
+    answer = Answer(KIND[kind], engine, question, 0.0)
     answer.begin(200, {})
-    for at, event in enumerate(events):
-        answer.body(f"data: {event}\n\n".encode(), float(at))
+    if answer.streamed:
+        for at, event in enumerate(events):
+            answer.body(f"data: {event}\n\n".encode(), float(at))
+    else:
+        answer.body("".join(events).encode(), 0.0)
     answer.end(9.0)
     return answer
 
 
 def test_streams_are_compared_with_the_known_text() -> None:
-    question = Question("Count.", 3, "one two three")
     usage = '{"choices": [], "usage": {"completion_tokens": 3}}'
     pieces = ['{"choices": [{"text": "one two"}]}', '{"choices": [{"text": " three"}]}']
-    assert fed(CompletionStream, question, *pieces, usage).outcome == COMPLETE
-    assert fed(CompletionStream, question, pieces[0], usage).outcome == WRONG
-    assert fed(CompletionStream, question, *reversed(pieces), usage).outcome == WRONG
-    failed = fed(CompletionStream, question, pieces[0], '{"error": "E2105 TritonUnavailable: x"}')
+    assert fed("completions", *pieces, usage).outcome == COMPLETE
+    assert fed("completions", pieces[0], usage).outcome == WRONG
+    assert fed("completions", *reversed(pieces), usage).outcome == WRONG
+    failed = fed("completions", pieces[0], '{"error": "E2105 TritonUnavailable: x"}')
     assert (failed.outcome, failed.reads) == ("E2105", [0.0])
-    jumped = fed(PredictionStream, question, '{"chunk": "one", "index": 1}')
+    jumped = fed("predictions", '{"chunk": "one", "index": 1}')
     assert jumped.outcome == WRONG
-    cut = CompletionStream(question, 0.0)
+    cut = Answer(KIND["completions"], "mock", QUESTION, 0.0)
     cut.end(1.0, "connection closed")
     assert cut.outcome == CUT
+
+
+@pytest.mark.parametrize(
+    ("kind", "events"),
+    [
+        (
+            "chat",
+            ['{"choices": [{"delta": {"content": "one two three"}}], "usage": null}', "USAGE"],
+        ),
+        ("chat, whole", ['{"choices": [{"message": {"content": "one two three"}}], USAGE}']),
+        (
+            "responses",
+            ['{"type": "response.output_text.delta", "delta": "one two three"}', "RESPONSE"],
+        ),
+        ("Triton's generate_stream", ['{"text_output": "one two"}', '{"text_output": " three"}']),
+    ],
+)
+def test_text_is_read_of_every_api(kind: str, events: list[str]) -> None:
+    usage = '"usage": {"completion_tokens": 3}'
+    part = '{"type": "output_text", "text": "one two three"}'
+    response = (
+        '{"type": "response.completed", "response": {"error": null,'
+        f' "usage": {{"output_tokens": 3}}, "output": [{{"content": [{part}]}}]}}}}'
+    )
+    told = [
+        '{"choices": [], ' + usage + "}"
+        if event == "USAGE"
+        else event.replace("USAGE", usage).replace("RESPONSE", response)
+        for event in events
+    ]
+    question = Question(
+        "Count.", 3, "one two three", dict.fromkeys(kinds.FLAVOURS, "one two three")
+    )
+    assert fed(kind, *told, question=question).outcome == COMPLETE
+    less = [event.replace(" three", " thr") for event in told]
+    assert fed(kind, *less, question=question).outcome == WRONG
+
+
+def test_a_promise_is_of_a_kind_and_an_engine() -> None:
+    error = '{"error": "E2105 TritonUnavailable: x"}'
+    assert fed("chat, JSON schema", error, engine="openvino").outcome == ENDED
+    assert fed("completions, penalties", error, engine="openvino").outcome == ENDED
+    assert fed("completions, penalties", error).outcome == "E2105"
+    assert fed("predictions", error, engine="openvino").outcome == "E2105"
+    assert fed("Triton's generate_stream", error).outcome == ENDED
+    sampled = ['{"chunk": "two", "index": 0}']
+    sampled += ['{"status": "succeeded", "metrics": {"output_token_count": 3}, "output": ["two"]}']
+    assert fed("predictions, seed", *sampled).outcome == WRONG
+    assert fed("predictions, seed", *sampled, engine="openvino").outcome == OTHER
+    short = [sampled[0], sampled[1].replace("3}", "2}")]
+    assert fed("predictions, seed", *short, engine="openvino").outcome == WRONG
+    guided = ['{"choices": [{"delta": {"content": "%s"}}]}']
+    for text, outcome in (
+        (r"{\"color\": \"red\", \"big\": true}", COMPLETE),
+        (r"{\"color\": \"red\"}", WRONG),
+        (r"{\"color\"", WRONG),
+    ):
+        assert fed("chat, JSON schema", guided[0] % text, engine="openvino").outcome == outcome
+
+
+def test_every_api_is_in_flight_and_every_kind_that_an_engine_can_do() -> None:
+    apis = {CHAT.path, COMPLETIONS.path, PREDICTIONS.path, RESPONSES.path, TRITON.path}
+    for engine in scenario.ENGINES:
+        fits = kinds.of_engine(engine)
+        assert {kind.api.path for kind in fits} == apis
+    assert "LoRA" in kinds.left_out("openvino")
+    assert "JSON schema" in kinds.left_out("mock")
+    assert len(KIND) == len(KINDS)
+
+
+def test_streams_are_counted_by_kind_of_request() -> None:
+    outcomes = {"chat": Counter({COMPLETE: 3, OTHER: 1, "E2105": 2}), "completions": Counter()}
+    front = Record(event=EVENT, kinds={"chat": Counter({CUT: 9})}, ended_s=0.1)
+    table = report.by_kind([Record(event=EVENT, kinds=outcomes), front])
+    assert ["chat", "mock", "6", "3", "1", "0", "2"] in table.rows
 
 
 def test_missed_aims_are_told() -> None:
@@ -144,9 +233,8 @@ def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
     page.write_text(f"before\n{report.MARKS[0]}old\n{report.MARKS[1]}\nafter\n")
     records = [Record(event=EVENT, in_flight=32, back_s=seconds) for seconds in (1.0, 3.0)]
     table = report.grid({"kill": Scenario.model_validate(FIRST)}, records)
-    report.write(
-        page, report.markdown(HEADER, records, [table, report.returns(records)], ["a note"])
-    )
+    told = report.markdown(HEADER, records, [table, report.returns(records)], ["a note"])
+    write_between(page, report.MARKS, told)
     text = page.read_text()
     assert "old" not in text
     assert "| killed | mock | 2 | 64 | 0 | 0 | 0 | " in text
@@ -155,4 +243,4 @@ def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
     assert text.endswith("after\n")
     page.write_text("no marks")
     with pytest.raises(ValueError, match="has no marks"):
-        report.write(page, "")
+        write_between(page, report.MARKS, "")

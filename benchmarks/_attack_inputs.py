@@ -1,9 +1,15 @@
-"""Hostile requests: mutations of valid ones, as bytes, from a random seed."""
+"""Hostile requests as bytes: a table of those that have cost a server much, and mutations.
+
+All come from one random generator, whose seed the report tells.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 PORTS = ("cog", "openai", "triton", "metrics")
@@ -61,6 +67,7 @@ _HEADERS = (
     "Content-Encoding: gzip", "Inference-Header-Content-Length: 99999999", "Expect: 100-continue",
     "Host: evil.example", "Origin: http://evil.example", "Range: bytes=0-", "Upgrade: websocket",
     "Accept: text/event-stream", "Prefer: respond-async", "X: " + "y" * 20000, "Content-Type: x",
+    "Upgrade: h2c", "Connection: content-type", "Connection: upgrade", "Content-Type: text/plain",
 )  # fmt: skip
 
 
@@ -83,6 +90,184 @@ def chunked(path: str, count: int) -> bytes:
     return head + b"1\r\n \r\n" * count + b"0\r\n\r\n"
 
 
+def _repeated(some: random.Random, size: int) -> bytes:
+    """The beginning of a JSON token, and `size` bytes in which it does not end."""
+    start, more = some.choice(list(_TOKENS.values()))
+    return (start + more * (size // len(more))).encode()
+
+
+_TOKENS = {
+    "string": ('"', "a"),
+    "escaped quotes": ("[" * 65 + '"', '\\"'),
+    "backslashes": ('"', "\\\\"),
+    "quotes and openings": ('"', '\\"['),
+    "escapes": ('"', "\\u00"),
+    "strings of one escape": ("[", '"\\'),
+    "digits": ("[", "1"),
+    "exponent": ("[1e", "1"),
+    "literal": ("[", "tru"),
+    "openings": ("", "["),
+    "openings of both kinds": ("", '{"a":['),
+    "keys": ("{", '"a":1,'),
+    "commas": ("[", ","),
+    "spaces": ("[1", " "),
+}
+"""Tokens of JSON that do not end: how each begins, and what it goes on with."""
+_PARAMETERS = (
+    *("classification", "binary_data", "binary_data_size", "shared_memory_region"),
+    *("shared_memory_byte_size", "shared_memory_offset", "sequence_id", "sequence_start"),
+    *("priority", "timeout", "triton_enable_empty_final_response", "headers", "unknown"),
+)
+JSON_PATHS = {
+    "cog": "/predictions",
+    "openai": "/v1/chat/completions",
+    "triton": "/v2/models/ensemble/generate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """One hostile input of a class: `data` for a port, and what the answer has to be.
+
+    `status` is what its status has to begin with, "" for any; `most` bytes it has at most.
+    """
+
+    kind: str
+    name: str
+    port: str
+    data: bytes
+    status: str = ""
+    most: int = 1 << 20
+    answers: int = 1
+
+
+def hostile(some: random.Random) -> Iterator[Hostile]:
+    """Every input of the table, one after the other; most have a size of their class."""
+    for maker in (_unterminated, _bombs, _protocol, _parameters):
+        yield from maker(some)
+
+
+def _unterminated(some: random.Random) -> Iterator[Hostile]:
+    """Tokens that do not end, in bodies that the door parses itself and that its child does."""
+    for port, path in JSON_PATHS.items():
+        for name, (start, more) in _TOKENS.items():
+            for size in (some.randint(60_000, 65_000), some.randint(900_000, 1_000_000)):
+                body = (start + more * (size // len(more))).encode()
+                told = f"{name}, {size >> 10} KiB"
+                yield Hostile("unterminated tokens", told, port, request("POST", path, body))
+
+
+def _bombs(some: random.Random) -> Iterator[Hostile]:
+    """Small requests whose work or memory is a product of their parts."""
+    large = "a " * some.randint(48_000, 52_000)
+    for field in ("{prompt}", "{prompt!a}", "{prompt!r}{system_prompt}"):
+        count = some.randint(8_000, 10_000) if "!" in field else some.randint(28_000, 30_000)
+        values = {"prompt": large, "prompt_template": field * count, "max_tokens": 4}
+        yield _bomb("cog", f"{count} x {field}", {"input": values})
+    chat = {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+    names = {f"max_tokenz_{some.randrange(10**9)}": 1 for _ in range(15_000)}
+    yield _bomb("openai", "15000 unknown fields", {**chat, **names})
+    yield _bomb("cog", "15000 unknown inputs", {"input": {"prompt": "x", **names}})
+    for digits, count in ((4_000, 1_700), (6_000_000, 1)):
+        numbers = "[" + ",".join(["9" * digits] * count) + "]"
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": numbers}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        told = f"{count} integers of {digits} digits in a call"
+        yield _bomb("openai", told, {**chat, "messages": [*chat["messages"], said]})
+    values: dict[str, Any]
+    for name, values in (
+        ("stop strings", {"stop": ["a" * 2_000] * 4_000}),
+        ("logit_bias", {"logit_bias": {str(n): 1 for n in range(30_000)}}),
+        ("n", {"n": 10**9}),
+        ("a pattern", {"structured_outputs": {"regex": "(a*)*" * 2_000 + "b"}}),
+        ("a wide schema", _schema({"anyOf": [{"const": n} for n in range(9_000)]})),
+        ("a recursive schema", _schema({"$ref": "#"})),
+    ):  # fmt: skip
+        yield _bomb("openai", name, {**chat, **values})
+    packed = gzip.compress(b" " * (100 << 20), 1, mtime=0)
+    for port, path in JSON_PATHS.items():
+        yield Hostile("bombs", "deep", port, request("POST", path, deep(200_000)))
+        headers = "Content-Encoding: gzip"
+        data = request("POST", path, packed, headers)
+        yield Hostile("bombs", "100 MB of spaces in gzip", port, data)
+    many = b'{"input":{"messages":[%b0]}}' % (b"0," * 4_000_000)
+    yield Hostile("bombs", "4 million messages", "cog", request("POST", "/predictions", many))
+    for port in PORTS:
+        path = JSON_PATHS.get(port, "/metrics")
+        yield Hostile("bombs", "a million chunks", port, chunked(path, 1_000_000))
+        data = b"GET / HTTP/1.1\r\na: " + b"b" * (40 << 20)
+        yield Hostile("bombs", "a header of 40 MB", port, data)
+
+
+def _bomb(port: str, name: str, body: Any) -> Hostile:
+    return Hostile(
+        "bombs", name, port, request("POST", JSON_PATHS[port], json.dumps(body).encode())
+    )
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    told = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"response_format": told}
+
+
+def _protocol(some: random.Random) -> Iterator[Hostile]:
+    """Headers that the parties of a request read differently."""
+    for port in ("cog", "openai", "triton"):
+        method, path, value = _VALID[port][0]
+        body = json.dumps(value).encode()
+        # A client that offers HTTP/2 gets HTTP/1.1, on a connection that stays of use.
+        for offer in ("h2c", "websocket", "HTTP/3"):
+            headers = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}")
+            first = request(method, path, body, *headers).replace(b"Connection: close\r\n", b"", 1)
+            data = first + request(method, path, body)
+            yield Hostile("upgrade", offer, port, data, status="2", answers=2)
+        data = request(method, path, body, "Connection: close, content-type")
+        yield Hostile("headers", "Connection: content-type", port, data, most=4_000)
+        many = [f"x-{number}: {some.random()}" for number in range(101)]
+        yield Hostile("headers", "101 headers", port, request(method, path, body, *many))
+
+
+def _parameters(some: random.Random) -> Iterator[Hostile]:
+    """Parameters of Triton's requests, inputs and outputs; and its control."""
+    tokens = {"name": "TOKENS_BATCH", "datatype": "INT32", "shape": [1, 1, 1], "data": [300]}
+    length = {"name": "SEQUENCE_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+    path = "/v2/models/postprocessing/infer"
+    for name in _PARAMETERS:
+        for value in (1, some.randrange(2, 2**31), "x"):
+            told = {name: value}
+            body: dict[str, Any]
+            for place, body in (
+                ("request", {"inputs": [tokens, length], "parameters": told}),
+                ("input", {"inputs": [{**tokens, "parameters": told}, length]}),
+                (
+                    "output",
+                    {
+                        "inputs": [tokens, length],
+                        "outputs": [{"name": "OUTPUT", "parameters": told}],
+                    },
+                ),
+            ):
+                data = request("POST", path, json.dumps(body).encode())
+                yield Hostile("Triton's parameters", f"{name} of {place}", "triton", data)
+    for model in ("ensemble", "tensorrt_llm_bls", "tensorrt_llm"):
+        for wrong in ("x", 1, [], {"a": {}}, {"stream": "x"}):
+            body = {"text_input": "x", "max_tokens": 4, "parameters": wrong}
+            data = request("POST", f"/v2/models/{model}/generate", json.dumps(body).encode())
+            yield Hostile("Triton's parameters", f"of generate: {wrong}", "triton", data)
+        body = {"input_ids": [500], "input_lengths": 1, "request_output_len": 4, "streaming": True}
+        data = request("POST", f"/v2/models/{model}/generate", json.dumps(body).encode())
+        yield Hostile("Triton's parameters", f"generate of {model}", "triton", data)
+    for path, value in (
+        ("systemsharedmemory/region/evil/register", {"key": "/x", "offset": 0, "byte_size": 1}),
+        ("cudasharedmemory/region/evil/register", {"device_id": 0, "byte_size": 1}),
+        ("logging", {"log_verbose_level": 9}),
+        ("trace/setting", {"trace_level": ["TIMESTAMPS"]}),
+        ("repository/models/ensemble/unload", {}),
+    ):
+        data = request("POST", f"/v2/{path}", json.dumps(value).encode())
+        yield Hostile("Triton's control", path, "triton", data, status="4")
+
+
 class Inputs:
     """An endless supply, the same for the same seed."""
 
@@ -96,7 +281,11 @@ class Inputs:
         method, path, value = some.choice(_VALID[name])
         if value is not None and some.random() < 0.8:
             value = self._mutated(json.loads(json.dumps(value)))
+        if name == "triton" and isinstance(value, dict) and some.random() < 0.2:
+            value["parameters"] = {some.choice(_PARAMETERS): some.choice(_NASTY)}
         body = b"" if value is None else json.dumps(value).encode()
+        if some.random() < 0.05:
+            body = body[: some.randrange(len(body) + 1)] + _repeated(some, some.randrange(60_000))
         if some.random() < 0.1:
             method = some.choice(_METHODS)
         if some.random() < 0.1:

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,11 @@ def read_figures(path: Path) -> list[Figure]:
         target = Target(**item["target"]) if item["target"] else None
         found.append(Figure(item["name"], item["value"], item["unit"], target))
     return found
+
+
+def as_data(one: Any) -> dict[str, Any]:
+    """Fields of a dataclass, for JSON; `asdict` would count the items of a Counter anew."""
+    return {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 def markdown_table(grid: Grid) -> str:

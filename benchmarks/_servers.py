@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -29,6 +29,7 @@ from cog_triton.system.ports import free_ports
 _START_S = 120
 _STOP_S = 30
 _HERE = Path(__file__).parent
+_RUNNER = _HERE.parent / "runner"
 _POLL_S = 0.02
 _PREDICTOR = "from original_way.predictor import Predictor\n\n__all__ = ['Predictor']\n"
 _STUB = "predict.py:Predictor"
@@ -37,7 +38,7 @@ STEP_CLOCK, FREE_CLOCKS = "step clock", "free clocks"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A ready server; `url`, `openai`, `triton` and `metrics` are base URLs.
+    """A ready server; `url`, `openai`, `triton` and `metrics` are base URLs, `grpc` host and port.
 
     It was started at `started`, and ready at `ready`, by time.monotonic(). `beside` are roots of
     process trees that are not below `pid`.
@@ -52,6 +53,7 @@ class Server:
     started: float
     ready: float
     beside: tuple[int, ...] = ()
+    grpc: str = ""
 
     def base(self, api: Api) -> str:
         """Base URL of an API."""
@@ -90,11 +92,15 @@ def add_clock(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def server(
-    *arguments: str, environment: Mapping[str, str] | None = None, work_dir: Path | None = None
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    work_dir: Path | None = None,
+    as_image: bool = False,
 ) -> Iterator[Server]:
     """``cog-triton serve`` with these arguments; raises SystemExit with its log if it ends.
 
-    `work_dir` is one to keep, where an engine stays unpacked for the next start.
+    `work_dir` is one to keep, where an engine stays unpacked for the next start. With `as_image`
+    it is the command of the images instead, which takes its settings from `environment` alone.
     """
     port, openai, http, grpc, metrics = free_ports(5)
     ports = {
@@ -104,12 +110,17 @@ def server(
         "triton-grpc-port": grpc,
         "triton-metrics-port": metrics,
     }
+    own = {name.replace("-", "_").upper(): str(number) for name, number in ports.items()}
     command = [sys.executable, "-m", "cog_triton", "serve", *arguments]
-    command += [f"--{name}={number}" for name, number in ports.items()]
+    if as_image:
+        command = [sys.executable, "-m", "cog_triton.door"]
+        own |= {"COG_HOST": "127.0.0.1", "TRITON_HOST": "127.0.0.1", "PATH": _path()}
+        own |= {"COG_PREDICT_TYPE_STUB": _STUB, "COG_MAX_CONCURRENCY": "500"}
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
-        own = {"COG_TRITON_WORK_DIR": str(work_dir or scratch), **(environment or {})}
-        with _running(command, (port, openai, http, metrics), own, Path(scratch)) as running:
-            yield running
+        own |= {"COG_TRITON_WORK_DIR": str(work_dir or scratch), **(environment or {})}
+        public, cwd = (port, openai, http, metrics), _RUNNER if as_image else None
+        with _running(command, public, own, Path(scratch), cwd) as running:
+            yield replace(running, grpc=f"127.0.0.1:{grpc}")
 
 
 @contextmanager
@@ -125,7 +136,7 @@ def original_server(
     port, http, grpc, metrics = free_ports(4)
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
         own = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": _path(),
             "PYTHONPATH": str(_HERE),
             "COG_TRITON_WORK_DIR": scratch,
             "COG_PREDICT_TYPE_STUB": _STUB,
@@ -146,6 +157,11 @@ def original_server(
         ports = (port, 0, http, metrics)
         with _running(command, ports, own, Path(scratch), project) as running:
             yield running
+
+
+def _path() -> str:
+    """PATH with this Python first, which Cog starts its worker by."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @contextmanager

@@ -1,206 +1,234 @@
-"""SIGSTOP of each process of a server in turn, with requests on the way: what becomes of them.
+"""Each process of a server stopped or killed in turn, and what becomes of requests on the way.
 
-Each role has a server of its own. After SIGSTOP every request must end in time, right or with a
-code; and a newcomer must be served, or the server end by itself with a code in its log.
+Each has a server of its own. After the signal every request must end in time, right or with a
+code; and a newcomer must be served, or the server end by itself with a code in its log. Who keeps
+others is stopped as what it keeps dies, for then nobody would be told.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-from _resource_usage import part_of
+from _control_stream import (
+    Control,
+    NotServed,
+    ask,
+    controlled,
+    in_thread,
+    is_running,
+    model_of,
+    question,
+)
+from _report import as_data
+from _resource_usage import role_of
 from _servers import Server
+from faults import kinds
+from faults.answers import CHAT, CUT, GOOD, PREDICTIONS, Answer, Kind, Question
 
+from cog_triton.bench.http_client import now
 from cog_triton.system import reaper
 
 DEADLINE_S = 90.0
-ENDING = ("door", "cog", "worker")
-"""Parts whose loss is that of the server, for whoever started it to restart."""
-_STREAMS = 3
-_CODE = re.compile(r"E[12]\d{3} ")
-_INPUT = {"prompt": "rivers run to the seas", "max_tokens": 200, "temperature": 0}
-_CHAT = {
-    "messages": [{"role": "user", "content": "rivers"}],
-    "max_tokens": 100,
-    "temperature": 0,
-}
+MAY_WAIT_S = 45.0
+"""What a stream may be silent for; the aim is 3 s and the resumption."""
+_NEWCOMER_S, _STREAMS, _TOKENS = 10.0, 3, {"mock": 200, "openvino": 20}
+_ENDING = re.compile("(reaper of )*(serve|door|cog|worker)")
+"""Roles whose loss is that of the server, for whoever started it to restart."""
+_TELLING = re.compile("(reaper of )*(serve|door)")
+"""Roles without which nobody is left to tell clients more than the broken connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a stopped role did: to the requests, and when a newcomer was served, or the end came."""
+    """What a signal to a role did to requests; when a newcomer was served, or the end came.
+
+    `gap` is the longest silence of the control streams in seconds.
+    """
 
     role: str
+    sent: str
     requests: Counter[str]
     seconds: float
     how: str
+    gap: float
 
     @property
     def failed(self) -> bool:
         """Whether something hung, was lost without a code, or came back wrong."""
         bad = [kind for kind in self.requests if kind.startswith("wrong")]
-        # Whoever loses the door has no one left to tell them but the broken connection.
-        if self.role == "door":
-            bad = [kind for kind in bad if not kind.startswith("wrong: broken off")]
-        return bool(bad) or self.how.startswith("wrong")
+        if _TELLING.fullmatch(self.role):
+            bad = [kind for kind in bad if not kind.startswith(f"wrong: {CUT}")]
+        silent = self.how.startswith("served") and self.gap > MAY_WAIT_S
+        return bool(bad) or self.how.startswith("wrong") or silent
+
+    def row(self) -> dict[str, Any]:
+        """As data."""
+        return {**as_data(self), "failed": self.failed}
 
 
 def roles(root: int) -> dict[str, int]:
-    """PID of one process of each role."""
+    """PID of one process of each role below the harness's own reaper, whose PID is `root`."""
     found: dict[str, int] = {}
     for pid in reaper.descendants(root):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
-            if any(word.endswith("/reaper.py") for word in words):
-                continue
-            role = part_of(words)
-            if role != "others":
+            if words[0] and (role := role_of(words)) != "others":
                 found[role] = pid
     return found
 
 
-async def stop_each(
-    start: Callable[[], AbstractContextManager[Server]], wanted: str
+def plan(found: Mapping[str, int], wanted: str) -> Iterator[tuple[str, str, str]]:
+    """Role, signal, and the role that dies meanwhile, of all whose ``ROLE SIGNAL`` has `wanted`."""
+    for role in sorted(found):
+        dies = {"keeper": "engine"}.get(role, role.removeprefix("reaper of "))
+        meanwhile = dies if dies != role and dies in found else ""
+        for name in ("SIGSTOP", "SIGKILL"):
+            if wanted in f"{role} {name}":
+                yield role, name, meanwhile if name == "SIGSTOP" else ""
+
+
+async def strike_each(
+    start: Callable[[], AbstractContextManager[Server]], engine: str, wanted: str, jobs: int
 ) -> list[Outcome]:
-    """SIGSTOP of every role whose name contains `wanted`, each on a new server."""
-    with start() as target:
-        await _warm_up(target)
-        names = [name for name in sorted(roles(target.pid)) if wanted in name]
-    outcomes = []
-    for name in names:
-        with start() as target:
-            await _warm_up(target)
-            outcomes.append(await stop(target, name))
-            print(shown(outcomes[-1]), flush=True)
-    return outcomes
+    """Signal every process whose ``ROLE SIGNAL`` contains `wanted`, each on a new server."""
+    async with in_thread(start()) as target:
+        await warm_up(target, engine)
+        todo = list(plan(roles(target.pid), wanted))
+    outcomes: list[Outcome] = []
+
+    async def work() -> None:
+        while todo:
+            role, name, meanwhile = todo.pop(0)
+            try:
+                async with in_thread(start()) as target:
+                    model = await warm_up(target, engine)
+                    with controlled(target, engine) as control:
+                        one = _Strike(target, engine, model, control)
+                        outcome = await one.strike(role, name, meanwhile)
+            except NotServed as error:
+                outcome = Outcome(role, name, Counter(), 0.0, f"wrong: not struck: {error}", 0.0)
+            outcomes.append(outcome)
+            print(shown(outcome), flush=True)
+
+    await asyncio.gather(*(work() for _ in range(jobs)))
+    return sorted(outcomes, key=lambda one: (one.sent, one.role))
 
 
 def shown(outcome: Outcome) -> str:
     """One line."""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.requests.items()))
     verdict = "FAILED " if outcome.failed else ""
-    return f"{verdict}SIGSTOP of {outcome.role}: {counts}; {outcome.how}, {outcome.seconds:.1f} s"
-
-
-async def stop(target: Server, role: str) -> Outcome:
-    """Stop one process while requests run, and one that comes after it."""
-    pid = roles(target.pid)[role]
-    expected = await _predict(target)
-    running = [asyncio.ensure_future(_predict(target)) for _ in range(_STREAMS)]
-    running += [asyncio.ensure_future(_ask(target, kind)) for kind in ("chat", "large")]
-    await asyncio.sleep(0.3)
-    os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
-    running.append(asyncio.ensure_future(_predict(target)))
-    running += [asyncio.ensure_future(_ask(target, kind)) for kind in ("chat", "large")]
-    how = await _settled(target, role, expected, began)
-    seconds = time.monotonic() - began
-    left = max(1.0, began + DEADLINE_S - time.monotonic())
-    _, hanging = await asyncio.wait(running, timeout=left)
-    for task in hanging:
-        task.cancel()
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
-    outcomes = Counter(
-        "wrong: hangs" if task in hanging else _kind(task.result(), expected) for task in running
+    return (
+        f"{verdict}{outcome.sent} of {outcome.role}: {counts}; {outcome.how},"
+        f" {outcome.seconds:.1f} s; longest silence {outcome.gap:.1f} s"
     )
-    return Outcome(role, outcomes, seconds, how)
 
 
-def _kind(answer: str, expected: str) -> str:
-    if answer in (expected, "as it should be"):
-        return "right"
-    code = _CODE.search(answer)
-    return f"{code[0].strip()}" if code else f"wrong: {answer[:120]}"
+@dataclass(slots=True)
+class _Strike:
+    """One strike of a warm server."""
 
+    target: Server
+    engine: str
+    model: str
+    control: Control
 
-async def _settled(target: Server, role: str, expected: str, began: float) -> str:
-    """Wait until a newcomer of every kind is served, or the server has ended."""
-    while time.monotonic() < began + DEADLINE_S:
-        if not _runs(target.pid):
-            log = target.log.read_text("utf-8", "replace")
-            if role not in ENDING:
-                return "wrong: the server ended"
-            return "ended with E2105" if "E2105" in log else "wrong: ended without a code"
-        answers = await asyncio.gather(
-            _predict(target, 10), _ask(target, "chat", 10), _ask(target, "large", 10)
+    async def strike(self, role: str, name: str, meanwhile: str) -> Outcome:
+        """Send a signal while requests run, and some that come after it."""
+        found = roles(self.target.pid)
+        if role not in found:
+            return Outcome(role, name, Counter(), 0.0, "not there: its work was done", 0.0)
+        asked = [await self._question(kind) for kind in _KINDS]
+        mixed = [*zip(_KINDS, asked, strict=True)]
+        running = [
+            asyncio.create_task(self._ask(*one)) for one in mixed[:1] * (_STREAMS - 1) + mixed
+        ]
+        await asyncio.sleep(0.3)
+        self.control.take()
+        os.kill(found[role], signal.Signals[name])
+        if meanwhile:
+            with suppress(ProcessLookupError):
+                os.kill(found[meanwhile], signal.SIGKILL)
+        began = time.monotonic()
+        running += [asyncio.create_task(self._ask(*one)) for one in mixed]
+        how = await self._settled(role, mixed, began)
+        seconds = time.monotonic() - began
+        left = max(1.0, began + DEADLINE_S - time.monotonic())
+        _, hanging = await asyncio.wait(running, timeout=left)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        with suppress(ProcessLookupError):
+            os.kill(found[role], signal.SIGCONT)
+        outcomes = Counter(
+            "wrong: hangs" if task in hanging else _said(task.result()) for task in running
         )
-        if [_kind(answer, expected) for answer in answers] == ["right"] * 3:
-            return "served again"
-        await asyncio.sleep(0.2)
-    return "wrong: neither served nor ended"
+        sent = f"{name}, {meanwhile} killed" if meanwhile else name
+        return Outcome(role, sent, outcomes, seconds, how, self.control.take().longest)
+
+    async def _question(self, kind: Kind) -> Question:
+        return await question(self.target, self.engine, self.model, kind, _TOKENS[self.engine])
+
+    async def _ask(self, kind: Kind, asked: Question, seconds: float = DEADLINE_S) -> Answer:
+        answer = Answer(kind, self.engine, asked, now())
+        return await ask(self.target, self.model, answer, seconds)
+
+    async def _settled(self, role: str, mixed: list[tuple[Kind, Question]], began: float) -> str:
+        """Wait until a newcomer of every kind is served, or the server has ended."""
+        while time.monotonic() < began + DEADLINE_S:
+            if not is_running(self.target):
+                if not _ENDING.fullmatch(role):
+                    return "wrong: the server ended"
+                log = self.target.log.read_text("utf-8", "replace")
+                told = "E2105" in log or "serve" in role
+                return "ended, as it may" if told else "wrong: ended without a code"
+            answers = await asyncio.gather(*(self._ask(*one, _NEWCOMER_S) for one in mixed))
+            if all(answer.outcome in GOOD for answer in answers):
+                return "served again"
+            await asyncio.sleep(0.2)
+        return "wrong: neither served nor ended"
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _said(answer: Answer) -> str:
+    outcome = answer.outcome
+    if outcome in GOOD:
+        return "right"
+    if re.fullmatch(r"E\d{4}", outcome):
+        return outcome
+    return f"wrong: {outcome}: {answer.error or answer.broken or answer!s}"[:160]
 
 
-async def _warm_up(target: Server) -> None:
-    """Work of every kind, which starts every child."""
-    for _ in range(2):
-        await asyncio.gather(_predict(target), _ask(target, "chat"), _ask(target, "large"))
+async def warm_up(target: Server, engine: str) -> str:
+    """Do work of every kind, which starts every child; returns the model's name."""
+    model = await model_of(target)
+    for kind in _KINDS * 2:
+        asked = await question(target, engine, model, kind, 4)
+        answer = await ask(target, model, Answer(kind, engine, asked, now()))
+        if answer.outcome not in GOOD:
+            raise NotServed(f"an undisturbed server answered {answer}")
+    return model
 
 
-async def _predict(target: Server, seconds: float = DEADLINE_S) -> str:
-    """Text of a streamed prediction, or its error."""
-    headers = {"accept": "text/event-stream"}
-    last: dict[str, object] = {}
-    try:
-        async with (
-            httpx.AsyncClient(timeout=seconds) as http,
-            http.stream(
-                "POST", f"{target.url}/predictions", json={"input": _INPUT}, headers=headers
-            ) as answer,
-        ):
-            if answer.status_code != 200:
-                return (await answer.aread()).decode()
-            async for line in answer.aiter_lines():
-                if line.startswith("data: "):
-                    last = json.loads(line[6:])
-    except httpx.TimeoutException:
-        return "hangs"
-    except httpx.TransportError as error:
-        return f"broken off: {type(error).__name__}"
-    if last.get("status") == "succeeded":
-        output = last.get("output")
-        return "".join(output) if isinstance(output, list) else ""
-    return f"{last.get('error') or last}"
-
-
-async def _ask(target: Server, kind: str, seconds: float = DEADLINE_S) -> str:
-    """A chat, or a prediction whose body is large."""
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
-        "chat": (f"{target.openai}/v1/chat/completions", _CHAT),
-        "large": (f"{target.url}/predictions", {"input": _INPUT, "unused": "x" * (1 << 17)}),
-    }
-    url, body = asked[kind]
-    try:
-        async with httpx.AsyncClient(timeout=seconds) as http:
-            if kind == "chat":
-                models = (await http.get(f"{target.openai}/v1/models")).json()
-                body = {**body, "model": models["data"][0]["id"]}
-            answer = await http.post(url, json=body)
-    except httpx.TimeoutException:
-        return "hangs"
-    except httpx.TransportError as error:
-        return f"broken off: {type(error).__name__}"
-    except KeyError:
-        return json.dumps(models)
-    found = answer.json()
-    good = answer.status_code == 200 and ("choices" in found or found.get("status") == "succeeded")
-    return "as it should be" if good else answer.text
+_LARGE = replace(
+    PREDICTIONS,
+    body=lambda asked, model, streamed: {
+        **PREDICTIONS.body(asked, model, streamed),
+        "unused": "x" * (1 << 17),
+    },
+)
+_KINDS = (
+    kinds.plain(PREDICTIONS.path, "mock"),
+    kinds.plain(CHAT.path, "mock"),
+    replace(kinds.plain(PREDICTIONS.path, "mock"), name="a large body", api=_LARGE, streamed=False),
+)
+"""What runs: streams, a chat, and a body that a child of the door parses."""

@@ -1,0 +1,282 @@
+"""Hostile clients of a server: each input of the table by itself, a fuzz, and clients that idle.
+
+After each class of inputs is known: what was answered, which processes died, how long others
+waited, and what CPU it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+from _attack_inputs import PORTS, Hostile, Inputs, request
+from _control_stream import Control, until_answered
+from _report import as_data
+from _servers import Server
+from faults.answers import GOOD
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from cog_triton.system import reaper
+
+ANSWER_S, FUZZ_ANSWER_S = 10.0, 1.5
+READY_S = 60.0
+MAX_ANSWER = 1 << 20
+MAY_WAIT = 2.5
+"""Seconds that an input may have others wait beyond what they do undisturbed; the aim is 0.5."""
+DISPOSABLE = ("cog_triton.text.template_child", "cog_triton.door.large_bodies_child")
+"""Processes that do one request's work within limits: their end is that of the request alone."""
+_CODED = re.compile(rb"E[12]\d{3} ")
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+_NEEDS_CODE = re.compile("4(?!04|05)|5")
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a class of inputs brought; `problems` has an example of each kind.
+
+    `gap` is the longest silence of the control streams in seconds, `cpu` what the worst input cost.
+    """
+
+    inputs: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    problems: dict[str, str] = field(default_factory=dict)
+    controls: Counter[str] = field(default_factory=Counter)
+    died: Counter[str] = field(default_factory=Counter)
+    gap: float = 0.0
+    cpu: float = 0.0
+
+    def take(self, answer: bytes, of: str, hostile: Hostile | None = None) -> None:
+        """Count the answer to one hostile input, called `of`."""
+        self.inputs += 1
+        statuses = [match.decode() for match in _STATUS.findall(answer)] or ["closed"]
+        self.answers[statuses[0]] += 1
+        if _NEEDS_CODE.match(statuses[0]) and not _CODED.search(answer):
+            self.problem(f"{statuses[0]} without a code", of, answer)
+        if hostile is None:
+            return
+        if not statuses[0].startswith(hostile.status) or len(statuses) < hostile.answers:
+            wanted = f"{hostile.answers} of {hostile.status}.."
+            self.problem(f"{' '.join(statuses)}, not {wanted}", of, answer)
+        if statuses[0] == "200" and b'"error":"' in answer:
+            self.problem("an error as 200", of, answer)
+        if len(answer) > hostile.most:
+            self.problem(f"an answer of {len(answer)} bytes", of, answer)
+
+    def problem(self, what: str, of: str, example: bytes | str = "") -> None:
+        """Note what must not be, and the first input that brought it."""
+        said = example.decode("utf-8", "replace") if isinstance(example, bytes) else example
+        self.problems.setdefault(what, f"{of}: {said[:300]}" if said else of)
+
+    def row(self) -> dict[str, Any]:
+        """As data."""
+        return as_data(self)
+
+
+def processes(root: int) -> dict[tuple[int, int], str]:
+    """(PID, start time in ticks) -> command of each process of the server."""
+    found = {}
+    for pid in (root, *reaper.descendants(root)):
+        with suppress(OSError, IndexError):
+            stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            found[pid, int(stat.split()[19])] = command.decode("utf-8", "replace")[:90]
+    return found
+
+
+async def send(port: int, data: bytes, wait: float = ANSWER_S) -> bytes:
+    """Send bytes on a connection of their own; what comes back within `wait` seconds."""
+    answer = b""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return answer
+    try:
+        for start in range(0, len(data), 1 << 16):
+            writer.write(data[start : start + (1 << 16)])
+            await asyncio.wait_for(writer.drain(), wait)
+        deadline = time.monotonic() + wait
+        while len(answer) < MAX_ANSWER:
+            more = await asyncio.wait_for(reader.read(1 << 16), deadline - time.monotonic())
+            if not more:
+                break
+            answer += more
+    except (OSError, asyncio.TimeoutError):
+        pass
+    finally:
+        writer.close()
+    return answer
+
+
+class ServerEnded(RuntimeError):
+    """A server that an attack has ended, or that was not READY again in time."""
+
+
+class Attack:
+    """An attack on one server; `found` has the findings by class of inputs.
+
+    `quiet` is the longest silence of its undisturbed control streams in seconds.
+    """
+
+    def __init__(
+        self, target: Server, control: Control, found: dict[str, Findings], quiet: float
+    ) -> None:
+        self.target, self.control, self._found, self.quiet = target, control, found, quiet
+        self.running = processes(target.pid)
+        """Processes after the last input, so that a death that shows late counts, too."""
+        urls = (target.url, target.openai, target.triton, target.metrics)
+        self.ports = {
+            name: int(urlsplit(url).port or 0) for name, url in zip(PORTS, urls, strict=True)
+        }
+
+    async def table(self, inputs: Iterator[Hostile]) -> None:
+        """Send every input of the table, one after the other; raises ServerEnded."""
+        for one in inputs:
+            name = f"{one.name} to {one.port}"
+            async with _Watch(self, one.kind, name) as findings:
+                answer = await send(self.ports[one.port], one.data, ANSWER_S)
+                findings.take(answer, name, one)
+
+    async def crowds(self) -> None:
+        """Clients that idle, send half, or read nothing; and what 8001 lets in."""
+        crowds: dict[str, Callable[[Findings], Awaitable[None]]] = {
+            "idle connections": lambda findings: self._opened(findings, b"", 1000),
+            "half-sent requests": lambda findings: self._opened(findings, _HALF, 300),
+            "clients that do not read": self._deaf,
+            "gRPC control": self._grpc,
+        }
+        for kind, crowd in crowds.items():
+            async with _Watch(self, kind, kind) as findings:
+                await crowd(findings)
+
+    async def fuzz(self, count: int, seed: int) -> None:
+        """`count` mutated requests over all ports, 16 at a time."""
+        inputs, left = Inputs(seed), iter(range(count))
+
+        async def some(findings: Findings) -> None:
+            for _ in left:
+                name, data = inputs.next()
+                answer = await send(self.ports[name], data, FUZZ_ANSWER_S)
+                findings.take(answer, f"{name}: {data[:200]!r}")
+
+        kind = "mutated requests"
+        async with _Watch(self, kind, kind) as findings:
+            await asyncio.gather(*(some(findings) for _ in range(16)))
+
+    def findings(self, kind: str) -> Findings:
+        """Findings of a class of inputs, new ones at first."""
+        return self._found.setdefault(kind, Findings())
+
+    async def _opened(self, findings: Findings, data: bytes, count: int) -> None:
+        """`count` connections over all ports, with `data` on each; newcomers must be served."""
+        opened = []
+        for number in range(count):
+            port = list(self.ports.values())[number % len(self.ports)]
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(data)
+                opened.append(writer)
+        findings.inputs += len(opened)
+        newcomer = await send(self.ports["cog"], request("GET", "/health-check"))
+        if b'"READY"' not in newcomer:
+            findings.problem("a newcomer was refused", f"{len(opened)} connections", newcomer)
+        for writer in opened:
+            writer.close()
+
+    async def _deaf(self, findings: Findings, count: int = 20) -> None:
+        body = b'{"input":{"prompt":"rivers","max_tokens":4000}}'
+        data = request("POST", "/predictions", body, "Accept: text/event-stream")
+        opened = []
+        for _ in range(count):
+            with suppress(OSError):
+                where = ("127.0.0.1", self.ports["cog"])
+                _, writer = await asyncio.open_connection(*where, limit=1024)
+                writer.write(data)
+                opened.append(writer)
+        await asyncio.sleep(3)
+        findings.inputs += len(opened)
+        for writer in opened:
+            writer.transport.abort()
+
+    async def _grpc(self, findings: Findings) -> None:
+        """Control of Triton by gRPC, without the header that it asks for."""
+        setting = service_pb2.LogSettingsRequest()
+        setting.settings["log_verbose_level"].uint32_param = 1
+        region = service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="/a", byte_size=1)
+        async with grpc.aio.insecure_channel(self.target.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls: tuple[tuple[str, Callable[..., Awaitable[object]], object], ...] = (
+                ("log settings", stub.LogSettings, setting),
+                ("shared memory", stub.SystemSharedMemoryRegister, region),
+                ("trace settings", stub.TraceSetting, service_pb2.TraceSettingRequest()),
+                ("unload", stub.RepositoryModelUnload,
+                 service_pb2.RepositoryModelUnloadRequest(model_name="ensemble")),
+            )  # fmt: skip
+            for name, call, body in calls:
+                findings.inputs += 1
+                try:
+                    await call(body, timeout=ANSWER_S)
+                    code, said = "OK", ""
+                except grpc.RpcError as error:
+                    code, said = str(error.code().name), str(error.details())  # type: ignore[attr-defined]
+                findings.answers[code] += 1
+                # Not found by its key is too late: it was looked for.
+                if code == "OK" or "Unable to open shared memory" in said:
+                    findings.problem(f"{name} by gRPC without a header", code, said)
+
+
+_HALF = b"POST /predictions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-le"
+
+
+class _Watch:
+    """What a server and its control streams did within the block; raises ServerEnded after it."""
+
+    def __init__(self, attack: Attack, kind: str, of: str) -> None:
+        self._attack, self._of = attack, of
+        self._target, self._control = attack.target, attack.control
+        self._findings = attack.findings(kind)
+
+    async def __aenter__(self) -> Findings:
+        self._control.take()
+        self._cpu = sum(self._target.cpu_seconds().values())
+        return self._findings
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        findings, of = self._findings, self._of
+        try:
+            # What it has begun may outlast its answer; and a death shows a moment later.
+            await until_answered(self._target, READY_S)
+        except TimeoutError as error:
+            self._account(findings, of)
+            findings.problem("the server ended", of, str(error))
+            raise ServerEnded(of) from error
+        self._account(findings, of)
+
+    def _account(self, findings: Findings, of: str) -> None:
+        cpu = sum(self._target.cpu_seconds().values()) - self._cpu
+        findings.cpu = max(findings.cpu, cpu)
+        before, after = self._attack.running, processes(self._target.pid)
+        self._attack.running = after
+        for key, command in before.items():
+            if key not in after:
+                findings.died[command] += 1
+                if not any(name in command for name in DISPOSABLE):
+                    findings.problem("a process died", of, command)
+        heard = self._control.take()
+        findings.controls.update(heard.outcomes)
+        findings.gap = max(findings.gap, heard.longest)
+        for outcome, example in heard.examples.items():
+            if outcome not in GOOD:
+                findings.problem(f"a control stream: {outcome}", of, example)
+        if heard.longest > self._attack.quiet + MAY_WAIT:
+            findings.problem("others waited", of, f"{heard.longest:.1f} s")

@@ -1,0 +1,157 @@
+"""Attack harness: the same bytes for a seed, every process struck, and what counts as a failure."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import _attack_report
+import pytest
+from _attack_clients import Findings
+from _attack_inputs import PORTS, Hostile, Inputs, hostile
+from _control_stream import User
+from _drained import PLAN
+from _report import write_between
+from _resource_usage import role_of
+from _stopped_processes import Outcome, plan
+
+KINDS = {"unterminated tokens", "bombs", "upgrade", "headers", "Triton's parameters"}
+REAPER = ("python", "/x/cog_triton/system/reaper.py", "--grace=5", "--")
+
+
+def test_a_seed_gives_the_same_bytes() -> None:
+    kinds, ports, differ = set(), set(), False
+    for one, same, other in zip(*(hostile(random.Random(n)) for n in (1, 1, 2)), strict=True):
+        assert one == same
+        differ |= one != other
+        kinds.add(one.kind)
+        ports.add(one.port)
+    assert differ
+    assert kinds == {*KINDS, "Triton's control"}
+    assert ports == set(PORTS)
+    fuzz = [[Inputs(seed).next() for _ in range(1)] for seed in (1, 1, 2)]
+    assert fuzz[0] == fuzz[1] != fuzz[2]
+
+
+def test_strings_of_escaped_quotes_never_end_on_both_sides_of_the_door() -> None:
+    found = [one for one in hostile(random.Random(1)) if one.name.startswith("escaped quotes")]
+    assert len(found) == 6
+    for one in found:
+        body = one.data.partition(b"\r\n\r\n")[2]
+        assert body.startswith(b"[" * 65 + b'"\\"\\"')
+        assert body.replace(b'\\"', b"").count(b'"') == 1
+    assert {len(one.data) < 1 << 16 for one in found} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "problem"),
+    [
+        (b"HTTP/1.1 503 x\r\n\r\nE2105 TritonUnavailable: x", "", None),
+        (b"HTTP/1.1 503 x\r\n\r\nbroken", "", "503 without a code"),
+        (b"HTTP/1.1 431 x\r\n\r\n", "", "431 without a code"),
+        (b"HTTP/1.1 404 x\r\n\r\nnot here", "", None),
+        (b"HTTP/1.1 400 x\r\n\r\nE1005 InvalidArgument: x", "2", "400, not 1 of 2.."),
+        (b'HTTP/1.1 200 x\r\n\r\n{"error":"x"}', "", "an error as 200"),
+        (b"", "", None),
+    ],
+)
+def test_answers_need_a_code_and_their_status(
+    answer: bytes, wanted: str, problem: str | None
+) -> None:
+    findings = Findings()
+    findings.take(answer, "it", Hostile("headers", "it", "cog", b"", status=wanted))
+    assert list(findings.problems) == ([] if problem is None else [problem])
+
+
+def test_every_process_is_stopped_and_killed() -> None:
+    commands = (
+        ("python", "cog-triton", "serve"),
+        (*REAPER, "python", "-m", "cog_triton.door", "--watched"),
+        ("python", "-m", "cog_triton.keeper.keeper_process"),
+        (*REAPER, "python", "-m", "cog_triton.keeper.keeper_process", "x"),
+        (*REAPER, "/x/tritonserver", "--y"),
+        ("/x/tritonserver", "--y"),
+        ("python3", "-m", "cog_triton.backend.engine_process", "x"),
+    )
+    found = {role_of([*words]): number for number, words in enumerate(commands)}
+    struck = list(plan(found, ""))
+    assert [(role, name) for role, name, _ in struck] == [
+        (role, name) for role in sorted(found) for name in ("SIGSTOP", "SIGKILL")
+    ]
+    meanwhile = {role: dies for role, name, dies in struck if name == "SIGSTOP" and dies}
+    assert meanwhile == {
+        "keeper": "engine",
+        "reaper of keeper": "keeper",
+        "reaper of tritonserver": "tritonserver",
+    }
+    assert {role for role, *_ in plan(found, "reaper")} == {
+        *("reaper of door", "reaper of keeper", "reaper of tritonserver")
+    }
+
+
+@pytest.mark.parametrize(
+    ("role", "requests", "how", "gap", "failed"),
+    [
+        ("engine", {"right": 8}, "served again", 2.0, False),
+        ("engine", {"right": 8}, "served again", 240.0, True),
+        ("engine", {"right": 7, "wrong: hangs": 1}, "served again", 2.0, True),
+        ("keeper", {"E2105": 1}, "wrong: the server ended", 2.0, True),
+        ("door", {"wrong: cut off: x": 8}, "ended, as it may", 90.0, False),
+        ("worker", {"wrong: cut off: x": 8}, "ended, as it may", 90.0, True),
+    ],
+)
+def test_what_a_stop_may_cost(
+    role: str, requests: dict[str, int], how: str, gap: float, failed: bool
+) -> None:
+    assert Outcome(role, "SIGSTOP", Counter(requests), 1.0, how, gap).failed == failed
+
+
+def test_silences_are_measured_while_they_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 3.0, 9.0])
+    monkeypatch.setattr("_control_stream.now", lambda: next(clock))
+    user = User()
+    user.heard(2.0)
+    assert user.take() == 2.0
+    assert user.take() == 7.0
+
+
+def test_drains_are_of_both_commands_with_and_without_a_death() -> None:
+    deaths = {(as_image, killed) for as_image, sent, killed in PLAN if sent == "SIGTERM"}
+    assert {killed for _, killed in deaths} == {"", "engine", "stub tensorrt_llm", "tritonserver"}
+    assert {(not as_image, killed) for as_image, killed in deaths} == deaths
+
+
+def report_of(**parts: Any) -> dict[str, Any]:
+    head = {"engine": "mock", "seed": 3, "date": "d", "commit": "c", "machine": "m"}
+    return {**head, "seconds": 9, "load": 1.0, **parts}
+
+
+def test_reports_are_tables_of_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = dict.fromkeys(_attack_report.PAGES, tmp_path / "page.md")
+    monkeypatch.setattr(_attack_report, "PAGES", pages)
+    monkeypatch.setattr(_attack_report, "RESULTS", tmp_path / "results")
+    (tmp_path / "page.md").write_text(
+        "".join(f"{a}old\n{b}\n" for a, b in _attack_report.MARKS.values())
+    )
+    findings = Findings(inputs=2, gap=7.5)
+    findings.problem("others waited", "a body", "7.5 s")
+    inputs = {"undisturbed_s": 0.1, "growth": 1.2, "found": {"bombs": findings.row()}}
+    inputs["memory"] = {"before": {"door": 100}, "after": {"door": 130}}
+    stop = Outcome("keeper", "SIGSTOP", Counter(right=8), 3.0, "served again", 2.0)
+    first = report_of(inputs=inputs)
+    _attack_report.save(first)
+    _attack_report.save(report_of(stops=[stop.row()]))
+    _attack_report.write()
+    text = (tmp_path / "page.md").read_text()
+    assert "| bombs | mock | 2 |  | 0 | 7.5 | 0 | 0 of 0 right | others waited |" in text
+    assert "| keeper | mock | SIGSTOP | 8 x right | served again | 3 | 2 |  |" in text
+    assert "seed 3" in text
+    assert text.count("old") == 1  # no drains were run
+    assert _attack_report.failures(first) == [
+        "bombs: others waited: a body: 7.5 s",
+        "memory: 0 MB before, 0 MB after",
+    ]
+    with pytest.raises(ValueError, match="has no marks"):
+        write_between(tmp_path / "page.md", ("never", "there"), "")

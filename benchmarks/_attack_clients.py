@@ -21,6 +21,7 @@ import grpc
 from _attack_inputs import PORTS, Hostile, Inputs, request
 from _control_stream import Control, until_answered
 from _report import as_data
+from _resource_usage import role_of
 from _servers import Server
 from faults.answers import GOOD
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -30,9 +31,10 @@ from cog_triton.system import reaper
 ANSWER_S, FUZZ_ANSWER_S = 10.0, 1.5
 READY_S = 60.0
 MAX_ANSWER = 1 << 20
+_EXAMPLES = 30
 MAY_WAIT = 2.5
 """Seconds that an input may have others wait beyond what they do undisturbed; the aim is 0.5."""
-DISPOSABLE = ("cog_triton.text.template_child", "cog_triton.door.large_bodies_child")
+DISPOSABLE = ("template child", "large-bodies child")
 """Processes that do one request's work within limits: their end is that of the request alone."""
 _CODED = re.compile(rb"E[12]\d{3} ")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
@@ -41,14 +43,14 @@ _NEEDS_CODE = re.compile("4(?!04|05)|5")
 
 @dataclass(slots=True)
 class Findings:
-    """What a class of inputs brought; `problems` has an example of each kind.
+    """What a class of inputs brought; `problems` has the first examples of each kind.
 
     `gap` is the longest silence of the control streams in seconds, `cpu` what the worst input cost.
     """
 
     inputs: int = 0
     answers: Counter[str] = field(default_factory=Counter)
-    problems: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, list[str]] = field(default_factory=dict)
     controls: Counter[str] = field(default_factory=Counter)
     died: Counter[str] = field(default_factory=Counter)
     gap: float = 0.0
@@ -66,15 +68,18 @@ class Findings:
         if not statuses[0].startswith(hostile.status) or len(statuses) < hostile.answers:
             wanted = f"{hostile.answers} of {hostile.status}.."
             self.problem(f"{' '.join(statuses)}, not {wanted}", of, answer)
-        if statuses[0] == "200" and b'"error":"' in answer:
+        # Cog answers 200 where a prediction failed; others know better.
+        if statuses[0] == "200" and hostile.port != "cog" and b'"error":"' in answer:
             self.problem("an error as 200", of, answer)
         if len(answer) > hostile.most:
             self.problem(f"an answer of {len(answer)} bytes", of, answer)
 
     def problem(self, what: str, of: str, example: bytes | str = "") -> None:
-        """Note what must not be, and the first input that brought it."""
+        """Note what must not be, and the first inputs that brought it."""
         said = example.decode("utf-8", "replace") if isinstance(example, bytes) else example
-        self.problems.setdefault(what, f"{of}: {said[:300]}" if said else of)
+        examples = self.problems.setdefault(what, [])
+        if len(examples) < _EXAMPLES:
+            examples.append(f"{of}: {said[:200]}" if said else of)
 
     def row(self) -> dict[str, Any]:
         """As data."""
@@ -82,13 +87,13 @@ class Findings:
 
 
 def processes(root: int) -> dict[tuple[int, int], str]:
-    """(PID, start time in ticks) -> command of each process of the server."""
+    """(PID, start time in ticks) -> role of each process of the server."""
     found = {}
     for pid in (root, *reaper.descendants(root)):
         with suppress(OSError, IndexError):
             stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            found[pid, int(stat.split()[19])] = command.decode("utf-8", "replace")[:90]
+            words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
+            found[pid, int(stat.split()[19])] = role_of(words)
     return found
 
 
@@ -267,11 +272,10 @@ class _Watch:
         findings.cpu = max(findings.cpu, cpu)
         before, after = self._attack.running, processes(self._target.pid)
         self._attack.running = after
-        for key, command in before.items():
-            if key not in after:
-                findings.died[command] += 1
-                if not any(name in command for name in DISPOSABLE):
-                    findings.problem("a process died", of, command)
+        gone = [role for key, role in before.items() if key not in after]
+        findings.died.update(gone)
+        if lost := sorted(role for role in gone if role not in DISPOSABLE):
+            findings.problem("processes died", of, ", ".join(lost))
         heard = self._control.take()
         findings.controls.update(heard.outcomes)
         findings.gap = max(findings.gap, heard.longest)

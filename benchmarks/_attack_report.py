@@ -29,7 +29,8 @@ def failures(report: _Row) -> list[str]:
     found = []
     inputs = report.get("inputs", {})
     for kind, findings in inputs.get("found", {}).items():
-        found += [f"{kind}: {what}: {of}" for what, of in findings["problems"].items()]
+        for what, examples in findings["problems"].items():
+            found += [f"{kind}: {what}: {example}" for example in examples]
     if memory := inputs.get("memory"):
         before, after = (sum(memory[name].values()) for name in ("before", "after"))
         if after > before * inputs["growth"]:

@@ -205,7 +205,8 @@ def _said(answer: Answer) -> str:
         return "right"
     if re.fullmatch(r"E\d{4}", outcome):
         return outcome
-    return f"wrong: {outcome}: {answer.error or answer.broken or answer!s}"[:160]
+    why = answer.error or (answer.broken or str(answer)).partition(": ")[0]
+    return f"wrong: {outcome}: {why}"[:160]
 
 
 async def warm_up(target: Server, engine: str) -> str:

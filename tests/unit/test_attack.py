@@ -61,7 +61,7 @@ def test_answers_need_a_code_and_their_status(
     answer: bytes, wanted: str, problem: str | None
 ) -> None:
     findings = Findings()
-    findings.take(answer, "it", Hostile("headers", "it", "cog", b"", status=wanted))
+    findings.take(answer, "it", Hostile("headers", "it", "triton", b"", status=wanted))
     assert list(findings.problems) == ([] if problem is None else [problem])
 
 

@@ -147,8 +147,12 @@ class Attack:
         for one in inputs:
             name = f"{one.name} to {one.port}"
             async with _Watch(self, one.kind, name) as findings:
-                answer = await send(self.ports[one.port], one.data, ANSWER_S)
-                findings.take(answer, name, one)
+                began = time.monotonic()
+                wait = max(ANSWER_S, one.seconds)
+                findings.take(await send(self.ports[one.port], one.data, wait), name, one)
+                took = time.monotonic() - began
+                if took > one.seconds + self.quiet:
+                    findings.problem("a slow answer", name, f"{took:.1f} s")
 
     async def crowds(self) -> None:
         """Clients that idle, send half, or read nothing; and what 8001 lets in."""

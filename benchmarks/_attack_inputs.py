@@ -129,7 +129,8 @@ JSON_PATHS = {
 class Hostile:
     """One hostile input of a class: `data` for a port, and what the answer has to be.
 
-    `status` is what its status has to begin with, "" for any; `most` bytes it has at most.
+    `status` is what its status has to begin with, "" for any; `most` bytes it has at most, and
+    comes within `seconds`.
     """
 
     kind: str
@@ -139,6 +140,7 @@ class Hostile:
     status: str = ""
     most: int = 1 << 20
     answers: int = 1
+    seconds: float = 4.0
 
 
 def hostile(some: random.Random) -> Iterator[Hostile]:
@@ -195,9 +197,9 @@ def _bombs(some: random.Random) -> Iterator[Hostile]:
     yield Hostile("bombs", "4 million messages", "cog", request("POST", "/predictions", many))
     for port in PORTS:
         path = JSON_PATHS.get(port, "/metrics")
-        yield Hostile("bombs", "a million chunks", port, chunked(path, 1_000_000))
+        yield Hostile("bombs", "a million chunks", port, chunked(path, 1_000_000), seconds=60)
         data = b"GET / HTTP/1.1\r\na: " + b"b" * (40 << 20)
-        yield Hostile("bombs", "a header of 40 MB", port, data)
+        yield Hostile("bombs", "a header of 40 MB", port, data, seconds=60)
 
 
 def _bomb(port: str, name: str, body: Any) -> Hostile:

@@ -68,8 +68,9 @@ class Outcome:
         bad = [kind for kind in self.requests if kind.startswith("wrong")]
         if _TELLING.fullmatch(self.role):
             bad = [kind for kind in bad if not kind.startswith(f"wrong: {CUT}")]
-        silent = self.how.startswith("served") and self.gap > MAY_WAIT_S
-        return bool(bad) or self.how.startswith("wrong") or silent
+        if _ENDING.fullmatch(self.role):  # which a newcomer may find ended
+            bad = [kind for kind in bad if not kind.startswith(f"wrong: {CUT}: cannot connect")]
+        return bool(bad) or self.how.startswith("wrong") or self.gap > MAY_WAIT_S
 
     def row(self) -> dict[str, Any]:
         """As data."""

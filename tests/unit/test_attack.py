@@ -98,8 +98,11 @@ def test_every_process_is_stopped_and_killed() -> None:
         ("engine", {"right": 8}, "served again", 240.0, True),
         ("engine", {"right": 7, "wrong: hangs": 1}, "served again", 2.0, True),
         ("keeper", {"E2105": 1}, "wrong: the server ended", 2.0, True),
-        ("door", {"wrong: cut off: x": 8}, "ended, as it may", 90.0, False),
-        ("worker", {"wrong: cut off: x": 8}, "ended, as it may", 90.0, True),
+        ("door", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, False),
+        ("worker", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, True),
+        ("worker", {"wrong: cut off: cannot connect": 8}, "ended, as it may", 5.0, False),
+        ("engine", {"wrong: cut off: cannot connect": 8}, "served again", 5.0, True),
+        ("reaper of cog", {"E2105": 8}, "ended, as it may", 54.0, True),
     ],
 )
 def test_what_a_stop_may_cost(

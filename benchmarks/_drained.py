@@ -30,6 +30,7 @@ from faults.answers import (
     CHAT,
     COMPLETIONS,
     CUT,
+    ENDED,
     GOOD,
     PREDICTIONS,
     RESPONSES,
@@ -163,7 +164,7 @@ def _account(drain: Drain, answer: Answer, began: float) -> None:
     drain.streams.setdefault(answer.kind.api.path, Counter())[outcome] += 1
     gaps = [after - before for before, after in zip(answer.reads, answer.reads[1:], strict=False)]
     drain.gap = max([drain.gap, *gaps])
-    at_once = drain.sent.endswith("twice") and outcome in (CUT, "E2105")
+    at_once = drain.sent.endswith("twice") and outcome in (CUT, "E2105", ENDED)
     # Triton's own clients are promised no more than a code when Triton dies.
     lost_with_triton = drain.killed and answer.kind.api is TRITON and outcome in GOOD
     if outcome in GOOD[:2] or at_once or lost_with_triton:

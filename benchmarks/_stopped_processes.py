@@ -172,7 +172,7 @@ class _Strike:
         with suppress(ProcessLookupError):
             os.kill(found[role], signal.SIGCONT)
         outcomes = Counter(
-            "wrong: hangs" if task in hanging else _said(task.result()) for task in running
+            "wrong: hangs" if task in hanging else said(task.result(), role) for task in running
         )
         sent = f"{name}, {meanwhile} killed" if meanwhile else name
         return Outcome(role, sent, outcomes, seconds, how, self.control.take().longest)
@@ -200,12 +200,14 @@ class _Strike:
         return "wrong: neither served nor ended"
 
 
-def _said(answer: Answer) -> str:
+def said(answer: Answer, role: str) -> str:
+    """How a request ended after a signal to a role; what has text ends with its front end alone."""
     outcome = answer.outcome
     if outcome in GOOD:
         return "right"
     if re.fullmatch(r"E\d{4}", outcome):
-        return outcome
+        is_lost = answer.reads and not _ENDING.fullmatch(role)
+        return f"wrong: {outcome} amid its text" if is_lost else outcome
     why = answer.error or (answer.broken or str(answer)).partition(": ")[0]
     return f"wrong: {outcome}: {why}"[:160]
 

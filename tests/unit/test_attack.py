@@ -15,21 +15,23 @@ from _control_stream import User
 from _drained import PLAN
 from _report import write_between
 from _resource_usage import role_of
-from _stopped_processes import Outcome, plan
+from _stopped_processes import Outcome, plan, said
+from faults import kinds
+from faults.answers import Answer, Question
 
 KINDS = {"unterminated tokens", "bombs", "upgrade", "headers", "Triton's parameters"}
 REAPER = ("python", "/x/cog_triton/system/reaper.py", "--grace=5", "--")
 
 
 def test_a_seed_gives_the_same_bytes() -> None:
-    kinds, ports, differ = set(), set(), False
+    classes, ports, differ = set(), set(), False
     for one, same, other in zip(*(hostile(random.Random(n)) for n in (1, 1, 2)), strict=True):
         assert one == same
         differ |= one != other
-        kinds.add(one.kind)
+        classes.add(one.kind)
         ports.add(one.port)
     assert differ
-    assert kinds == {*KINDS, "Triton's control"}
+    assert classes == {*KINDS, "Triton's control"}
     assert ports == set(PORTS)
     fuzz = [[Inputs(seed).next() for _ in range(1)] for seed in (1, 1, 2)]
     assert fuzz[0] == fuzz[1] != fuzz[2]
@@ -109,6 +111,15 @@ def test_what_a_stop_may_cost(
     role: str, requests: dict[str, int], how: str, gap: float, failed: bool
 ) -> None:
     assert Outcome(role, "SIGSTOP", Counter(requests), 1.0, how, gap).failed == failed
+
+
+def test_a_stream_with_text_goes_on_unless_its_front_end_has_died() -> None:
+    answer = Answer(kinds.KINDS[0], "mock", Question("x", 2, "one two"), 0.0)
+    answer.error = "E2105 TritonUnavailable: x"
+    assert said(answer, "keeper") == said(answer, "cog") == "E2105"
+    answer.reads.append(1.0)
+    assert said(answer, "keeper") == "wrong: E2105 amid its text"
+    assert said(answer, "reaper of cog") == "E2105"
 
 
 def test_silences_are_measured_while_they_last(monkeypatch: pytest.MonkeyPatch) -> None:

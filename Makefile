@@ -76,7 +76,7 @@ bench-pull: setup engine.tar ## measure an image from registry to first token (I
 bench-build: setup ## measure builds against their scripts run by hand (ARGS=...)
 	@$(BIN)/python benchmarks/build_overhead.py $(ARGS)
 
-attack: setup ## attack a server on every published port (ARGS="--inputs 20000")
+attack: setup ## attack, stop and drain servers (ARGS="--inputs 20000 --only inputs,drains")
 	@$(BIN)/python benchmarks/soak_attack.py $(ARGS)
 
 faults: setup engine.tar ## break a server in every way under load (ARGS="--minutes 5 --only kill")

@@ -38,9 +38,11 @@ echo "cog-triton: $WORLD_SIZE ranks on $SLURM_JOB_NODELIST; http://$(hostname):$
 stopping=
 stop() {
   stopping=1
-  exec 3<>"/dev/tcp/127.0.0.1/$PORT"
-  printf 'POST /shutdown HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n' >&3
-  exec 3>&-
+  local answer=
+  { exec 3<>"/dev/tcp/127.0.0.1/$PORT"; } 2>/dev/null &&
+    printf 'POST /shutdown HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n' >&3 &&
+    read -r -t 10 answer <&3
+  [[ $answer == *" 200 "* ]]
 }
 trap 'stop || kill $srun' TERM
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from cog_triton.system.shared_time import SharedTime
 _WARM = 8
 _REFILL_S = 0.05
 _CONNECT_TIMEOUT_S = 5.0
+_LOG = logging.getLogger(__name__)
 
 
 class Relayed(Protocol):
@@ -32,11 +34,21 @@ class TritonUse:
     """
 
     def __init__(self, file: Path) -> None:
-        """`file`, which must be new, is where the worker finds it."""
+        """`file`, which must be new, is where the worker finds it; raises OSError."""
         self.file = file
         self._time = SharedTime(file)
         self._time.set(-math.inf)
         self._in_flight = 0
+
+    @classmethod
+    def made(cls, file: Path) -> TritonUse | None:
+        """One in `file`, None where that cannot be made: the worker then blames nobody."""
+        try:
+            return cls(file)
+        except OSError as error:
+            _LOG.warning("no request is blamed for a death, as %s cannot be made: %s", file, error)
+            file.unlink(missing_ok=True)
+            return None
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cog_triton.door.backends import TritonUse
 from cog_triton.door.private_ports import PrivatePorts, cog_environment
@@ -36,12 +37,13 @@ class ChainLauncher:
         reserved = PrivatePorts(self._names)
         builds = "TRITON_HTTP_PORT" not in self._names
         drain_file = None if builds else self._work_dir / f"drain-{secrets.token_hex(8)}"
-        triton_use = None if drain_file is None else TritonUse(drain_file.with_suffix(".use"))
+        use_file = Path(f"/dev/shm/cog_triton_{os.getpid()}_use_{secrets.token_hex(8)}")
+        triton_use = None if drain_file is None else TritonUse.made(use_file)
         environment = {
             **cog_environment(self._settings, reserved.numbers),
             **variant.environment,
             "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
-            TRITON_USE_VARIABLE: str(triton_use.file if triton_use else ""),
+            TRITON_USE_VARIABLE: str(use_file) if drain_file else "",
         }
         if self._started > 1:  # the parking place is the first one's
             environment["PARK_ENGINE"] = "0"

@@ -107,9 +107,7 @@ class ClientConnection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether nothing has been asked that is not answered, and read by the client's side."""
         return self._lingering or (
-            self._task is None
-            and self._parser.is_between_requests
-            and not self._transport.get_write_buffer_size()
+            self._task is None and self._parser.is_between_requests and not self.has_unread
         )
 
     @property
@@ -117,9 +115,14 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request has arrived whole, and its answer has not left whole."""
         return self._task is not None
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether something was written that its client has not taken."""
+        return bool(self._transport.get_write_buffer_size())
+
     def close(self) -> None:
         """Close the connection once what was written is read, or is not read for too long."""
-        if self._transport.get_write_buffer_size():
+        if self.has_unread:
             self._wait(self._limits.idle_s, self._transport.abort)
         else:
             self._cancel_timer()

@@ -18,6 +18,11 @@ class Closable(Protocol):
         """Whether a request has arrived whole, and its answer has not left whole."""
         ...
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether something was written that its client has not taken."""
+        ...
+
     def close(self) -> None:
         """Close it."""
         ...
@@ -54,6 +59,11 @@ class Connections:
     def answering(self) -> bool:
         """Whether a connection awaits the end of an answer."""
         return any(one.is_answered for one in self._open)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a client has not taken what was written."""
+        return any(one.has_unread for one in self._open)
 
     def refuse_reuse(self) -> None:
         """Close idle connections, and from now on each one after its next answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cog_triton.door.access import Access, is_loopback
 from cog_triton.door.chain_launcher import ChainLauncher
@@ -31,7 +31,7 @@ from cog_triton.door.webhooks import WebhookRules
 from cog_triton.settings import Settings
 
 _FLUSH_S = 1.0
-_WEBHOOKS_S = 5.0
+_WEBHOOKS_S = 3.0
 _POLL_S = 0.02
 _SWITCH_POLL_S = 0.2
 _FIRST = asyncio.FIRST_COMPLETED
@@ -94,8 +94,8 @@ class FrontDoor:
         stopping = loop.create_task(stop.run())
         try:
             code = await self._until_ended(upstreams, stopping)
-            await self._flush()
-            await self._webhooks.drained(stop.seconds_left(_WEBHOOKS_S))
+            await self._flush(stop.patience(_FLUSH_S))
+            await self._webhooks.drained(stop.patience(_WEBHOOKS_S))
         finally:
             stopping.cancel()
             if swapping is not None:
@@ -158,8 +158,7 @@ class FrontDoor:
             case _:
                 return MetricsGate(*common, metrics_public=public)
 
-    async def _flush(self) -> None:
+    async def _flush(self, more: Callable[[], bool]) -> None:
         """Let clients have what was answered before the end."""
-        deadline = asyncio.get_running_loop().time() + _FLUSH_S
-        while self._connections.busy and asyncio.get_running_loop().time() < deadline:
+        while self._connections.has_unread and more():
             await asyncio.sleep(_POLL_S)

@@ -29,7 +29,7 @@ class GracefulStop:
         self._before: list[Callable[[], None]] = []
         self._asked = asyncio.Event()
         self._deadline = 0.0
-        self._hurried = False
+        self._signalled = self._hurried = False
         upstreams.ask_to_stop = self._asked.set
 
     def before(self, function: Callable[[], None]) -> None:
@@ -37,13 +37,14 @@ class GracefulStop:
         self._before.append(function)
 
     def on_signal(self) -> None:
-        """Stop; when it was asked for before, at once."""
-        if self._asked.is_set() and not self._hurried:
+        """Stop; at the second signal, at once."""
+        if self._signalled and not self._hurried:
             self._hurried = True
             loop = asyncio.get_running_loop()
             for upstream in self._upstreams:
                 if upstream.chain is not None:
                     loop.run_in_executor(None, upstream.chain.reaper.kill)
+        self._signalled = True
         self._asked.set()
 
     async def run(self) -> None:
@@ -55,14 +56,19 @@ class GracefulStop:
         self._connections.refuse_reuse()
         for function in self._before:
             function()
-        while self._connections.answering and self._lasts and self.seconds_left():
+        more = self.patience(0.0)
+        while self._connections.answering and self._lasts and more():
             await asyncio.sleep(_POLL_S)
-        left = self.seconds_left()
+        left = max(0.0, self._deadline - time.monotonic())
         await asyncio.gather(*(one.drain(left) for one in self._upstreams))
 
-    def seconds_left(self, least: float = 0.0) -> float:
-        """What is left of DRAIN_TIMEOUT, or `least`; nothing after a second signal."""
-        return 0.0 if self._hurried else max(least, self._deadline - time.monotonic())
+    def patience(self, least: float) -> Callable[[], bool]:
+        """Tells whether to wait on: for the rest of DRAIN_TIMEOUT, or for `least` seconds from now.
+
+        Not after a second signal.
+        """
+        end = max(self._deadline, time.monotonic() + least)
+        return lambda: not self._hurried and time.monotonic() < end
 
     @property
     def _lasts(self) -> bool:

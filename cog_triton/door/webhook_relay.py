@@ -9,8 +9,7 @@ import asyncio
 import hmac
 import re
 import secrets
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -92,10 +91,9 @@ class WebhookRelay:
         """Predictions with webhooks that are still to be delivered."""
         return sum(each.pending for each in self._deliveries.values())
 
-    async def drained(self, seconds: float) -> bool:
-        """Wait, at most so long, until nothing is pending; whether that is so."""
-        deadline = time.monotonic() + seconds
-        while (self._connections.busy or self.pending) and time.monotonic() < deadline:
+    async def drained(self, more: Callable[[], bool]) -> bool:
+        """Wait, as long as `more` says so, until nothing is pending; whether that is so."""
+        while (self._connections.busy or self.pending) and more():
             await asyncio.sleep(_POLL_S)
         return not self.pending
 

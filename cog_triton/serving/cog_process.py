@@ -146,7 +146,9 @@ class CogServer:
         began = said = looked = time.monotonic()
         unanswered = 0
         while not self._stops:
-            code = process.poll()
+            if (code := process.poll()) == 0:  # after POST /shutdown
+                self._stops += 1
+                return
             if code is not None:
                 raise errors.TritonStartFailed(f"Cog exited with code {code} during start-up")
             if (now := time.monotonic()) - looked >= _STOPPED_S:  # reads all of /proc

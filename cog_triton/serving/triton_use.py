@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,16 +28,18 @@ class TritonUse:
 
     def __init__(self, grpc_port: int) -> None:
         self._grpc_port = grpc_port
-        self._http: SharedTimeReader | None = None
+        self._http: Callable[[], float] = lambda: -math.inf
         if name := os.environ.get(TRITON_USE_VARIABLE):
-            with suppress(OSError):  # the door has ended, and so does this process
-                self._http = SharedTimeReader(Path(name))
+            try:
+                self._http = SharedTimeReader(Path(name)).read
                 Path(name).unlink()  # nobody else reads it, and nothing is left
+            except OSError as error:  # it is not known, so nobody is blamed
+                _log.warning("use of Triton's own API is not known: %s", error)
+                self._http = lambda: math.inf
 
     def recent(self) -> bool:
         """Whether a death now may be of such a request: nobody else is to be blamed for it then."""
-        ended = -math.inf if self._http is None else self._http.read()
-        if time.monotonic() - ended < _AFTER_S:
+        if time.monotonic() - self._http() < _AFTER_S:
             which = "HTTP"
         elif _is_connected(self._grpc_port):
             which = "gRPC"

@@ -18,14 +18,20 @@ class SharedTime:
     """The writer's side; `descriptor` is of the memory."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """With `file`, which must be new, also a reader in another user namespace finds it."""
+        """With `file`, which must be new, also a reader in another user namespace finds it.
+
+        Raises OSError where the file cannot be made, or has no room.
+        """
         if file is None:
             self.descriptor = os.memfd_create("shared-time")
         else:
-            file.parent.mkdir(parents=True, exist_ok=True)
             self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(self.descriptor, _SIZE)
-        self._time = memoryview(mmap.mmap(self.descriptor, _SIZE)).cast("d")
+        try:
+            os.posix_fallocate(self.descriptor, 0, _SIZE)  # a write without a block is SIGBUS
+            self._time = memoryview(mmap.mmap(self.descriptor, _SIZE)).cast("d")
+        finally:
+            if file is not None:
+                os.close(self.descriptor)
         self.set(math.inf)
 
     def set(self, at: float) -> None:

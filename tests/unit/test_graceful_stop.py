@@ -154,7 +154,7 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
         connections = Connections(10, 10)
 
         class Busy:
-            is_idle, is_answered = False, True
+            is_idle, is_answered, has_unread = False, True, False
 
             def close(self) -> None:
                 raise AssertionError("it is not idle")
@@ -171,7 +171,10 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
         await until(lambda: upstreams.stopping)
         await asyncio.sleep(0.1)
         assert (reaper.calls, began) == ([], [True])
+        more = stop.patience(1)
+        assert more()
         stop.on_signal()
+        assert not more()
         stop.on_signal()
         await running
         return reaper.calls
@@ -179,6 +182,20 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
     began = time.monotonic()
     assert "terminate" not in run(scenario())
     assert time.monotonic() - began < 20
+
+
+def test_a_signal_after_a_shutdown_is_the_first() -> None:
+    async def scenario() -> list[str]:
+        reaper = Ended(obeys=True)
+        upstreams = Upstreams(upstream_of(reaper))
+        stop = GracefulStop(upstreams, Connections(10, 10), 600)
+        running = asyncio.ensure_future(stop.run())
+        upstreams.ask_to_stop()
+        stop.on_signal()
+        await running
+        return reaper.calls
+
+    assert run(scenario())[0] == "terminate"
 
 
 def test_a_drain_ends_in_time_and_is_made_once() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,5 +56,24 @@ def test_connections_to_grpc_count_open_or_closed_by_the_server(family: int) -> 
 def test_without_a_door_only_grpc_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TRITON_USE_VARIABLE, raising=False)
     assert not TritonUse(*free_ports(1)).recent()
-    monkeypatch.setenv(TRITON_USE_VARIABLE, "/of/a/door/that/has/ended")
-    assert not TritonUse(*free_ports(1)).recent()
+
+
+def test_where_nothing_is_known_nobody_is_blamed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert DoorUse.made(tmp_path / "none" / "a.use") is None
+    monkeypatch.setenv(TRITON_USE_VARIABLE, str(tmp_path / "none" / "a.use"))
+    assert TritonUse(*free_ports(1)).recent()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", tmp_path], check=True)
+    try:
+        with suppress(OSError), (tmp_path / "filling").open("wb", buffering=0) as filling:
+            while filling.write(bytes(4096)):
+                pass
+        assert DoorUse.made(tmp_path / "a.use") is None
+        assert not (tmp_path / "a.use").exists()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

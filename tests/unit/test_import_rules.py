@@ -17,8 +17,8 @@ FLOORS = (
     ("download", "examples", "keeper"),
     ("engines", "sizing", "oci"),
     ("inspection", "backend", "triton", "packages"),
-    ("serving", "builder", "doctor", "bench"),
-    ("door", "models"),
+    ("serving", "builder", "bench"),
+    ("door", "models", "doctor"),
     ("cli",),
     ("__main__",),
 )

@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -74,9 +73,7 @@ class Models:
             yield
 
     def upstream(self, model: str, port: int, environment: dict[str, str]) -> Upstream:
-        chain = Chain(
-            cast(Reaped, Living()), PrivatePorts([]), Path("/dev/null"), environment, Variant()
-        )
+        chain = Chain(cast(Reaped, Living()), PrivatePorts([]), None, environment, Variant())
         return Upstream(model, {"OPENAI_PORT": port}, chain)
 
     def is_ready(self, upstream: Upstream) -> None:

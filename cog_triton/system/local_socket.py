@@ -6,13 +6,18 @@ that the other is our own user: messages are unpickled.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
+from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 8
+_NS_GET_USERNS = 0xB701
+_ALL_USERS = 2**32 - 1
 
 
 def address(name: str) -> str:
@@ -60,8 +65,34 @@ def connect(name: str) -> Connection:
 
 
 def is_same_user(own: socket.socket) -> bool:
-    """Whether our own user is at the other end."""
-    return bool(_peer(own)[1] == os.getuid())
+    """Whether our own user is certainly at the other end."""
+    user = os.getuid()
+    return _peer(own)[1] == user and (user != overflow_uid() or _sees_all_users())
+
+
+def overflow_uid() -> int:
+    """What a user namespace shows as the uid of every user that it does not map; `nobody`'s."""
+    return int(Path("/proc/sys/kernel/overflowuid").read_text())
+
+
+@cache
+def _sees_all_users() -> bool:
+    """Whether each uid of our user namespace is one user's, of those who can reach our sockets.
+
+    They can from our network namespace; a user namespace that has made its own maps all in there.
+    """
+    lengths = Path("/proc/self/uid_map").read_text().split()[2::3]
+    if sum(map(int, lengths)) == _ALL_USERS:
+        return True
+    try:
+        with Path("/proc/self/ns/net").open() as network:
+            owner = fcntl.ioctl(network, _NS_GET_USERNS)
+    except OSError:  # another user namespace that we may not see has made it
+        return False
+    try:
+        return os.path.samestat(os.fstat(owner), Path("/proc/self/ns/user").stat())
+    finally:
+        os.close(owner)
 
 
 def peer_pid(own: Connection) -> int:

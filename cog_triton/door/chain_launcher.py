@@ -66,7 +66,7 @@ class ChainLauncher:
             reserved.close()
             raise
         chain = Chain(process, reserved, drain_file, environment, variant, triton_use)
-        return Upstream(name, reserved.numbers, chain)
+        return Upstream(name, reserved.numbers, chain, self._settings.triton_start_timeout)
 
 
 def _with_direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:

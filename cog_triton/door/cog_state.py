@@ -23,8 +23,11 @@ _PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
 _FRESH_TIMEOUT_S = 5.0
 _CHECK_TIMEOUT_S = 60.0
+_CHECKS = 4
 _CHECK = json.dumps({"input": {"prompt": "a", "max_tokens": 1}}).encode()
-_RETRIED = (409, 503)
+_ACCEPTED = 202
+_REFUSED = (400, 422)
+_UNAVAILABLE = (409, 503)
 _FAILED = "SETUP_FAILED"
 _READY = ("READY", "BUSY")
 _log = logging.getLogger(__name__)
@@ -33,10 +36,16 @@ _log = logging.getLogger(__name__)
 class CogState:
     """Whether Cog listens, and whether it serves predictions; `watch` keeps it current."""
 
-    def __init__(self, port: int, check_id: str | None = None) -> None:
-        """With `check_id`, it is READY once a prediction of this id has passed through Cog."""
+    def __init__(self, port: int, check_id: str | None = None, start_timeout: float = 0.0) -> None:
+        """With `check_id`, it is READY once a prediction of this id has passed through Cog.
+
+        Several may be tried, in `start_timeout` seconds together, or 60 s each if that is longer.
+        """
         self._port = port
         self._check_id = check_id
+        self._check_timeout = max(_CHECK_TIMEOUT_S, start_timeout / _CHECKS)
+        self._checks = 0
+        self._slow_checks = 0
         self._withheld: dict[str, Any] | None = None if check_id is None else {"status": "STARTING"}
         self._inputs: frozenset[str] | None = None
         self._failure: errors.CogTritonError | None = None
@@ -109,21 +118,34 @@ class CogState:
         return await read_json(self._port, path, on_connected)
 
     async def _check(self, prediction_id: str) -> None:
-        """Send one small prediction; what a restart of Triton explains is tried again."""
-        path = f"/predictions/{prediction_id}".encode()
+        """Send one small prediction, of an id that Cog does not know yet.
+
+        What a restart of Triton explains is tried again; so is a slow answer, a few times.
+        """
+        path = f"/predictions/{prediction_id}"
+        if self._checks:
+            path += f".{self._checks}"
+        self._checks += 1
         try:
-            asking = ask(self._port, b"PUT", path, body=_CHECK)
-            status, body = await asyncio.wait_for(asking, _CHECK_TIMEOUT_S)
+            asking = ask(self._port, b"PUT", path.encode(), body=_CHECK)
+            status, body = await asyncio.wait_for(asking, self._check_timeout)
             answer = json.loads(body) if status == 200 else {"error": f"HTTP status {status}"}
         except asyncio.TimeoutError:
-            status, answer = 0, {"error": f"no answer within {_CHECK_TIMEOUT_S:g} s"}
+            status, answer = 0, {"error": f"no answer within {self._check_timeout:g} s"}
         reason = str(answer.get("error"))
         known = errors.from_text(reason)
-        if status in _RETRIED or isinstance(known, errors.TritonUnavailable):
+        if status in _UNAVAILABLE or isinstance(known, errors.TritonUnavailable):
             return
+        if status in (0, _ACCEPTED) or isinstance(known, errors.TritonTimeout):
+            self._slow_checks += 1
+            _log.warning("prediction %d through Cog at the start: %s", self._checks, reason)
+            if self._slow_checks < _CHECKS:
+                return
         self._check_id = self._withheld = None
         # A user error is of an older release, of an engine that makes embeddings alone perhaps.
-        if answer.get("status") != "succeeded" and not isinstance(known, errors.UserError):
+        if status in _REFUSED or isinstance(known, errors.UserError):
+            _log.warning("the first prediction has passed through Cog, refused: %s", reason)
+        elif answer.get("status") != "succeeded":
             error = errors.TritonStartFailed(f"the first prediction through Cog failed: {reason}")
             _log.error("%s", error)
             self._withheld = {"status": _FAILED, "setup": {"logs": str(error)}}

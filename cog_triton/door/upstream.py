@@ -75,13 +75,20 @@ class Upstream:
     `chain` is None for a Triton that someone else has started.
     """
 
-    def __init__(self, name: str, ports: Mapping[str, int], chain: Chain | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        ports: Mapping[str, int],
+        chain: Chain | None = None,
+        start_timeout: float = 0.0,
+    ) -> None:
         self.name = name
         self.ports = ports
         self.chain = chain
         self.backends = Backends({ports[port] for port in _WARM if port in ports})
         drain_file = None if chain is None else chain.drain_file
-        self.state = CogState(ports.get("PORT", 0), drain_file.name if drain_file else None)
+        check_id = drain_file.name if drain_file else None
+        self.state = CogState(ports.get("PORT", 0), check_id, start_timeout)
         self._tasks: list[asyncio.Task[None]] = []
         self._drain: asyncio.Future[None] | None = None
 

@@ -199,7 +199,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         `engine_inputs` are inputs that only this engine has; `transform` may change the stream.
         """
         door = self._runtime.settings.cog_triton_drain_file
-        if door is not None and concurrent_streaming.prediction_id() == door.name:
+        check_id, _, _ = concurrent_streaming.prediction_id().partition(".")
+        if door is not None and check_id == door.name:
             return concurrent_streaming.cancellable_stream(self._check(), lambda: None)
         with self._reporting_rejections():
             self._runtime.family.abilities.require_generation()

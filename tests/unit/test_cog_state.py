@@ -162,7 +162,8 @@ def test_ready_is_said_once_a_prediction_has_passed() -> None:
             sent = len(cog.predictions)
             await until(lambda: state.status == "READY")
             assert len(cog.predictions) == sent
-            assert cog.predictions[-1].startswith(b"PUT /predictions/drain-1 HTTP/1.1\r\n")
+            assert cog.predictions[0].startswith(b"PUT /predictions/drain-1 HTTP/1.1\r\n")
+            assert len({request.split()[1] for request in cog.predictions}) == sent
             watching.cancel()
 
     run(main())
@@ -176,7 +177,7 @@ def test_ready_is_said_once_a_prediction_has_passed() -> None:
             r"Permission denied \(os error 13\)",
         ),
         (answer(500, error="no"), "HTTP status 500"),
-        (answer(error="E2101 TritonTimeout: late"), "E2101"),
+        (answer(error="E2100 TritonUnknownError: odd"), "E2100"),
     ],
 )
 def test_a_first_prediction_that_fails_is_a_failed_start(prediction: bytes, reason: str) -> None:
@@ -198,20 +199,67 @@ def test_a_first_prediction_that_fails_is_a_failed_start(prediction: bytes, reas
     run(main())
 
 
-def test_a_first_prediction_without_an_answer_is_a_failed_start(
+@pytest.mark.parametrize(
+    ("prediction", "reason"),
+    [(answer(202), "HTTP status 202"), (answer(error="E2101 TritonTimeout: late"), "E2101")],
+)
+@pytest.mark.parametrize("late", [1, 3, 4])
+def test_a_first_prediction_that_is_late_is_tried_anew(
+    prediction: bytes, reason: str, late: int
+) -> None:
+    async def main() -> None:
+        async with cog_with("READY", "drain-1") as (cog, state):
+            cog.prediction = prediction
+            for _ in range(late - 1):
+                await state._check("drain-1")
+                assert revised(state)["status"] == "STARTING"
+            if late < 4:
+                cog.prediction = SUCCEEDED
+            await state._check("drain-1")
+            health = revised(state)
+            assert health["status"] == ("READY" if late < 4 else "SETUP_FAILED")
+            assert late < 4 or reason in health["setup"]["logs"]
+            names = [f"/predictions/drain-1{end}" for end in ("", ".1", ".2", ".3")]
+            assert [request.split()[1].decode() for request in cog.predictions] == names[:late]
+
+    run(main())
+
+
+def test_a_first_prediction_without_an_answer_is_tried_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cog_state, "_CHECK_TIMEOUT_S", 0.05)
 
     async def main() -> None:
         async with cog_with("READY", "drain-1") as (cog, state):
-            checking = asyncio.ensure_future(state._check("drain-1"))
             cog.answers.clear()
-            await checking
+            for _ in range(3):
+                await state._check("drain-1")
+                assert revised(state)["status"] == "STARTING"
+            await state._check("drain-1")
             assert "no answer within 0.05 s" in revised(state)["setup"]["logs"]
             cog.answers.set()
 
     run(main())
+
+
+def test_first_predictions_together_have_the_time_of_a_start() -> None:
+    assert CogState(1, "drain-1", 1200)._check_timeout == 300
+    assert CogState(1, "drain-1", 3)._check_timeout == 60
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_what_cog_itself_refuses_has_passed_through_it(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with cog_with("READY", "drain-1") as (cog, state):
+            cog.prediction = answer(status, error="no such input")
+            await state._check("drain-1")
+            assert revised(state)["status"] == "READY"
+
+    run(main())
+    assert f"refused: HTTP status {status}" in caplog.text
 
 
 def test_what_an_older_release_refuses_has_passed_through_cog() -> None:

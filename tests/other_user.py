@@ -1,9 +1,10 @@
-"""Runs a command as another user, or without namespaces as in docker; only root can do the first.
+"""Runs a command as another user, or without what docker refuses; only root can do the first.
 
-    python other_user.py [--no-namespaces] UID command...
+    python other_user.py [--no-namespaces] [--no-mounts] UID command...
 
 The interpreter may lie below a directory of root's alone: what leads to it is made visible in a
-mount namespace. Namespaces are refused as docker's seccomp profile refuses them.
+mount namespace. Namespaces are refused as docker's seccomp profile refuses them, mounts in those
+that are allowed as AppArmor refuses them.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from pathlib import Path
 _NEWNS, _BIND, _RECURSIVE_SLAVE = 0x20000, 4096, 0x4000 | 0x80000
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
 _UNSHARE = {"x86_64": 272, "aarch64": 97}[platform.machine()]
+_MOUNT = {"x86_64": 165, "aarch64": 40}[platform.machine()]
 _EPERM = 0x0005_0000 | 1
 _ALLOW = 0x7FFF_0000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def refuse_namespaces() -> None:
-    """Make unshare(2) fail with EPERM in this process and its children."""
-    # Load the number of the call; if it is unshare's, return EPERM; else allow.
-    words = [(0x20, 0, 0, 0), (0x15, 0, 1, _UNSHARE), (0x06, 0, 0, _EPERM), (0x06, 0, 0, _ALLOW)]
+def refuse(number: int) -> None:
+    """Make the system call `number` fail with EPERM in this process and its children."""
+    # Load the number of the call; if it is this one, return EPERM; else allow.
+    words = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, _EPERM), (0x06, 0, 0, _ALLOW)]
     program = b"".join(struct.pack("HBBI", *word) for word in words)
     buffer = ctypes.create_string_buffer(program)
     filters = struct.pack("HxxxxxxP", len(words), ctypes.addressof(buffer))
@@ -72,11 +74,14 @@ def _call(name: str, *arguments: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--no-namespaces", action="store_true")
+    parser.add_argument("--no-mounts", action="store_true")
     parser.add_argument("user", type=int)
     options, command = parser.parse_known_args()
     become(options.user)
     if options.no_namespaces:
-        refuse_namespaces()
+        refuse(_UNSHARE)
+    if options.no_mounts:
+        refuse(_MOUNT)
     os.execv(command[0], command)
 
 

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = load_settings()
         if not options.beside_triton:
-            prediction_directory.require_usable()
+            user_namespace = not (options.cog_only or settings.mpi_hosts)
+            prediction_directory.require_usable(user_namespace=user_namespace)
         descriptors = raise_soft_limit()
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}

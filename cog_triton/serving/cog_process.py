@@ -92,7 +92,7 @@ class CogServer:
         if settings.cog_triton_engine is None:
             require_gpu(settings.cog_triton_sm)
         require_usable(settings.work_dir)
-        prediction_directory.require_usable()
+        prediction_directory.require_usable(user_namespace=not settings.mpi_hosts)
         open_files.raise_soft_limit()
         require_ports(settings, self._host, self._port)
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")

@@ -1,4 +1,4 @@
-"""Directories of a server: that of Cog's predictions, private and left empty; work directories."""
+"""Directories of a server: that of Cog's predictions, its own and left empty; work directories."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 PLACE = Path("/tmp/coglet")
 OTHER_USER = str(REPOSITORY / "tests" / "other_user.py")
-NOBODY = 65534
+SOMEONE, NOBODY = 12345, 65534
 ME = os.geteuid()
 TWO_USERS = pytest.mark.skipif(ME != 0, reason="only root can be two users")
 
@@ -39,7 +39,7 @@ def place() -> Iterator[Path]:
 def their_dir() -> Iterator[Path]:
     """A directory of another user."""
     with tempfile.TemporaryDirectory() as directory:
-        os.chown(directory, NOBODY if ME == 0 else ME, -1)
+        os.chown(directory, SOMEONE if ME == 0 else ME, -1)
         yield Path(directory)
 
 
@@ -98,7 +98,7 @@ def test_two_users_serve_and_nothing_is_left(place: Path, tmp_path: Path, their_
     kubernetes = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
     before = {path.name for path in (place / "predictions").iterdir()}
     with mock_of(ME, tmp_path / "a").served() as mine:
-        with mock_of(NOBODY, their_dir / "b", **kubernetes).served() as theirs:
+        with mock_of(SOMEONE, their_dir / "b", **kubernetes).served() as theirs:
             use(theirs)
             use(mine)
             for stack in (mine, theirs):
@@ -126,21 +126,36 @@ def test_a_directory_that_servers_share_is_left_empty(place: Path, tmp_path: Pat
 
 
 @TWO_USERS
-@pytest.mark.parametrize("way", ["serve", "image"])
+@pytest.mark.parametrize(
+    ("way", "user", "refused", "reason"),
+    [
+        ("serve", SOMEONE, "--no-namespaces", "unshare: Operation not permitted"),
+        ("serve", SOMEONE, "--no-mounts", "mount: Operation not permitted"),
+        ("serve", NOBODY, "", "all others would have our uid"),
+        ("ranks", SOMEONE, "", "neither builds nor MPI_HOSTS"),
+        ("image", SOMEONE, "--no-namespaces", "unshare: Operation not permitted"),
+        ("builder", SOMEONE, "", "neither builds nor MPI_HOSTS"),
+    ],
+)
 def test_without_namespaces_another_users_directory_is_refused_at_once(
-    place: Path, their_dir: Path, way: str
+    place: Path, their_dir: Path, way: str, user: int, refused: str, reason: str
 ) -> None:
-    stack = mock_of(NOBODY, their_dir / "b", "--no-namespaces")
+    os.chown(their_dir, user, -1)
+    options = [refused] if refused else []
+    stack = mock_of(user, their_dir / "b", *options)
     stack.environment["COG_PREDICT_TYPE_STUB"] = "predict.py:Predictor"
-    if way == "image":
-        door = [sys.executable, "-m", "cog_triton.door"]
-        stack.command = [sys.executable, OTHER_USER, "--no-namespaces", str(NOBODY), *door]
+    if way == "ranks":
+        stack.environment["MPI_HOSTS"] = "localhost,localhost"
+    elif way in ("image", "builder"):
+        door = [sys.executable, "-m", "cog_triton.door", *["--cog-only"] * (way == "builder")]
+        stack.command = [sys.executable, OTHER_USER, *options, str(user), *door]
         stack.cwd = REPOSITORY / "mock_cog_triton"
     code, output = ended(stack)
     assert code == 1
     assert "E2106" in output
     assert f"{PLACE} belongs to the user root (0)" in output
     assert "user namespaces" in output
+    assert reason in output
     assert not (their_dir / "b" / "run").exists()
 
 
@@ -170,6 +185,18 @@ def test_a_work_directory_may_have_any_name(tmp_path: Path) -> None:
         assert stack.finish(signal.SIGINT)[0] == 0
     assert (tmp_path / name / "run").is_dir()
     assert not [path for path in Path("/dev/shm").iterdir() if name in os.path.realpath(path)]
+
+
+def test_a_second_first_prediction_is_the_front_doors_too(mock: Stack) -> None:
+    """As after a slow one: its id is another one, which the worker knows, too."""
+    text = Path(f"/proc/{cog_of(mock)}/environ").read_text()
+    environment = dict(item.partition("=")[::2] for item in text.split("\0"))
+    check = Path(environment["COG_TRITON_DRAIN_FILE"]).name
+    for name, output in ((check, "ready"), (f"{check}.1", "ready"), (f"{check}1", None)):
+        url = f"http://127.0.0.1:{environment['PORT']}/predictions/{name}"
+        answer = httpx.put(url, json={"input": {"prompt": "a", "max_tokens": 1}}).json()
+        assert answer["status"] == "succeeded"
+        assert ("".join(answer["output"]) == "ready") is (output == "ready")
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "a/b", "..", "", "a" * 201])

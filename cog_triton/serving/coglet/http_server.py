@@ -60,9 +60,11 @@ def main() -> None:
     limit_slots(os.environ)
     require_writable(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
+    builds = os.getenv("COG_TRITON_DRAIN_FILE") == ""  # as the front door says
+    user_namespace = not (builds or os.getenv("MPI_HOSTS"))
     tuning = threading.Thread(target=tune_listening_socket, args=(port,), name="tune", daemon=True)
     try:
-        with prediction_directory():  # before there is any thread
+        with prediction_directory(user_namespace=user_namespace):  # before there is any thread
             tuning.start()
             runpy.run_module("cog.server.http", run_name="__main__", alter_sys=True)
     except TritonStartFailed as error:

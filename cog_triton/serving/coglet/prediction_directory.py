@@ -1,18 +1,18 @@
-"""Workaround: a private /tmp/coglet for each Cog server, and removal of what predictions leave.
+"""Workaround: a /tmp/coglet that is not another user's, and removal of what predictions leave.
 
 Delete when coglet takes the place of its directories from an option, and removes them. coglet
 0.23.1 makes three for each prediction below `PLACE`, a literal of its compiled module, and keeps
 them for ever. Whoever starts first owns `PLACE`: every prediction of another user fails then. A
-tmpfs in a mount namespace of the server's own is private, and goes with its last process.
+tmpfs in a mount namespace of the server's own is private, and goes with its last process; who is
+not root has one only where `PLACE` is another user's, for it takes a user namespace, too.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
+import logging
 import os
 import pwd
-import re
 import stat
 import subprocess
 import sys
@@ -22,74 +22,65 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
+from cog_triton.system import private_tmpfs
 
 PLACE = Path("/tmp/coglet")
 _PARTS = ("predictions", "output")
 _TMPFS = b"mode=700,size=256m"  # for outputs above 6 MiB alone, which coglet passes on in files
-_NEWNS, _NEWUSER = 0x0002_0000, 0x1000_0000
-_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-_RECURSIVE_SLAVE = 0x4000 | 0x8_0000
-_CAPABILITIES_V3 = 0x2008_0522
-_DETACH = 2
 _CHECK_S = 30
 _STALE_S = 3600.0
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_TRIES = 20
+_RETRY_S = 0.05
+_log = logging.getLogger(__name__)
 
 
-def require_usable() -> None:
-    """Raise E2106 unless a server of this user can have its predictions below `PLACE`."""
+def require_usable(*, user_namespace: bool = True) -> None:
+    """Raise E2106 unless this user's server, in a `user_namespace` if need be, can use `PLACE`."""
     try:
         _require_own()
     except TritonStartFailed as error:
-        if (refusal := namespace_refusal()) is not None:
+        if (refusal := namespace_refusal(user_namespace=user_namespace)) is not None:
             raise TritonStartFailed(f"{error.detail} ({refusal})") from None
 
 
-def namespace_refusal() -> str | None:
-    """Why this machine allows no private `PLACE`; None if it does, tried in another process."""
+def namespace_refusal(*, user_namespace: bool = True) -> str | None:
+    """Why a server has no private `PLACE`; None if it has one, as another process tries."""
     command = [sys.executable, "-m", "cog_triton.serving.coglet.prediction_directory"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_S, check=False)
-    return (tried.stderr.strip()[-200:] or "it failed") if tried.returncode else None
+    try:
+        private_tmpfs.namespaces(_only_mounts(user_namespace))
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    reason = tried.stderr.strip().rpartition("\n")[2]
+    return (reason[-200:] or "it failed") if tried.returncode else None
 
 
 @contextmanager
-def prediction_directory() -> Iterator[str | None]:
+def prediction_directory(*, user_namespace: bool = True) -> Iterator[str | None]:
     """Context of a Cog server: why `PLACE` is shared with others of its user; None if it is not.
 
     Only for a process of one thread. A lock on the directory tells other servers, and
-    systemd-tmpfiles, that it is in use: removing it would end the mounts over it. The last one
-    removes it.
+    systemd-tmpfiles, that removing it would end the mounts over it; the last one removes it.
 
     Raises:
         TritonStartFailed: another user has it, or it cannot be made.
     """
-    with suppress(OSError):
-        PLACE.mkdir()
-        PLACE.chmod(0o755)  # whatever the umask is: others lock it, too
-    lock = -1
-    with suppress(OSError):  # of another user, who lets nobody read it
-        lock = os.open(PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    refusal = None
-    try:
-        _mount_private()
-    except OSError as error:
-        refusal = error.strerror
-        _require_own()
-        _sweep()
-    with suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    lock = _shared_lock()
+    refusal = _enter(user_namespace)
     try:
         yield refusal
     finally:
         if refusal is None:
-            _LIBC.umount2(bytes(PLACE), _DETACH)  # not allowed any more in a user namespace
-        else:
-            _sweep()
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in (*(PLACE / part for part in _PARTS), PLACE):
-                with suppress(FileNotFoundError):
-                    path.rmdir()
+            private_tmpfs.unmount(PLACE)
+        if lock is not None:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if refusal is not None:
+                    _sweep(older_than=0.0)
+                for path in (*(PLACE / part for part in _PARTS), PLACE):
+                    with suppress(FileNotFoundError):
+                        path.rmdir()
+            os.close(lock)
 
 
 def remove(prediction_id: str) -> None:
@@ -102,26 +93,58 @@ def remove(prediction_id: str) -> None:
             path.rmdir()
 
 
-def _mount_private() -> None:
-    """Mount a tmpfs over `PLACE` that only this process and its children see.
+def _shared_lock() -> int | None:
+    """Descriptor that holds a shared lock on `PLACE`, made if need be; None if it gets none.
 
-    Where we have capabilities, the user namespace stays: in another one they would be lost.
+    A server that stops has the other kind for a moment, and may remove `PLACE`; any user may keep
+    that kind for ever, so the wait is short.
     """
-    PLACE.lstat()
-    status = Path("/proc/self/status").read_text()
-    has_capabilities = re.search(r"^CapEff:\s*0*$", status, re.MULTILINE) is None
-    user, group = os.geteuid(), os.getegid()
-    _libc("unshare", _NEWNS if has_capabilities else _NEWNS | _NEWUSER)
-    if not has_capabilities:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _libc("mount", None, b"/", None, ctypes.c_ulong(_RECURSIVE_SLAVE), None)
-    flags = ctypes.c_ulong(_NOSUID_NODEV_NOEXEC)
-    _libc("mount", b"coglet", bytes(PLACE), b"tmpfs", flags, _TMPFS)
-    if not has_capabilities:  # else the worker, which has none, may not look at this process
-        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
-        _libc("capset", header, (ctypes.c_uint32 * 6)())
+    reason = ""
+    for _ in range(_TRIES):
+        with suppress(OSError):
+            PLACE.mkdir()
+            PLACE.chmod(0o755)  # whatever the umask is: others lock it, too
+        try:
+            lock = os.open(PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # of another user, who lets nobody read it, or no directory
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), PLACE.lstat()):
+                return lock
+            reason = "it is made anew again and again"
+        except OSError as error:
+            reason = str(error.strerror)
+        os.close(lock)
+        time.sleep(_RETRY_S)
+    _log.warning("%s cannot be locked, and may be removed in use: %s", PLACE, reason)
+    return None
+
+
+def _enter(user_namespace: bool) -> str | None:
+    """Make `PLACE` private; or why it is shared, where it may be."""
+    try:
+        flags = private_tmpfs.namespaces(_only_mounts(user_namespace))
+        private_tmpfs.attempt(flags, PLACE, _TMPFS)
+    except OSError as error:
+        _require_own()
+        _sweep(older_than=_STALE_S)
+        return error.strerror
+    try:
+        private_tmpfs.mount(flags, PLACE, _TMPFS)
+    except OSError as error:  # half-way in a namespace, where a server must not run
+        raise _refused(f"{PLACE} cannot be made private: {error.strerror}") from None
+    return None
+
+
+def _only_mounts(user_namespace: bool) -> str | None:
+    """Why no user namespace is entered; None if one may be."""
+    if not user_namespace:
+        return "neither builds nor MPI_HOSTS work in a user namespace"
+    with suppress(TritonStartFailed):
+        _require_own()
+        return "no other user has it"
+    return None
 
 
 def _require_own() -> None:
@@ -158,18 +181,12 @@ def _name(user: int) -> str:
         return str(user)
 
 
-def _sweep() -> None:
+def _sweep(older_than: float) -> None:
     """Remove what a server that was killed left; another Cog of this user may have the newer."""
     with suppress(OSError):
         for path in (PLACE / _PARTS[0]).iterdir():
-            if path.lstat().st_mtime < time.time() - _STALE_S:
+            if path.lstat().st_mtime <= time.time() - older_than:
                 remove(path.name)
-
-
-def _libc(call: str, *arguments: object) -> None:
-    if getattr(_LIBC, call)(*arguments) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

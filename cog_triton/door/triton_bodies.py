@@ -47,7 +47,7 @@ _TRITONS = {
     "sequence_end": 1,
     "sequence_id": 2**64 - 1,
     "sequence_start": 1,
-    "timeout": 10**12,
+    "timeout": 2**63 - 1,
 }
 _FLAGS = ("binary_data_output", "sequence_end", "sequence_start")
 # All others are the model's, for which Triton keeps them: a name and a plain value.
@@ -68,18 +68,22 @@ def rewritten_index(body: bytes, limits: JSONLimits) -> bytes:
 def rewritten_generation(body: bytes, limits: JSONLimits, model: ModelTensors) -> bytes:
     """A request to generate: inputs of the `model` by name, and parameters."""
     value = parsed(body or b"{}", limits)
+    _drop_null(value, "id", "parameters")
     _check_id(value)
     nested = value.get("parameters", {})
     if not isinstance(nested, dict):
         raise InvalidArgument("parameters: must be an object")
-    for values in (value, nested):
+    count = 0
+    # Triton reads both levels, so that neither hides what the other has by the same name.
+    for values, known in ((value, {"id", "parameters"}), (nested, set())):
         for name, given in values.items():
             if (datatype := model.inputs.get(name)) is not None:
                 elements = _checked_elements(name, datatype, given)
                 values[name] = elements if isinstance(given, list) else given
-    others = {**nested, **value}.items()
-    known = {*model.inputs, "id", "parameters"}
-    _check_parameters({name: given for name, given in others if name not in known})
+        known |= model.inputs.keys()
+        others = {name: given for name, given in values.items() if name not in known}
+        _check_parameters(others, count)
+        count += len(others)
     return written(value)
 
 
@@ -100,6 +104,7 @@ def rewritten_inference(
     size = int(header_length) if header_length else len(body)
     value = parsed(body[:size], limits)
     _require_known("request", value, ("id", "inputs", "outputs", "parameters"))
+    _drop_null(value, "id", "outputs", "parameters")
     _check_id(value)
     _check_parameters(value.get("parameters", {}))
     binary = sum(_checked_input(tensor, model) for tensor in _named_tensors("inputs", value))
@@ -133,6 +138,7 @@ def _checked_input(tensor: dict[str, Any], model: ModelTensors) -> int:
         given = _shown(tensor.get("datatype"))
         raise InvalidArgument(f"{name}: datatype={given}: must be {datatype!r}")
     count = _elements(name, tensor.get("shape"))
+    _drop_null(tensor, "parameters")
     parameters = tensor.get("parameters", {})
     _require_known(f"parameters of {name}", parameters, ("binary_data_size",))
     if not parameters:
@@ -155,6 +161,7 @@ def _check_output(tensor: dict[str, Any], model: ModelTensors) -> None:
     name = tensor["name"]
     _require_known("outputs", {name: None}, model.outputs)
     _require_known(name, tensor, ("name", "parameters"))
+    _drop_null(tensor, "parameters")
     parameters = tensor.get("parameters", {})
     _require_known(f"parameters of {name}", parameters, ("binary_data",))
     if type(parameters.get("binary_data", True)) is not bool:
@@ -198,11 +205,19 @@ def _check_id(request: dict[str, Any]) -> None:
         raise InvalidArgument(f"id={_shown(given)}: {rule}")
 
 
-def _check_parameters(parameters: Any) -> None:
+def _drop_null(values: dict[str, Any], *names: str) -> None:
+    """Remove those of `names` that are null: clients write so what they leave out."""
+    for name in names:
+        if values.get(name, "") is None:
+            del values[name]
+
+
+def _check_parameters(parameters: Any, before: int = 0) -> None:
+    """Raise E1005 for a parameter that is not allowed, or one too many beside those `before`."""
     if not isinstance(parameters, dict):
         raise InvalidArgument("parameters: must be an object")
-    if len(parameters) > _MOST_PARAMETERS:
-        raise InvalidArgument(f"parameters: {len(parameters)}; {_MOST_PARAMETERS} at most")
+    if (count := before + len(parameters)) > _MOST_PARAMETERS:
+        raise InvalidArgument(f"parameters: {count}; {_MOST_PARAMETERS} at most")
     for name, given in parameters.items():
         if name in _TRITONS:
             wanted = bool if name in _FLAGS else int

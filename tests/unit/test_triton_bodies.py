@@ -47,6 +47,7 @@ def tensor(name: str = "text_input", **values: Any) -> dict[str, Any]:
         {"id": "a", "parameters": {"max_tokens": 3, "top_k": 4, "stop": "x", "Streaming": False}},
         {"sequence_id": 2**64 - 1, "sequence_start": True, "sequence_end": False},
         {"sequence_id": "abc", "priority": 1, "timeout": 1000, "binary_data_output": False},
+        {"timeout": 2**63 - 1, "parameters": {"timeout": 1, "id": "a"}},
     ],
 )
 def test_what_released_clients_send_is_passed_on_as_it_is(values: dict[str, Any]) -> None:
@@ -84,7 +85,7 @@ def test_what_released_clients_send_is_passed_on_as_it_is(values: dict[str, Any]
         ({"id": 5}, "id=5: must be text"),
         ({"id": "a" * 1025}, "id='aaa.*must be text of 1024"),
         ({"priority": -1}, "priority=-1: must be from 0 to 4294967295"),
-        ({"timeout": 10**13}, "timeout=10000000000000: must be from 0"),
+        ({"timeout": 2**63}, "timeout=9223372036854775808: must be from 0"),
         ({"sequence_start": 1}, "sequence_start=1: must be true or false"),
         ({"sequence_id": True}, "sequence_id=True: must be from 0"),
     ],
@@ -94,6 +95,43 @@ def test_what_is_not_allowed_to_generate_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidArgument, match=words):
         generated(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"parameters": {"parameters": {"classification": [1]}}}, "parameters=an object: must be"),
+        ({"parameters": {"id": [1]}}, "id=a list: must be text"),
+        ({"priority": 1, "parameters": {"priority": -1}}, "priority=-1: must be from 0"),
+        ({"priority": -1, "parameters": {"priority": 1}}, "priority=-1: must be from 0"),
+        ({"a": 1, "parameters": {"a": {"shared_memory_region": [1]}}}, "a=an object: must be"),
+        ({"a": {}, "parameters": {"a": 1}}, "a=an object: must be text"),
+        (
+            {**{f"a{i}": 1 for i in range(32)}, "parameters": {f"a{i}": 1 for i in range(33)}},
+            "parameters: 65; 64 at most",
+        ),
+    ],
+)
+def test_each_level_of_parameters_is_checked_by_itself(values: dict[str, Any], words: str) -> None:
+    """Triton reads both, each with all its names."""
+    with pytest.raises(InvalidArgument, match=words):
+        generated(text_input="x", **values)
+
+
+def test_null_is_as_good_as_absent() -> None:
+    assert generated(text_input="x", id=None, parameters=None) == {"text_input": "x"}
+    bare = {"inputs": [tensor(data=["a"])], "outputs": [{"name": "text_output"}]}
+    nulls = {
+        "id": None,
+        "inputs": [tensor(data=["a"], parameters=None)],
+        "outputs": [{"name": "text_output", "parameters": None}],
+        "parameters": None,
+    }
+    assert inferred(**nulls) == inferred(**bare)
+    without = {"inputs": bare["inputs"]}
+    assert inferred(**without, outputs=None) == inferred(**without)
+    with pytest.raises(InvalidArgument, match="inputs: must be a list"):
+        inferred(inputs=None)
 
 
 def test_nested_data_is_made_flat() -> None:

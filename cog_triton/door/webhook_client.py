@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
@@ -31,7 +32,9 @@ class WebhookClient:
         """
         with suppress(httpx.TransportError):
             asyncio.run(httpx.AsyncHTTPTransport(verify=False).handle_async_request(_NOWHERE))
-        self._client = httpx.AsyncClient(transport=_Checked(check))
+        # No receiver's cookies are kept: they would be sent for other predictions.
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        self._client = httpx.AsyncClient(transport=_Checked(check), cookies=cookies)
 
     async def post(self, url: str, headers: Headers, body: bytes, seconds: float) -> int:
         """Status of the answer, whose body is not read.

@@ -206,6 +206,25 @@ def test_redirects_are_followed_where_they_may_lead(monkeypatch: pytest.MonkeyPa
             assert receiver.paths == [path] * count
 
 
+def test_cookies_of_receivers_are_not_kept() -> None:
+    def answer(path: str, _count: int) -> tuple[int, dict[str, str]]:
+        moved = {"Location": f"http://{HOST}:{receiver.port}/b"}
+        cookie = {"Set-Cookie": "tenant=SECRET; Path=/"}
+        return (307, {**moved, **cookie}) if path == "/moved" else (200, cookie)
+
+    async def scenario(coglet: Coglet) -> None:
+        for count, path in enumerate(("a", "a", "moved")):
+            address = await coglet.address(f"http://{HOST}:{receiver.port}/{path}")
+            assert await coglet.post(address, DONE) == [200]
+            while len(receiver.events) <= count:
+                await asyncio.sleep(0.01)
+
+    with Receiver(answer) as receiver:
+        assert relay_to(scenario)
+    assert receiver.paths == ["/a", "/a", "/moved", "/b"]
+    assert [headers.get("cookie") for headers in receiver.headers] == [None] * 4
+
+
 def test_a_name_that_is_private_when_it_is_used_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

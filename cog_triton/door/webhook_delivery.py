@@ -58,9 +58,9 @@ class Delivery:
         self._failed = failed
         self._ended = ended
         self._tells_end = tells_end
-        self._first = self._newest = self._last = b""
+        self._first = self._newest = self._last = self._in_flight = b""
         self._length = 0
-        self._begun = self._sending = self._warned = False
+        self._begun = self._warned = False
         self.over = False
         """Whether the prediction has ended."""
         self._changed = asyncio.Event()
@@ -72,12 +72,12 @@ class Delivery:
     @property
     def pending(self) -> bool:
         """Whether something has not been sent that is to be."""
-        return self._sending or bool(self._first or self._newest or self._last)
+        return bool(self.held_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of what waits."""
-        return len(self._first) + len(self._newest) + len(self._last)
+        """Bytes of what waits, or is on its way."""
+        return sum(map(len, (self._first, self._newest, self._last, self._in_flight)))
 
     def offer(self, event: bytes) -> None:
         """Take an event, unless a newer one was taken.
@@ -97,6 +97,14 @@ class Delivery:
         self._length = max(self._length, len(event))
         self._changed.set()
 
+    def drop_newest(self) -> int:
+        """Drop what waits between the first event and the last, which tells it too; its bytes."""
+        size, self._newest = len(self._newest), b""
+        if size:
+            self._warn("too much is held for all webhooks; an event is left out")
+            self._changed.set()
+        return size
+
     def give_up(self, reason: str) -> None:
         """Send nothing more."""
         if self._last:
@@ -111,11 +119,10 @@ class Delivery:
 
     async def _run(self) -> None:
         while event := await self._next():
-            self._begun = self._sending = True
-            if (failure := await self._try(event, _TIMEOUT_S)) and not self._warned:
-                self._warned = True
-                _log.warning("webhook %r: %s", self._shown, failure.reason)
-            self._sending = False
+            self._begun, self._in_flight = True, event
+            if failure := await self._try(event, _TIMEOUT_S):
+                self._warn(failure.reason)
+            event = self._in_flight = b""
             self._due = self._loop.time() + _INTERVAL_S
         for retry in range(_RETRIES + 1):
             if not self._last or (failure := await self._try(self._last, _LAST_TIMEOUT_S)) is None:
@@ -127,6 +134,11 @@ class Delivery:
             self._failed(self)
             await asyncio.sleep(_BACKOFF_S * 2 ** min(retry + 1, 10))
         self._last = b""
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("webhook %r: %s", self._shown, reason)
 
     async def _next(self) -> bytes:
         """The next event before the last one, once it is due; empty if there is none."""

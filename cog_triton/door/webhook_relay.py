@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from cog_triton.door.webhook_client import WebhookClient
 
 _TARGET = re.compile(r"/(?P<key>\w+)/(?P<name>\w+)/(?P<ends>[01])/(?P<url>[^/?]+)", re.ASCII)
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _OURS = frozenset({b"host", b"accept-encoding"})
 _LIMITS = Limits(body_bytes=64 << 20)
 _ALL_BYTES = 256 << 20
 _RESOLVING = 8
 _MOST = 4096
+_MOST_HELD_BYTES = 256 << 20
 _MOST_FAILING = 1024
 _MOST_FAILING_BYTES = 64 << 20
 _LATE_S = 30.0
@@ -59,6 +62,8 @@ class WebhookRelay:
         self._client: WebhookClient | None = None
         self._deliveries: dict[str, Delivery] = {}
         self._failing: dict[Delivery, None] = {}
+        self._held_bytes = 0
+        """At least what all deliveries hold, counted anew whenever that seems too much."""
         self._ended: set[str] = set()
 
     def start(self) -> None:
@@ -76,7 +81,10 @@ class WebhookRelay:
         return await asyncio.get_running_loop().run_in_executor(self._threads, check)
 
     async def expect(self, url: object) -> None:
-        """Raise E1005 unless webhooks may go to `url`; before the first, make the client."""
+        """Raise E1005 unless webhooks may go to `url`; before the first, make the client.
+
+        Raises E2100 where it cannot be made, for want of the certificates that a variable names.
+        """
         await self.check(url)
         if self._client is None:
             client = await asyncio.get_running_loop().run_in_executor(self._threads, self._connect)
@@ -116,6 +124,7 @@ class WebhookRelay:
         name = target["name"]
         if name in self._ended or self._client is None:
             return Answer(200, b"")
+        self._make_room(len(request.body))
         if (delivery := self._deliveries.get(name)) is None:
             if len(self._deliveries) >= _MOST:  # coglet tries the end again
                 raise Refused(503, errors.Overloaded(f"{_MOST} webhooks are undelivered"))
@@ -138,7 +147,33 @@ class WebhookRelay:
     def _connect(self) -> WebhookClient:
         from cog_triton.door.webhook_client import WebhookClient  # httpx takes 0.2 s
 
-        return WebhookClient(self.check)
+        try:
+            return WebhookClient(self.check)
+        except OSError as error:
+            named = [name for name in _CERTIFICATES if name in os.environ]
+            what = " or ".join(named) or "the certificates of the system"
+            raise errors.TritonUnknownError(
+                f"webhooks cannot be sent: {what}: {error.strerror or error}"
+            ) from error
+
+    def _make_room(self, size: int) -> None:
+        """Bound what all deliveries hold: events amid predictions are dropped, the latest first.
+
+        Raises E2107 where `size` bytes more are too many nevertheless.
+        """
+        self._held_bytes += size
+        if self._held_bytes <= _MOST_HELD_BYTES:
+            return
+        deliveries = self._deliveries.values()
+        self._held_bytes = size + sum(each.held_bytes for each in deliveries)
+        for delivery in reversed(deliveries):
+            if self._held_bytes <= _MOST_HELD_BYTES:
+                return
+            self._held_bytes -= delivery.drop_newest()
+        if self._held_bytes > _MOST_HELD_BYTES:
+            self._held_bytes -= size
+            held = f"{_MOST_HELD_BYTES >> 20} MiB of webhooks are undelivered"
+            raise Refused(503, errors.Overloaded(held))
 
     def _on_failure(self, delivery: Delivery) -> None:
         """Bound what waits for receivers that are gone: the oldest is given up."""

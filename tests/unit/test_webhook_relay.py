@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from cog_triton.door.chain_launcher import _with_direct_loopback
 from cog_triton.door.prediction_bodies import relayed
 from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import InvalidArgument, TritonUnknownError
 
 HOST = "hooks.example.com"
 OTHER = "else.example.com"
@@ -342,6 +343,66 @@ def test_more_deliveries_than_may_be_are_coglets_to_retry(monkeypatch: pytest.Mo
     with Receiver() as receiver:
         assert relay_to(scenario)
     assert receiver.events == [event(0), DONE, DONE]
+
+
+def test_what_all_deliveries_hold_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a receiver that accepts and never answers: what is on its way counts, too."""
+    monkeypatch.setattr(webhook_relay, "_MOST_HELD_BYTES", 5000)
+    free = threading.Event()
+
+    def large(tokens: int, size: int = 900, status: str = "processing") -> dict[str, Any]:
+        return {**event(tokens, status), "logs": "x" * size}
+
+    def hang(_path: str, _count: int) -> tuple[int, dict[str, str]]:
+        free.wait(30)
+        return 200, {}
+
+    async def scenario(coglet: Coglet) -> None:
+        first, second, third = [
+            await coglet.address(f"http://{HOST}:{receiver.port}/{name}") for name in "abc"
+        ]
+        for address in (first, second):
+            assert await coglet.post(address, large(0)) == [200]
+        while len(receiver.events) < 2:  # on their way
+            await asyncio.sleep(0.01)
+        assert await coglet.post(first, large(1)) == [200]
+        assert await coglet.post(second, large(2)) == [200]
+        assert "an event is left out" not in caplog.text
+        assert await coglet.post(first, large(3, 1900, "succeeded")) == [200]
+        assert caplog.text.count("an event is left out") == 1
+        assert await coglet.post(third, large(4, 1900)) == [503]
+        free.set()
+        while coglet.relay.pending:
+            await asyncio.sleep(0.01)
+        assert await coglet.post(third, large(5, status="failed")) == [200]
+
+    with Receiver(hang) as receiver:
+        try:
+            assert relay_to(scenario)
+        finally:
+            free.set()
+    assert sorted(tokens(receiver)) == [0, 0, 3, 5]
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_certificates_that_cannot_be_read_are_a_coded_error(
+    made: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "certificates.pem"
+    if made:
+        file.write_text("none")
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+
+    async def scenario(coglet: Coglet) -> None:
+        for _ in range(2):
+            with pytest.raises(TritonUnknownError, match="webhooks cannot be sent: SSL_CERT_FILE:"):
+                await coglet.relay.expect(f"http://{HOST}/")
+        monkeypatch.delenv("SSL_CERT_FILE")
+        await coglet.relay.expect(f"http://{HOST}/")
+
+    assert relay_to(scenario)
 
 
 def test_an_end_after_a_long_silence_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:

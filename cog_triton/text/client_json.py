@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 18
-_MAX_NUMBER = 32  # Python takes as long as the square of an integer's digits
+MAX_NUMBER = 64
+"""Characters of a number: Python takes as long as the square of an integer's digits."""
 
 
 def parse(text: str) -> Any:
@@ -53,8 +54,8 @@ def _float(text: str) -> float:
 
 
 def _bounded(text: str) -> str:
-    if len(text) > _MAX_NUMBER:
-        raise ValueError(f"a number has {len(text)} characters; {_MAX_NUMBER} at most")
+    if len(text) > MAX_NUMBER:
+        raise ValueError(f"a number has {len(text)} characters; {MAX_NUMBER} at most")
     return text
 
 

@@ -41,8 +41,8 @@ BEYOND: dict[str, tuple[str, str, Work]] = {
     "tools": ("E1005", "at most 1024 items", lambda: parse_chat(tools=tools(1025))),
     "a number": (
         "E1006",
-        "a number has 33 characters; 32 at most",
-        lambda: chat.parse_messages(call(f'{{"a":{"9" * 33}}}')),
+        "a number has 65 characters; 64 at most",
+        lambda: chat.parse_messages(call(f'{{"a":{"9" * 65}}}')),
     ),
     "a number beyond doubles": (
         "E1006",

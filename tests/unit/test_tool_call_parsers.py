@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from text_cases import call as message_with_call
 
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
@@ -18,6 +19,7 @@ from cog_triton.serving.openai.parsers.hermes import HermesParser
 from cog_triton.serving.openai.parsers.llama3_json import Llama3JsonParser
 from cog_triton.serving.openai.parsers.mistral import MistralParser
 from cog_triton.serving.openai.parsers.pythonic import PythonicParser
+from cog_triton.text import chat
 
 TOOLS = (
     *("add", "sub", "get_weather", "get_age", "search", "final_answer", "get_db_config"),
@@ -498,3 +500,11 @@ def test_calls_with_any_arguments_come_back(
     answer = join(parse(kind, text))
     assert calls(answer) == made
     assert answer.content == (before if before.strip() or not made else "")
+
+
+@pytest.mark.parametrize("number", ["9" * 64, "-0." + "1" * 61, "[" * 62 + "]" * 62])
+def test_a_call_that_the_server_made_can_be_sent_back(number: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {number}}}}}</tool_call>'
+    (made,) = join(parse("hermes", [text])).calls
+    assert json.loads(made.arguments) == {"a": json.loads(number)}
+    chat.parse_messages(message_with_call(made.arguments))

@@ -270,6 +270,7 @@ CASES = {
     "parts of a message": Case(4096, lambda n: [PART] * n, said),
     "long integers of arguments": Case(BODY // 4301, lambda n: listed("9" * 4300, n), arguments),
     "integers of arguments": Case(200_000, lambda n: listed("9" * 31, n), arguments),
+    "wide integers of arguments": Case(BODY // 66, lambda n: listed("9" * 64, n), arguments),
     "values of arguments": Case((1 << 17) - 2, lambda n: listed("[]", n), arguments),
     "one integer of arguments": Case(BODY, lambda n: "9" * n, arguments),
     "depth of arguments": Case(BODY, lambda n: "[" * n, arguments),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
+from cog_triton.text.client_json import MAX_DEPTH, MAX_NUMBER
+
 SPACE = " \t\n\r"
 _RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _OPEN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _WORD = re.compile(r"[-+.\w]+", re.ASCII)
 _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null", re.ASCII)
-_MOST_OF_A_WORD = 64
-_MAX_DEPTH = 64
 
 _VALUE = "a value"
 _FIRST_ITEM = "a value or ]"
@@ -22,7 +22,9 @@ _NEXT = ", or the end"
 
 
 class JsonValue:
-    """Scanner of one JSON value, as strict as RFC 8259; numbers have 64 characters at most.
+    """Scanner of one JSON value, as strict as RFC 8259; depth and numbers bounded as a client's.
+
+    So a call that the server made comes through when it is sent back among messages.
 
     `done` once it has ended, `broken` once no text can make it valid. A number alone ends at what
     follows it.
@@ -90,7 +92,7 @@ class JsonValue:
     def _begin(self, char: str) -> None:
         if char == '"':
             self._in_string = True
-        elif len(self._open) == _MAX_DEPTH:
+        elif len(self._open) == MAX_DEPTH:
             self.broken = True
         else:
             self._open.append(char)
@@ -104,7 +106,7 @@ class JsonValue:
     def _word(self, text: str, place: int) -> int:
         word = _WORD.match(text, place)
         end = word.end() if word else place
-        if end - place > _MOST_OF_A_WORD:
+        if end - place > MAX_NUMBER:
             self.broken = True
         elif end < len(text):
             if _LITERAL.fullmatch(text, place, end):

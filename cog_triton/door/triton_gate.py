@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from cog_triton import errors
@@ -36,6 +37,7 @@ _READ = re.compile(rf"/v2/?|/v2/models/stats|{_MODEL}(?:/(?:config|stats|ready))
 _INDEX = "/v2/repository/index"
 _GENERATE = re.compile(rf"({_MODEL})/generate(?:_stream)?", re.ASCII)
 _PRIVATE = re.compile(rf"/v2/models/({'|'.join(PRIVATE_MODELS)})(?:/.*)?", re.DOTALL)
+_PROBED = re.compile(rf"/v2/health/(?:live|ready)|{_MODEL}/ready", re.ASCII)
 _LISTS = ("/v2/models/stats", _INDEX)
 _INFER = re.compile(rf"({_MODEL})/infer", re.ASCII)
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -132,12 +134,19 @@ class TritonGate(PrivateGate):
             self._forward(request, to),
             target=request.path.encode(),
             body=body,
-            revise=published_models if request.path in _LISTS else coded_failure,
+            revise=_revision(request.path),
             redact=without_shm_keys,
         )
         if header_length is not None:
             forward.headers.append((_HEADER_LENGTH, b"%d" % header_length))
         return forward
+
+
+def _revision(path: str) -> Callable[[int, bytes], Answer | None]:
+    """What revises answers of that path."""
+    if path in _LISTS:
+        return published_models
+    return probed if _PROBED.fullmatch(path) else coded_failure
 
 
 def coded_failure(status: int, body: bytes) -> Answer | None:
@@ -146,12 +155,9 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
     A failure of `generate` comes with 200 once a model has answered, or has answered twice.
     """
     failed_late = status == 200 and body.startswith(_ERROR)
-    if not failed_late and (status < 400 or _CODE.search(body)):
+    if not failed_late and (status < 400 or _CODE.search(body) or (status < 500 and not body)):
         return None
-    try:
-        text = str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        text = f"HTTP {status}"
+    text = _text_of(body) or f"HTTP {status}"
     if failed_late and (error := errors.from_text(text)):
         return triton_refusal(status_of(error), error)
     if status == 404 or text.startswith("Request for unknown model"):
@@ -166,6 +172,22 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
         if words in text:
             return triton_refusal(400, errors.InvalidArgument(f"{text}: {hint}"))
     return triton_refusal(max(status, 500), errors.TritonUnknownError(text))
+
+
+def _text_of(failure: bytes) -> str:
+    """The text of a failure of Triton's; blank if it has none."""
+    try:
+        return str(json.loads(failure)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def probed(status: int, body: bytes) -> Answer | None:
+    """The answer in the place of one to a probe that fails: Triton's 400, often without a body."""
+    if status < 400 or _CODE.search(body):
+        return None
+    text = _text_of(body) or "not ready"
+    return triton_refusal(status, errors.TritonUnavailable(text))
 
 
 def published_models(status: int, body: bytes) -> Answer | None:

@@ -260,6 +260,31 @@ def test_coded_failures_and_refusals_of_triton_stay() -> None:
     assert b"E2100 TritonUnknownError: HTTP 500" in answer.body
 
 
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", f"{TRITON}/ready"])
+def test_a_probe_that_fails_is_no_bad_argument(path: str) -> None:
+    found = decided(triton(), "GET", path)
+    assert isinstance(found, Forward)
+    assert found.revise is not None
+    assert found.revise(200, b"") is None
+    for body, text in (
+        (b"", "not ready"),
+        (b'{"error":"Model version not ready"}', "Model version not ready"),
+    ):
+        answer = found.revise(400, body)
+        assert answer is not None
+        assert answer.status == 400
+        assert json.loads(answer.body) == {"error": f"E2105 TritonUnavailable: {text}"}
+    assert found.revise(503, b'{"error":"E2105 TritonUnavailable: x"}') is None
+
+
+def test_an_empty_refusal_of_triton_stays() -> None:
+    for status in (400, 404, 405):
+        assert coded_failure(status, b"") is None
+    answer = coded_failure(500, b"")
+    assert answer is not None
+    assert json.loads(answer.body) == {"error": "E2100 TritonUnknownError: HTTP 500"}
+
+
 def test_names_of_shared_memory_are_not_told() -> None:
     said = (
         b"pool size for key 'triton_python_backend_shm_region_1f2e' to 1 bytes, cog_triton_12_a_0"

@@ -16,6 +16,7 @@ from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.serving.openai import sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
 PROMPT = "the quick größer"
@@ -171,3 +172,18 @@ def test_what_an_engine_does_not_tell_is_refused_by_name() -> None:
 def test_echo_needs_nothing_of_the_engine() -> None:
     with api(THREE) as served:
         assert complete(served, echo=True)["text"] == f"{PROMPT}the quick größer"
+
+
+def test_only_a_limit_of_the_clients_own_is_refused_for_log_probabilities(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3 x 2 log probabilities a token, 120 are those of 20 tokens."""
+    monkeypatch.setattr(sequences, "MAX_LOG_PROBS", 120)
+    body = {"model": "small", "messages": USER, "n": 2, "logprobs": True, "top_logprobs": 2}
+    answer = served.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    for choice in answer.json()["choices"]:
+        assert 0 < len(choice["logprobs"]["content"]) <= 20
+    refused = served.post("/v1/chat/completions", {**body, "max_tokens": 21})
+    assert refused.status_code == 400
+    assert "logprobs: up to 126 log probabilities" in refused.text

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import re
+from dataclasses import replace
 
 import pytest
 from text_cases import Work, call, data_url, parse_chat, render, tools
@@ -13,7 +14,7 @@ from text_cases import Work, call, data_url, parse_chat, render, tools
 from cog_triton.errors import BadMessages, CogTritonError, InvalidArgument, nearest
 from cog_triton.images.image_limits import ImageLimits, read_data_url
 from cog_triton.serving.generation import GenerationRequest
-from cog_triton.serving.openai.sequences import MAX_LOG_PROBS, check_log_probs
+from cog_triton.serving.openai.sequences import MAX_LOG_PROBS, bound_log_probs
 from cog_triton.system import log_notes
 from cog_triton.system.log_notes import MAX_UNKNOWN, UnknownNames
 from cog_triton.system.printable import shortened
@@ -77,7 +78,7 @@ BEYOND: dict[str, tuple[str, str, Work]] = {
     "log probabilities": (
         "E1005",
         f"{MAX_LOG_PROBS} at most",
-        lambda: check_log_probs([planned((1 << 16) + 1, 1)], 64, 0),
+        lambda: bound_log_probs([planned((1 << 16) + 1, 1)], 64, 0, limited=True),
     ),
 }
 
@@ -102,10 +103,26 @@ def test_up_to_a_bound_all_is_taken() -> None:
     parse_chat(tools=tools(1024))
     chat.parse_messages(call('{"a":[' + "0," * 262_000 + "0]}"))
     chat.parse_messages(call('{"a":' + "[" * 63 + "]" * 63 + "}"))
-    check_log_probs([planned(1 << 17, 1000)], 1, 20)
-    check_log_probs([planned(1, 4096, of_prompt=True)] * 64, 1, 1)
+    for prompts, made, top in (
+        ([planned(1 << 17, 1000)], 1, 20),
+        ([planned(1, 4096, of_prompt=True)] * 64, 1, 1),
+    ):
+        assert bound_log_probs(prompts, made, top, limited=True) is prompts
     with pytest.raises(InvalidArgument, match="logprobs"):
-        check_log_probs([planned(1, 1 << 17, of_prompt=True)], 64, 0)
+        bound_log_probs([planned(1, 1 << 17, of_prompt=True)], 64, 0, limited=False)
+
+
+def test_max_tokens_that_nobody_gave_is_lowered_to_what_fits() -> None:
+    long, short = planned(131_072, 1), planned(50, 1)
+    bounded = bound_log_probs([long, short], 2, 20, limited=False)
+    assert [each.sampling.max_tokens for each in bounded] == [49_932, 50]
+    assert bounded[1] is short
+    (note,) = bounded[0].notes
+    assert note.startswith("max_tokens 131072 was lowered to 49932: 5507124 log probabilities")
+    assert bound_log_probs(bounded, 2, 20, limited=True) is bounded
+    at_least = replace(long, sampling=replace(long.sampling, min_tokens=100_000))
+    with pytest.raises(InvalidArgument, match="logprobs"):
+        bound_log_probs([at_least], 2, 20, limited=False)
 
 
 def test_only_some_unknown_names_are_compared(

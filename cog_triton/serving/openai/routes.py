@@ -41,8 +41,8 @@ from cog_triton.serving.openai.responses_request import translate
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
+    bound_log_probs,
     check_count,
-    check_log_probs,
     plan_sequences,
 )
 from cog_triton.serving.openai.served_models import ServedModels
@@ -52,6 +52,7 @@ from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
 from cog_triton.system.printable import shortened
 from cog_triton.text.detokenize import TokenText
+from cog_triton.text.sampling import MAX_TOKENS
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -248,7 +249,8 @@ class OpenAIRoutes:
             for ids in prompts.ids
         ]
         if request.log_probs or made > shown:
-            check_log_probs(planned, made, request.top_log_probs)
+            limited = request.limit < MAX_TOKENS
+            planned = bound_log_probs(planned, made, request.top_log_probs, limited=limited)
         plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
         return request, plan, [prompts.builder(place) for place in range(len(plan.requests))]
 

@@ -70,17 +70,35 @@ def check_count(field: str, prompts: int, made: int, limit: int, admission: Admi
         )
 
 
-def check_log_probs(prompts: Sequence[GenerationRequest], made: int, top: int) -> None:
-    """Raise E1005 where the log probabilities of all sequences would not fit in memory."""
-    tokens = sum(
-        len(each.input_ids) * each.prompt_log_probs + each.sampling.max_tokens for each in prompts
+def bound_log_probs(
+    prompts: list[GenerationRequest], made: int, top: int, *, limited: bool
+) -> list[GenerationRequest]:
+    """Prompts whose log probabilities, of all sequences, fit in memory; raises E1005 for others.
+
+    Where the client has not `limited` the tokens, `max_tokens` is lowered to what fits.
+    """
+    of_prompts = sum(len(each.input_ids) * each.prompt_log_probs for each in prompts)
+    tokens = of_prompts + sum(each.sampling.max_tokens for each in prompts)
+    if (count := tokens * made * (top + 1)) <= MAX_LOG_PROBS:
+        return prompts
+    fits = (MAX_LOG_PROBS // (made * (top + 1)) - of_prompts) // len(prompts)
+    least = max(1, *(each.sampling.min_tokens for each in prompts))
+    what = (
+        f"log probabilities, which are {made} sequences of {len(prompts)} prompts, their tokens,"
+        f" and {top} beside each; {MAX_LOG_PROBS} at most"
     )
-    if (count := tokens * made * (top + 1)) > MAX_LOG_PROBS:
-        raise InvalidArgument(
-            f"logprobs: up to {count} log probabilities, which are {made} sequences of"
-            f" {len(prompts)} prompts, their tokens, and {top} beside each; {MAX_LOG_PROBS} at most"
-            " (see max_tokens, n, best_of)"
-        )
+    if limited or fits < least:
+        raise InvalidArgument(f"logprobs: up to {count} {what} (see max_tokens, n, best_of)")
+    return [_lowered(each, fits, f"{count} {what}") for each in prompts]
+
+
+def _lowered(request: GenerationRequest, fits: int, why: str) -> GenerationRequest:
+    sampling = request.sampling
+    if sampling.max_tokens <= fits:
+        return request
+    note = f"max_tokens {sampling.max_tokens} was lowered to {fits}: {why}"
+    lowered = replace(sampling, max_tokens=fits)
+    return replace(request, sampling=lowered, notes=(note, *request.notes))
 
 
 class Sequences:

@@ -104,7 +104,7 @@ class KeeperClient:
         What a dead one has left is killed before.
         """
         self.kill()
-        self.lost = False
+        self.lost, self._loss = False, ""
         if self._place is not None:
             self._adopted = await adopt(self._place, environment, spare=self._spare)
             self._place = None  # once killed, it is not to be trusted with an engine again
@@ -156,6 +156,12 @@ class KeeperClient:
         await self._leased.wait()
         if self.lost:
             raise TritonUnavailable(self._loss)
+
+    async def wait_until_lost(self) -> str:
+        """Wait until the keeper itself has died, was stopped or hangs; returns what happened."""
+        if self._following is not None:
+            await asyncio.wait({self._following})
+        return self._loss or f"{_KEEPER} was killed"
 
     def forget_deaths(self) -> None:
         """Forget the deaths of engines until now, but not the loss of the keeper."""
@@ -210,8 +216,21 @@ class KeeperClient:
     async def _until_lost(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take messages until the keeper has died, was stopped, or hangs; the next start kills it.
 
-        The same goes for its reaper.
+        The same goes for its reaper, and for a keeper that cannot be watched.
         """
+        ends = [asyncio.ensure_future(end) for end in (self._read(reader), self._watch(writer))]
+        try:
+            (first, *_), _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            error = first.exception()
+            loss = f"{_KEEPER} cannot be watched: {error!r}" if error else first.result()
+            self._kept, self.lost, self._loss = EnginesKept(), True, loss
+            self._deaths.put_nowait(EngineDied(self._loss))
+            self._leased.set()  # for those that wait in vain
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> str:
         if self._adopted is not None:
             root = self._adopted.program.root
         else:
@@ -219,16 +238,7 @@ class KeeperClient:
             root = self._process.process.pid
         pid = local_socket.peer_pid(writer.get_extra_info("socket"))
         self._due = time.monotonic() + _SILENCE_S
-        watch = watchdog.watch(_KEEPER, pid, lambda: {root, pid}, lambda: self._due)
-        ends = [asyncio.ensure_future(self._read(reader)), asyncio.ensure_future(watch)]
-        try:
-            (first, *_), _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._kept, self.lost, self._loss = EnginesKept(), True, first.result()
-            self._deaths.put_nowait(EngineDied(self._loss))
-            self._leased.set()  # for those that wait in vain
-        finally:
-            for end in ends:
-                end.cancel()
+        return await watchdog.watch(_KEEPER, pid, lambda: {root, pid}, lambda: self._due)
 
     async def _read(self, reader: asyncio.StreamReader) -> str:
         try:

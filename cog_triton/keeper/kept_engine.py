@@ -210,10 +210,14 @@ class KeptEngine:
         asyncio.get_running_loop().add_reader(descriptor, self._end)
 
     async def _watch(self, pid: int, progress: int | None) -> None:
-        with suppress(OSError):  # it has ended meanwhile
+        pids = partial(with_descendants, self.root_pid)
+        try:
             due = None if progress is None else SharedTimeReader(file_of(pid, progress)).read
-            pids = partial(with_descendants, self.root_pid)
             self.kill(await watchdog.watch("the engine", pid, pids, due))
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has ended meanwhile, which `_watch_exit` tells
+        except OSError as error:
+            self.kill(f"the engine's process ({pid}) cannot be watched: {error}")
 
     def _end(self) -> None:
         self._watching.cancel()

@@ -51,10 +51,11 @@ async def watch(
     Without `due`, see `HangDetector`, a hang is not noticed here.
     """
     detector = None if due is None else HangDetector(pid, due)
-    looks = 0
+    looks, watched = 0, {pid}
     while True:
         if looks % _PIDS_LOOKS == 0:
-            watched = pids()
+            with suppress(OSError):  # no file descriptor is left to look with
+                watched = pids()
         looks += 1
         if (one := stopped(watched)) is not None:
             return f"process {one} of {what} was stopped"

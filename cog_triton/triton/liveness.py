@@ -75,10 +75,11 @@ class ProcessLiveness:
 
 async def wait_until_stopped(root: int) -> str:
     """Wait until the reaper `root`, or a process below it, was stopped; says which."""
-    looks = 0
+    looks, pids = 0, {root}
     while True:
         if looks % _RESCAN_LOOKS == 0:
-            pids = with_descendants(root)
+            with suppress(OSError):  # no file descriptor is left to look with
+                pids = with_descendants(root)
         looks += 1
         if (pid := stopped(pids)) is not None:
             return f"{_described(pid, _named([pid]))} was stopped"

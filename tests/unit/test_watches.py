@@ -1,0 +1,121 @@
+"""Watches over processes that cannot look for a while: no file descriptor is left, for example."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from started_keeper import Keeper
+
+from cog_triton.keeper import kept_engine, watchdog
+from cog_triton.keeper.keeper_messages import EngineDied
+from cog_triton.keeper.kept_engine import KeptEngine
+from cog_triton.system import message_stream
+from cog_triton.triton import liveness
+
+NO_DESCRIPTOR = OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.fixture
+def pids() -> Iterator[tuple[int, int]]:
+    """Two processes that sleep."""
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield started[0].pid, started[1].pid
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def found_after_errors(
+    watch: Callable[[Callable[[], set[int]]], Awaitable[str]], *all_: int
+) -> str:
+    """What a watch says once the last of `all_` is stopped, whose list could be read once only."""
+    looks = 0
+
+    def read() -> set[int]:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            raise NO_DESCRIPTOR
+        return set(all_)
+
+    async def main() -> str:
+        watching = asyncio.ensure_future(watch(read))
+        while looks < 3 and not watching.done():
+            await asyncio.sleep(0.01)
+        os.kill(all_[-1], signal.SIGSTOP)
+        return await asyncio.wait_for(watching, 20)
+
+    return asyncio.run(main())
+
+
+def test_a_watchdog_keeps_the_processes_that_it_knew(
+    pids: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+    said = found_after_errors(lambda read: watchdog.watch("it", pids[0], read, None), *pids)
+    assert said == f"process {pids[1]} of it was stopped"
+
+
+def test_the_watch_over_tritons_start_keeps_the_processes_that_it_knew(
+    pids: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_POLL_S", 0.01)
+
+    def watch(read: Callable[[], set[int]]) -> Awaitable[str]:
+        monkeypatch.setattr(liveness, "with_descendants", lambda _root: read())
+        return liveness.wait_until_stopped(pids[0])
+
+    said = found_after_errors(watch, *pids)
+    assert said == f"a process of Triton (process {pids[1]}) was stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "reasons"),
+    [
+        (NO_DESCRIPTOR, [f"the engine's process (1) cannot be watched: {NO_DESCRIPTOR}"]),
+        (FileNotFoundError(), []),
+    ],
+)
+def test_an_engine_that_cannot_be_watched_is_killed_unless_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, reasons: list[str]
+) -> None:
+    def fail(_file: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kept_engine, "SharedTimeReader", fail)
+    told: list[str] = []
+    engine = SimpleNamespace(root_pid=1, kill=told.append)
+    asyncio.run(KeptEngine._watch(engine, 1, 3))  # type: ignore[arg-type]
+    assert told == reasons
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(watchdog, "watch"), (message_stream, "receive")], ids=["watch", "read"]
+)
+def test_a_keeper_that_cannot_be_watched_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, name: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise NO_DESCRIPTOR
+
+    keeper = Keeper(tmp_path)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, fail)
+            keeper.start()
+            wait = asyncio.wait_for(keeper.client.wait_for_death(), 20)
+            death = keeper.run(wait)
+        assert death == EngineDied(f"the engine keeper cannot be watched: {NO_DESCRIPTOR!r}")
+        assert keeper.client.lost
+        keeper.start()
+        assert keeper.client.alive
+    finally:
+        keeper.close()

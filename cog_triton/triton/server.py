@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
@@ -172,10 +173,12 @@ class TritonServer:
         self._crash = None
         watch = asyncio.ensure_future(self._wait_for_exit())
         stopped = asyncio.ensure_future(liveness.wait_until_stopped(self.root_pid))
+        lost = asyncio.ensure_future(self._wait_for_keeper())
         ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
+        waits: set[asyncio.Future[Any]] = {watch, stopped, lost, ready}
         try:
             await asyncio.wait(
-                {watch, stopped, ready},
+                waits,
                 timeout=self._settings.triton_start_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -194,8 +197,9 @@ class TritonServer:
                     f"{self._port_in_use_hint()}{self.oom_hint()}; its last lines (of {self.log}):"
                     f"\n{self.log_tail()}"
                 )
-            if stopped.done():
-                raise TritonStartFailed(f"{stopped.result()} during start-up")
+            for trouble in (stopped, lost):
+                if trouble.done():
+                    raise TritonStartFailed(f"{trouble.result()} during start-up")
             if not ready.done():
                 raise TritonStartFailed(
                     f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
@@ -206,7 +210,7 @@ class TritonServer:
             except CogTritonError as error:
                 raise TritonStartFailed(f"the first request failed: {error}") from error
         finally:
-            for wait in (watch, stopped, ready):
+            for wait in waits:
                 wait.cancel()
 
     async def stop(self) -> None:
@@ -262,6 +266,13 @@ class TritonServer:
         while (code := self._process.poll()) is None:
             await asyncio.sleep(_POLL_S)
         return code
+
+    async def _wait_for_keeper(self) -> str:
+        """What the loss of the keeper was, once it is lost."""
+        if self.keeper is None:
+            await asyncio.get_running_loop().create_future()
+        assert self.keeper is not None
+        return await self.keeper.wait_until_lost()
 
     async def _probe_when_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
+from cog_triton.keeper import keeper_client
+from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.settings import load_settings
+from cog_triton.system import reaper
 from cog_triton.triton import installation
 from cog_triton.triton.server import TritonServer
 
@@ -349,3 +353,31 @@ def test_wheels_backends_are_linked_with_the_stub(
     assert found.environment["LD_LIBRARY_PATH"].split(":")[-1] == "/own"
     again = installation.find_installation(tmp_path)
     assert again.backend_directory == found.backend_directory
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGUSR1, r"\) hangs: asleep"), (signal.SIGSTOP, "was stopped")]
+)
+def test_the_loss_of_the_keeper_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    """An engine that loads for long does not hide it: TRITON_START_TIMEOUT is minutes."""
+    monkeypatch.setattr(keeper_client, "_PROGRAM", "hanging_keeper")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    triton = server(tmp_path, "echo $$ > pids\nexec sleep 600", triton_start_timeout=300)
+    triton.keeper = keeper = KeeperClient(tmp_path)
+    readiness = Readiness(tmp_path)
+
+    async def scenario() -> None:
+        start = asyncio.ensure_future(triton.start(readiness.is_ready, readiness.probe))
+        while not (tmp_path / "triton" / "bin" / "pids").exists():
+            await asyncio.sleep(0.01)
+        assert keeper._process is not None
+        (pid,) = reaper.descendants(keeper._process.process.pid)
+        os.kill(pid, number)
+        with pytest.raises(TritonStartFailed, match=f"process .*{pid}.*{said}.* during start-up"):
+            await start
+        assert not keeper.alive
+
+    run(scenario())
+    assert living(tmp_path) == []

@@ -170,7 +170,7 @@ def _bombs(some: random.Random) -> Iterator[Hostile]:
     # A name that is near to a field's is refused at once; one that is not is compared with all.
     names = {"".join(some.choices("qxzvkj", k=16)): 1 for _ in range(15_000)}
     yield _bomb("openai", "15000 unknown fields", {**chat, **names})
-    yield _bomb("cog", "15000 unknown inputs", {"input": {"prompt": "x", **names}})
+    yield _bomb("cog", "15000 unknown inputs", {"input": {"prompt": "x", "max_tokens": 4, **names}})
     for digits, count in ((4_000, 1_700), (6_000_000, 1)):
         numbers = "[" + ",".join(["9" * digits] * count) + "]"
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": numbers}}

@@ -203,8 +203,10 @@ async def _stream(server: Server, engine: str, connection: Connection) -> None:
     loop.add_reader(connection.fileno(), asked.set)
     while True:
         await asked.wait()
-        connection.recv()
         asked.clear()
+        if not connection.poll():  # the loop may tell of one message twice; recv() would block it
+            continue
+        connection.recv()
         heard.longest = max(user.take() for user in users)
         connection.send(heard)
         heard = Heard(Counter(), {}, 0.0)

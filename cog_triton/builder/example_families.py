@@ -19,8 +19,10 @@ OWN = Path(cog_triton.__file__).parent / "examples"
 # TensorRT-LLM's layout from 0.18 on. Before, families lay in examples itself, as `gpt`.
 _GROUPS = ("models/core", "models/contrib")
 _SHARED = "quantization"
-# Families whose scripts are another one's.
+# Families whose scripts are another one's, as TensorRT-LLM's READMEs have it.
 _ALIASES = {
+    **dict.fromkeys(("internlm", "skywork", "smaug", "arctic", "exaone"), "llama"),
+    **dict.fromkeys(("nemotron", "jais"), "gpt"),
     "mistral": "llama",
     "mixtral": "llama",
     "starcoder": "gpt",
@@ -31,6 +33,12 @@ _ALIASES = {
     "qwen2": "qwen",
     "qwen3": "qwen",
     "gemma2": "gemma",
+}
+# Directories of TensorRT-LLM's examples that are no family, and what to name instead.
+_NO_FAMILY = {
+    "multimodal": "name the family of its language model; encoders of images are not built",
+    "draft_target_model": "name the model's family, and give its draft model under draft",
+    "sample_weight_stripping": "name the model's family; executable trtllm-prune strips weights",
 }
 
 
@@ -89,6 +97,8 @@ class Families:
         short_names = {PurePosixPath(path).name: path for path in there}
         aliases = [name for name, meant in _ALIASES.items() if meant in short_names]
         known = [*short_names, *aliases, *there]
+        if name in _NO_FAMILY:
+            raise UnknownExample(f"example_name {name!r}: {_NO_FAMILY[name]}")
         raise UnknownExample(
             f"example_name {name!r}: there is {', '.join(sorted(short_names))}"
             f"{nearest(name, known)}{self._hint()}"
@@ -124,7 +134,7 @@ class Families:
         for root, python in self._roots():
             if (root / name).is_file():
                 argv = (python, str(root / name))
-                return Script(name, argv, root / name, python, recorded=self._is_of_today)
+                return Script(name, argv, root / name, python, recorded=self.is_of_today)
         absent = f"$TRTLLM_DIR/examples/{name}"
         return Script(name, ("python", absent), Path(absent), self.python, _absent(name))
 
@@ -133,11 +143,11 @@ class Families:
         found = str(beside) if beside.is_file() else shutil.which(name)
         if found is not None:
             argv = (found,)
-            return Script(name, argv, Path(found), self.python, recorded=self._is_of_today)
+            return Script(name, argv, Path(found), self.python, recorded=self.is_of_today)
         return Script(name, (name,), Path(name), self.python, _absent(name))
 
     @property
-    def _is_of_today(self) -> bool:
+    def is_of_today(self) -> bool:
         """Whether TensorRT-LLM has the layout of 0.18 and later, whose options are recorded."""
         return self._root is None or (self._root / "examples" / "models").is_dir()
 

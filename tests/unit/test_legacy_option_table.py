@@ -65,8 +65,8 @@ def test_rules_name_options_that_exist_today() -> None:
     tables = (HF_CONVERT, CONVERT_CHECKPOINT, BUILD_PY)
     moved = [rule for table in tables for rule in table.values() if isinstance(rule, Moved)]
     assert [rule for rule in moved if rule.name not in names[rule.role]] == []
-    # What is still there must not be translated; of these two, one is deprecated.
-    assert names["build"] & TRTLLM_BUILD.keys() == {"paged_kv_cache"}
+    # What is still there must not be translated; one is deprecated, one was a bare flag.
+    assert names["build"] & TRTLLM_BUILD.keys() == {"paged_kv_cache", "use_fused_mlp"}
 
 
 def test_option_missing_in_a_family_is_refused_by_its_legacy_name() -> None:
@@ -149,6 +149,9 @@ BUILD_RULES = {
     "random_seed: 1": {},
     "n_positions: 1000, vocab_size: 5, hidden_act: silu": {},
     "builder_opt: false": {},
+    "builder_opt: 3": {},
+    "enable_xqa: disable": {},
+    "strongly_type: ": {},
 }
 
 
@@ -238,7 +241,10 @@ REFUSED = {
     "fp8_kv_cache: ": "build.args.fp8_kv_cache: no value: cannot be translated: FP8 checkpoints",
     "moe_num_experts: 8": "build.args.moe_num_experts: 8: cannot be translated: the model's own",
     "max_draft_len: 3": "speculative_decoding_mode",
-    "builder_opt: 3": "build.args.builder_opt: 3: cannot be translated: there is none since 0.14",
+    "auto_parallel: 2": (
+        "build.args.auto_parallel: 2: cannot be translated: tp_size and pp_size of the convert step"
+        " say it"
+    ),
     "gpus_per_node: 4": "build.args.gpus_per_node: 4",
     "visualize: ": "visualize_network",
     "dense_context_fmha: ": "streamingllm",

@@ -75,11 +75,37 @@ def test_what_removed_options_become() -> None:
     assert convert("llama", moe_tp_mode=1, tp_size=4) == {"moe_ep_size": 4, "tp_size": 4}
     assert convert("qwen", n_layer=32) == {}
     assert convert("enc_dec", skip_cross_qkv=None) == {"skip_cross_kv": None}
+    assert convert("enc_dec", weight_data_type="float32", dtype="bfloat16") == {"dtype": "bfloat16"}
+    assert convert("enc_dec", weight_data_type="fp16") == {"dtype": "float16"}
+    assert convert("medusa", fixed_num_medusa_heads=4) == {"num_medusa_heads": 4}
+    with pytest.raises(UnknownArgument, match="before num_medusa_heads 5: give that alone"):
+        convert("medusa", fixed_num_medusa_heads=4, num_medusa_heads=5)
+    with pytest.raises(UnknownArgument, match="reads base_model_checkpoint_dir, which llama's"):
+        convert("redrafter", model_dir="model")
     with pytest.raises(UnknownArgument, match="set HF_DATASETS_CACHE in env"):
         convert("qwen", dataset_cache_dir="/d")
     after = translated("quantize.py", max_seq_length=2048).config.quantize
     assert after is not None
     assert after.args == {"tokenizer_max_seq_length": 2048}
+    build = translated("trtllm-build", use_fused_mlp=None, strongly_typed=None).config.build
+    assert build.args == {"use_fused_mlp": "enable"}
+
+
+def test_scripts_of_an_older_tree_keep_their_options() -> None:
+    config = BuildConfig.model_validate(
+        {
+            "model_id": "m",
+            "example_name": "medusa",
+            "convert": {
+                "script": "convert_checkpoint.py",
+                "output_dir": "c",
+                "args": {"fixed_num_medusa_heads": 4},
+            },
+            "build": {"executable": "trtllm-build", "output_dir": "e"},
+        }
+    )
+    assert translate(config, "medusa", lambda _: False, today=False).config is config
+    assert translate(config, "medusa", lambda _: False).config is not config
 
 
 @pytest.mark.parametrize(

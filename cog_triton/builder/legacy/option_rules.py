@@ -221,6 +221,23 @@ def moe_tp_mode(draft: Draft, given: Given) -> None:
         draft.refuse(given, "it is 1, whole experts on each rank, or 2, a part of every one")
 
 
+def weight_data_type(draft: Draft, given: Given) -> None:
+    """Rule: enc_dec had it beside dtype, which decides."""
+    if draft.value("convert", "dtype") is False:
+        draft.move(given, "convert", "dtype", _dtype(given.value))
+    else:
+        draft.drop(given, "dtype decides: it was the type that weights were read in")
+
+
+def fixed_num_medusa_heads(draft: Draft, given: Given) -> None:
+    """Rule: it came before num_medusa_heads, which is the model's own number no longer."""
+    other = draft.value("convert", "num_medusa_heads")
+    if other in (False, given.value):
+        draft.move(given, "convert", "num_medusa_heads", given.value)
+    else:
+        draft.refuse(given, f"it came before num_medusa_heads {other}: give that alone")
+
+
 def parallel_build(draft: Draft, given: Given) -> None:
     """Rule: one worker process for each rank."""
     if draft.ranks > 1:

@@ -38,6 +38,11 @@ _FP8 = Refused("FP8 checkpoints come from quantize.py with qformat fp8")
 _SHARED = Dropped("embeddings are shared by themselves since 0.16")
 _SERVER = "the server's setting enable_context_fmha_fp32_acc since 0.12"
 _ROPE = Refused("position embeddings are as the model's config.json has them")
+_TYPED = Dropped("always on since 0.11")
+_REDRAFTER = Refused(
+    "redrafter's script of today reads base_model_checkpoint_dir, which llama's makes in"
+    " a step before"
+)
 _STREAMING = Refused("trtllm-build has streamingllm instead")
 _SIZES = "n_positions vocab_size n_layer n_head n_kv_head n_embd inter_size hidden_act rms_norm_eps"
 _CHECKPOINT = Derived(
@@ -94,7 +99,15 @@ CONVERT_CHECKPOINT = _table(
     ("enable_fp8", _FP8),
     ("enable_pos_shift dense_context_fmha", _STREAMING),
     ("use_parallel_embedding embedding_sharding_dim", Refused("this script splits no embeddings")),
-    ("weight_data_type", Moved("convert", "dtype", DTYPE)),
+    (
+        "weight_data_type",
+        Derived("`dtype`; left out if `dtype` is given, too", rules.weight_data_type),
+    ),
+    (
+        "fixed_num_medusa_heads",
+        Derived("`num_medusa_heads`, before which it came", rules.fixed_num_medusa_heads),
+    ),
+    ("model_dir", _REDRAFTER),
     ("skip_cross_qkv", Moved("convert", "skip_cross_kv")),
     ("world_size", Dropped("tp_size and pp_size say it")),
     ("load_nemo_on_gpu", Dropped("it changed where weights are loaded, and nothing in them")),
@@ -106,6 +119,7 @@ CONVERT_CHECKPOINT = _table(
 QUANTIZE = _table(
     ("max_seq_length", Moved("quantize", "tokenizer_max_seq_length")),
     ("weight_compression", Refused("auto_quantize_bits, in bits of a weight, has its place")),
+    ("strongly_typed", _TYPED),
 )
 """Options that quantize.py had before 0.17; every other stays."""
 
@@ -125,7 +139,7 @@ TRTLLM_BUILD = _table(
     ("enable_context_fmha_fp32_acc", Refused(_SERVER)),
     ("context_fmha_fp32_acc", Dropped(_SERVER, OFF)),
     ("multi_block_mode", Dropped("the server's setting since 0.12, and on by itself", ON)),
-    ("enable_xqa", Dropped("there is no choice since 0.16", ON)),
+    ("enable_xqa", Dropped("there is no choice since 0.16")),
     ("use_custom_all_reduce", Dropped("chosen when it runs, since 0.12")),
     ("use_context_fmha_for_generation", Dropped("it was for tests, until 0.11", OFF)),
     ("attention_qk_half_accumulation", Dropped("there is none since 0.11", OFF)),
@@ -136,8 +150,9 @@ TRTLLM_BUILD = _table(
         "weight_only_precision",
         Moved("convert", "weight_only_precision", WEIGHTS),
     ),
-    ("strongly_typed", Dropped("always on since 0.11")),
-    ("builder_opt", Refused("there is none since 0.14")),
+    ("strongly_typed strongly_type", _TYPED),
+    ("use_fused_mlp", Moved("build", "use_fused_mlp", WORD)),
+    ("builder_opt", Dropped("there is none since 0.14: how long TensorRT looks for a better plan")),
     ("builder_force_num_profiles", Refused("the variable BUILDER_FORCE_NUM_PROFILES of env")),
     ("timing_cache", Moved("build", "input_timing_cache")),
     ("auto_parallel", Dropped("tp_size and pp_size of the convert step say it", (1,))),
@@ -163,7 +178,6 @@ BUILD_PY = TRTLLM_BUILD | _table(
     ("use_inflight_batching", Dropped("always on, with packed input and a paged KV cache")),
     ("use_paged_context_fmha", Moved("build", "use_paged_context_fmha", WORD)),
     ("remove_input_padding", Moved("build", "remove_input_padding", WORD)),
-    ("use_fused_mlp", Moved("build", "use_fused_mlp", WORD)),
     ("use_lora_plugin", Moved("build", "lora_plugin", PLUGIN)),
     ("hf_lora_dir", Moved("build", "lora_dir")),
     ("use_layernorm_plugin use_rmsnorm_plugin", Dropped("there are none since 0.8")),

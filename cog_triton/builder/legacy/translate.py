@@ -40,7 +40,7 @@ from cog_triton.builder.output_stream import Echo
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument, nearest
 
 # TensorRT-LLM's examples since 0.18; a tree of before runs the configs of before.
-_TODAY = "models/"
+_TODAY = ("models/", "medusa", "redrafter", "eagle")
 _LEGACY = {
     "convert": re.compile(r"hf_\w+_convert\.py|convert_hf_\w+_to_ft\.py"),
     "build": re.compile(r"build\.py"),
@@ -89,24 +89,28 @@ def translated(config: BuildConfig, families: Families, echo: Echo) -> BuildConf
         UnknownArgument, BuildConfigInvalid: see `translate`.
     """
     family = families.find(config.example_name)
-    translation = translate(config, family, partial(families.offers, family))
+    offers = partial(families.offers, family)
+    translation = translate(config, family, offers, today=families.is_of_today)
     for line in translation.lines():
         echo(line)
     return translation.config
 
 
-def translate(config: BuildConfig, family: str, offers: Callable[[str], bool]) -> Translation:
+def translate(
+    config: BuildConfig, family: str, offers: Callable[[str], bool], *, today: bool = True
+) -> Translation:
     """Translate `config` for the scripts of today; the same object if nothing is legacy.
 
     Args:
         family: the path of the example family, as ``models/core/gpt``.
         offers: whether the family has a script on this machine, which is left alone then.
+        today: false for the scripts of a tree of before 0.18, which are left alone.
 
     Raises:
         UnknownArgument: names each argument that cannot be translated, its value and the reason.
         BuildConfigInvalid: what comes out breaks a rule of configs, as world_size can.
     """
-    return _translate(config, family, offers, lenient=False)
+    return _translate(config, family if today else "", offers, lenient=False)
 
 
 def translate_leniently(config: BuildConfig, family: str) -> Translation:

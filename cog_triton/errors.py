@@ -139,7 +139,7 @@ class BuildConfigInvalid(UserError):
 
 
 class UnknownExample(UserError):
-    """The build config names an example family that does not exist."""
+    """The build config names an example family that does not exist, or that is not built."""
 
     code = "E1301"
 

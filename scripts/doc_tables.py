@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from cog_triton import errors
+from cog_triton.builder.combinations import rules
 from cog_triton.builder.legacy import option_table
 from cog_triton.builder.migration import rule_table
 from cog_triton.engines.mock.family import MockFamily
@@ -142,6 +143,7 @@ TABLES = {
     "settings": ("settings.md", settings_tables),
     "errors": ("errors.md", errors.markdown_table),
     "vllm": ("vllm.md", vllm_versions),
+    "combinations": ("build.md", rules.markdown),
     "legacy options": ("build.md", option_table.markdown),
     "migration": ("migrate.md", rule_table.markdown),
     "vllm image sizes": ("image-contents.md", vllm_image_tables.sizes),

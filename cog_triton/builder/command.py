@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder.combinations.check import check_combinations
 from cog_triton.builder.config import load_config
 from cog_triton.builder.output_stream import Echo
 from cog_triton.builder.plan import Plan
@@ -35,11 +36,13 @@ def look(
     check: bool,
     plan: bool,
     against_installed: bool = False,
+    sm: int | None = None,
 ) -> bool:
     """Check the config in the file `config`, or print its plan, or both; nothing is run.
 
     Args:
         against_installed: check against the scripts themselves, see `check_arguments`.
+        sm: SM of the GPU that the engine is for, see `check_combinations`.
 
     Returns:
         Whether all that was to be checked could be.
@@ -50,6 +53,8 @@ def look(
         checked = not check or check_arguments(
             plan_of.all_steps, echo, against_installed=against_installed
         )
+        if check:
+            check_combinations(plan_of, workspace, echo, sm)
         if check and plan_of.config.lora_adapters:
             from cog_triton.builder import packed_adapters
 

@@ -67,8 +67,8 @@ class Plan:
     """The steps of `config` in order; the last one's output is the engine directory.
 
     `request` is the model to fetch, `here` where it is if that needs no download, as far as was
-    looked (see `step_cache.located`), and `model` is where the steps find it. `draft` is the plan
-    of the draft model.
+    looked (see `step_cache.located`), and `model` is where the steps find it. `family` is
+    `Families.find`'s. `draft` is the plan of the draft model.
     """
 
     config: BuildConfig
@@ -76,6 +76,7 @@ class Plan:
     request: ModelRequest
     model: Path
     steps: tuple[Step, ...]
+    family: str = ""
     here: FetchedModel | None = None
     draft: Plan | None = None
 
@@ -116,7 +117,7 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
                 timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(config, work_dir, _request(config), model, tuple(steps))
+    return Plan(config, work_dir, _request(config), model, tuple(steps), family)
 
 
 def _request(config: BuildConfig) -> ModelRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cog_triton.builder.combinations.check import check_family
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy.translate import translated
@@ -23,6 +24,7 @@ def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
             `spelled_out`, `translated` and `make_plan`.
     """
     families = Families()
+    check_family(config, families.find(config.example_name))
     # Named by the config as it is written, which `clean` has, too.
     work_dir = workspace.of(config)
     ready = translated(spelled_out(config, families, echo), families, echo)

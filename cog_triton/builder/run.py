@@ -19,6 +19,7 @@ from cog_triton.builder import (
 )
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder.combinations.check import check_combinations
 from cog_triton.builder.draft_model import BuiltDraft
 from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.output_stream import Echo
@@ -74,7 +75,10 @@ def run_build(
         plans = [each for each in (plan.draft, plan) if each is not None]
         to_run = [] if plan.draft is None else _to_run(plan.draft, workspace, cache)
         of_draft = [replace(step, name=f"draft.{step.name}") for step in to_run]
-        check_arguments([*of_draft, *_to_run(plan, workspace, cache)], echo)
+        steps = [*of_draft, *_to_run(plan, workspace, cache)]
+        check_arguments(steps, echo)
+        if steps:
+            check_combinations(plan, workspace, echo)
         with contextlib.ExitStack() as turns:
             for each in plans:
                 each.work_dir.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,9 +113,13 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
     parse_config(text, str(path))
     if _printed(text, output):
         return
-    write(path, text, force=force)
     _tell(fit)
-    command.look(path, Path(".work/build"), Path("engine.tar"), typer.echo, check=True, plan=False)
+    with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
+        draft = Path(scratch) / "config.yaml"
+        draft.write_text(text, "utf-8")
+        places = Path(".work/build"), Path("engine.tar")
+        command.look(draft, *places, typer.echo, check=True, plan=False, sm=fit.memory.gpu.sm)
+    write(path, text, force=force)
     name = shlex.quote(str(path))
     typer.echo(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
 

@@ -56,12 +56,21 @@ def describe(model: str, revision: str | None = None) -> ModelFiles:
     )
 
 
-def _files(name: str, config: bytes, size: int, commit: str | None) -> ModelFiles:
+def config_of(text: bytes, name: str) -> Mapping[str, Any]:
+    """What config.json of the model `name` holds, of which `text` is the content.
+
+    Raises:
+        ModelUnavailable: it is no JSON, or no object.
+    """
     try:
-        values: Mapping[str, Any] = json.loads(config)
-    except ValueError as error:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelUnavailable(f"{name}: config.json: is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelUnavailable(f"{name}: config.json: must hold an object")
-    shape = read_shape(values, f"{name}: config.json")
+    return values
+
+
+def _files(name: str, config: bytes, size: int, commit: str | None) -> ModelFiles:
+    shape = read_shape(config_of(config, name), f"{name}: config.json")
     return ModelFiles(name, shape, size or shape.parameters * shape.dtype_bytes, commit)

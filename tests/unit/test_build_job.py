@@ -63,7 +63,7 @@ def test_job_file_is_removed_and_error_is_on_stderr(tmp_path: Path) -> None:
     file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
     code, said = run_module(file)
     assert code == 1
-    assert said.startswith("E1304 ModelUnavailable: model_id '/no/such/model' does not exist")
+    assert said.startswith("E1304 ModelUnavailable: model_id: '/no/such/model': does not exist")
     assert not file.exists()
     assert not (tmp_path / "engine.tar").exists()
 
@@ -99,7 +99,7 @@ def test_other_work_directories_are_removed_unless_in_use(tmp_path: Path) -> Non
 
 def test_runner_echoes_lines_and_raises_the_error(tmp_path: Path) -> None:
     lines: list[str] = []
-    with pytest.raises(ModelUnavailable, match="'/no/such/model' does not exist"):
+    with pytest.raises(ModelUnavailable, match="'/no/such/model': does not exist"):
         JobRunner().run(job_of(tmp_path, config=CONFIG.format("e")), lines.append)
     assert lines[:2] == ["[config] the text", "[config]   model_id: /no/such/model"]
     # Longer than any one argument or variable of a process may be.

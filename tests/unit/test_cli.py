@@ -306,7 +306,7 @@ def test_build_check_builds_nothing(tmp_path: Path) -> None:
     code, said = run("build", "--check", str(DEMO), "--work-dir", str(work), "-o", str(output))
     assert code == 0
     assert [line.split(":")[:2] for line in said.splitlines()] == [
-        [f"[check] {name}", " OK"] for name in ("convert", "quantize", "build")
+        [f"[check] {name}", " OK"] for name in ("convert", "quantize", "build", "combinations")
     ]
     assert list(tmp_path.iterdir()) == []
 

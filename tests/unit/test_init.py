@@ -124,6 +124,7 @@ def test_what_is_there_is_not_overwritten() -> None:
         ({**LLAMA_8B, "architectures": ["NewForCausalLM"]}, ["--gpu", "h100"], "E1301"),
         (DEEPSEEK, ["--gpu", "8xb200"], "E1301"),
         ({**LLAMA_8B, "quantization_config": {"quant_method": "awq"}}, ["--gpu", "l4"], "(awq)"),
+        (LLAMA_8B, ["--gpu", "b200", "--quantization", "int8"], "and this is for sm_100; nearest:"),
         (LLAMA_8B, ["--gpu", "l4", "--for", "vllm", "--quantization", "int8"], "does not make"),
         ({**LLAMA_8B, "num_hidden_layers": None}, ["--gpu", "l4"], "num_hidden_layers: missing"),
     ],

@@ -94,7 +94,7 @@ def test_what_is_filled_in_passes_the_check(words: dict[str, Any], tmp_path: Pat
         check=True,
         plan=False,
     )
-    assert sum(": OK: " in line for line in lines) == 2
+    assert sum(": OK: " in line for line in lines) == 3
 
 
 @pytest.mark.parametrize(

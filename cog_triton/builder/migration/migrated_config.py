@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cog_triton.builder.combinations.facts import Facts
+from cog_triton.builder.combinations.rules import breaches_of
 from cog_triton.builder.command_line import ArgumentValue, shown
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import OWN, Families
@@ -81,6 +83,11 @@ def migrate(
     for path, value in defaults.items():
         if _get(found.arguments, path) is None:
             _set(found.arguments, path, value)
+    # An engine would be refused, so what it would do is not known.
+    for broken_rule, broken in breaches_of(Facts(translation.config, PurePosixPath(family).name)):
+        if not broken_rule.engines:
+            why = f"TensorRT-LLM builds no such engine: {broken.must} ({broken_rule.name})"
+            found.findings.append(Finding("lost", broken.where, broken.value, why=why))
     if len(translation.config.steps()) == 1:
         found.findings += _unknown_checkpoint(translation.config)
     return found

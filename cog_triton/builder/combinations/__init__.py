@@ -1,0 +1,1 @@
+"""Rules for arguments that are right one by one and cannot be built, or served, together."""

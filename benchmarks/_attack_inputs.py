@@ -5,6 +5,7 @@ All come from one random generator, whose seed the report tells.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -287,7 +288,7 @@ class Inputs:
         if value is not None and some.random() < 0.8:
             value = self._mutated(json.loads(json.dumps(value)))
         if name == "triton" and isinstance(value, dict) and some.random() < 0.2:
-            value["parameters"] = {some.choice(_PARAMETERS): some.choice(_NASTY)}
+            value["parameters"] = {some.choice(_PARAMETERS): copy.deepcopy(some.choice(_NASTY))}
         body = b"" if value is None else json.dumps(value).encode()
         if some.random() < 0.05:
             body = body[: some.randrange(len(body) + 1)] + _repeated(some, some.randrange(60_000))
@@ -307,9 +308,8 @@ class Inputs:
             if some.random() < 0.1:
                 del value[key]
             elif some.random() < 0.1:
-                value[some.choice(("stream", "n", "stop", "id", "parameters", "x"))] = some.choice(
-                    _NASTY
-                )
+                name = some.choice(("stream", "n", "stop", "id", "parameters", "x"))
+                value[name] = copy.deepcopy(some.choice(_NASTY))
             else:
                 value[key] = self._mutated(value[key])
             return value
@@ -317,7 +317,7 @@ class Inputs:
             index = some.randrange(len(value))
             value[index] = self._mutated(value[index])
             return value
-        return some.choice(_NASTY)
+        return copy.deepcopy(some.choice(_NASTY))  # it may be mutated, too
 
     def _damaged(self, data: bytes) -> bytes:
         """Bytes cut, flipped or doubled."""

@@ -16,7 +16,7 @@ let
   python = pkgs.python312;
 
   source = import ./source.nix { inherit pkgs; };
-  ngc = import ./ngc.nix { inherit pkgs; };
+  ngc = import ./ngc.nix { inherit pkgs python; };
   licences = import ./licences.nix { inherit pkgs; };
   imageCommands = import ./image-commands.nix {
     inherit pkgs python revision;

@@ -1,6 +1,6 @@
 # NVIDIA's container: the only supported build of Triton with its TensorRT-LLM backend.
 # Its root file system is a fixed-output derivation; `crane export` gives files alone, no config.
-{ pkgs }:
+{ pkgs, python }:
 let
   ref = "nvcr.io/nvidia/tritonserver:26.06-trtllm-python-py3";
 in
@@ -23,18 +23,13 @@ in
   rootfs =
     pkgs.runCommand "${builtins.replaceStrings [ ":" "@" ] [ "-" "-" ] (baseNameOf ref)}-rootfs"
       {
-        nativeBuildInputs = [
-          pkgs.crane
-          pkgs.gnutar
-          pkgs.gzip
-        ];
+        nativeBuildInputs = [ pkgs.crane ];
         impureEnvVars = pkgs.lib.fetchers.proxyImpureEnvVars;
         SSL_CERT_FILE = "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt";
         outputHashMode = "recursive";
         outputHash = "sha256-cAJ5w2+7RWmVhyDCO+LQTha/tBbjwzCXuRrz0uh5xQM=";
       }
       ''
-        mkdir -p $out
-        crane export --platform linux/amd64 ${ref} - | tar -xf - -C $out
+        crane export --platform linux/amd64 ${ref} - | ${python}/bin/python3 ${./unpack_rootfs.py} $out
       '';
 }

@@ -10,8 +10,6 @@ let
     export PATH=${
       pkgs.lib.makeBinPath [
         pkgs.crane
-        pkgs.gnutar
-        pkgs.gzip
         pkgs.git
         pkgs.gnused
         pkgs.uv

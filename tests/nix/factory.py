@@ -108,11 +108,14 @@ class Factory:
         paths = self.nix("build --no-link --print-out-paths", *map(self.attribute, names))
         return [Path(line) for line in paths.split()]
 
-    def evaluated(self, expression: str) -> Path:
-        """Build what no output names; in the expression, SOURCE is the source and pkgs nixpkgs."""
+    def evaluated(self, expression: str, *more: str) -> Path:
+        """Build what no output names, with `more` options.
+
+        In the expression, SOURCE is the source and pkgs nixpkgs.
+        """
         pkgs = f'(builtins.getFlake "path:{self._standin}/nixpkgs").legacyPackages.{SYSTEM}'
         text = f"let pkgs = {pkgs}; in {expression.replace('SOURCE', str(self.source))}"
-        options = ["--no-link", "--print-out-paths", "--impure", "--offline", "--expr"]
+        options = ["--no-link", "--print-out-paths", "--impure", "--offline", *more, "--expr"]
         return Path(run("nix", "build", *options, text).strip())
 
     def attribute(self, name: str) -> str:

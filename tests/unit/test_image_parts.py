@@ -28,6 +28,7 @@ def load(name: str) -> ModuleType:
 
 
 split_rootfs = load("split_rootfs")
+EXPORT = NIX.parent / "tests" / "nix" / "standin" / "nixpkgs" / "crane_export.py"
 
 
 @pytest.mark.parametrize(
@@ -158,3 +159,19 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     done = subprocess.run([*command, "cudo", "runner"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("cudo runner: the parts are triton, tensorrt, cuda")
+
+
+def test_root_file_system_unpacks_without_modes_owners_and_devices(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "usr" / "bin").mkdir(parents=True)
+    root = tmp_path / "new" / "root"
+    exported = subprocess.run([sys.executable, EXPORT, tmp_path / "tree"], stdout=subprocess.PIPE)
+    command = [sys.executable, NIX / "unpack_rootfs.py", root]
+    done = subprocess.run(command, input=exported.stdout, capture_output=True)
+    left_out = [line.partition(":")[0] for line in done.stderr.decode().splitlines()]
+    assert (done.returncode, left_out) == (0, ["dev/null", "dev/loop0", "var/initctl"])
+    assert (root / "usr" / "bin" / "su").stat().st_mode & 0o7777 == 0o755
+    assert (root / "usr" / "bin" / "su.distrib").samefile(root / "usr" / "bin" / "su")
+    assert (root / "usr" / "bin" / "away.2").readlink() == Path("/opt/not/here")
+    assert (root / (root / "usr" / "share" / "long").readlink()).read_text() == "long"
+    assert (root / "etc" / "nobody-reads").stat().st_mode & 0o444 == 0o444
+    assert not (root / "etc" / "private" / "key").stat().st_mode & 0o111

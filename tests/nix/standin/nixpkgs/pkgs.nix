@@ -129,7 +129,7 @@ let
     bash ${./ngc_tree.sh} $out/rootfs ${./device_code.so}
     printf '%s\n' '#!/bin/sh' \
       'test "$1 $2 $3" = "export --platform linux/amd64" -a "$5" = - || exit 64' \
-      "exec tar -C $out/rootfs -cf - ." >$out/bin/crane
+      "exec ${interpreter}/bin/python3 -I ${./crane_export.py} $out/rootfs" >$out/bin/crane
     chmod +x $out/bin/crane
   '';
   bashInteractive = copied "bash-interactive" "bash";
@@ -190,7 +190,6 @@ in
   '';
 
   gnutar = tool "tar";
-  gzip = tool "gzip";
   gnused = tool "sed";
   gnumake = tool "make";
   git = tool "git";

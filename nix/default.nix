@@ -13,13 +13,19 @@ let
   archs = import ./archs.nix;
   revision = self.rev or self.dirtyRev or "unknown";
   date = self.lastModifiedDate or "19700101000000";
+  home = (lib.importTOML ../pyproject.toml).project.urls.Repository or null;
   python = pkgs.python312;
 
   source = import ./source.nix { inherit pkgs; };
   ngc = import ./ngc.nix { inherit pkgs python; };
   licences = import ./licences.nix { inherit pkgs; };
   imageCommands = import ./image-commands.nix {
-    inherit pkgs python revision;
+    inherit
+      pkgs
+      python
+      revision
+      home
+      ;
     skopeo = containers.skopeo-nix2container;
   };
   image = import ./image.nix {
@@ -27,6 +33,7 @@ let
       lib
       revision
       date
+      home
       licences
       imageCommands
       ;

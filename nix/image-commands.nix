@@ -4,6 +4,7 @@
   python,
   skopeo,
   revision,
+  home,
 }:
 let
   inherit (pkgs) lib;
@@ -54,7 +55,7 @@ let
         zstd = "${pkgs.zstd}/bin/zstd";
       };
       inherit (contents) wheels;
-      inherit source;
+      inherit source home;
       licences = {
         components = builtins.listToAttrs (
           map (part: {

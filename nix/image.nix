@@ -7,6 +7,8 @@
   revision,
   # YYYYMMDDHHMMSS of the revision, in UTC: an image of the same source is the same image.
   date,
+  # The repository's public URL, or null.
+  home,
   licences,
 }:
 let
@@ -16,7 +18,6 @@ let
     in
     "${part 0 4}-${part 4 2}-${part 6 2}T${part 8 2}:${part 10 2}:${part 12 2}Z";
 
-  homepage = "https://github.com/replicate/cog-triton";
   variables = lib.mapAttrsToList (name: value: "${name}=${value}");
 
   # The store has no writable files; these directories anyone may write, like /tmp. Said of every
@@ -122,13 +123,15 @@ let
             "org.opencontainers.image.created" = created;
             "org.opencontainers.image.licenses" = licence;
             "org.opencontainers.image.vendor" = "cog-triton";
-            "org.opencontainers.image.source" = homepage;
-            "org.opencontainers.image.url" = homepage;
-            "org.opencontainers.image.documentation" = "${homepage}/blob/main/docs/images.md";
             "run.cog.has_init" = "true";
             "run.cog.config" = builtins.toJSON config;
             "run.cog.pip_freeze" = freeze;
             "run.cog.openapi_schema" = schema;
+          }
+          // lib.optionalAttrs (home != null) {
+            "org.opencontainers.image.source" = home;
+            "org.opencontainers.image.url" = home;
+            "org.opencontainers.image.documentation" = "${home}/blob/main/docs/images.md";
           }
           // labels;
         };
@@ -138,14 +141,15 @@ let
     // {
       inherit image;
       meta = {
-        inherit description homepage;
+        inherit description;
         license = {
           spdxId = licence;
           fullName = licence;
           free = !(lib.hasInfix "LicenseRef-NVIDIA" licence);
         };
         platforms = [ "x86_64-linux" ];
-      };
+      }
+      // lib.optionalAttrs (home != null) { homepage = home; };
       # The same image, described a little differently: what mkModel needs.
       override = change: build (change described);
     };

@@ -23,6 +23,8 @@ class Image:
     """Wheels that were unpacked into it: file, hash as Nix writes it, and what was modified."""
     source: dict[str, Any]
     """Flake that built it: revision, materials (path: SHA-256) and locked inputs."""
+    home: str | None
+    """Public URL of the repository, of pyproject.toml's project.urls."""
     licences: dict[str, dict[str, str]]
     """Of nix/licences.json: expressions of the components, words of the references in them."""
 

@@ -9,13 +9,10 @@ import re
 from typing import Any
 
 from image_commands.image import Image
-from image_commands.sbom import PROJECT
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-PAGE = f"{PROJECT}/blob/main/docs/supply-chain.md"
-BUILDER = f"{PAGE}#built-locally"
-BUILD_TYPE = f"{PAGE}#build-type"
+_URN = "urn:cog-triton"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -37,25 +34,32 @@ def predicate(image: Image) -> dict[str, Any]:
         {"name": path, "digest": {"sha256": digest}}
         for path, digest in sorted(source["materials"].items())
     ]
+    page = f"{image.home}/blob/main/docs/supply-chain.md" if image.home else f"{_URN}:supply-chain"
     inputs = [_locked(name, locked) for name, locked in sorted(source["inputs"].items())]
     return {
         "buildDefinition": {
-            "buildType": BUILD_TYPE,
+            "buildType": f"{page}#build-type",
             "externalParameters": {
-                "flake": f"git+{PROJECT}",
+                "flake": _uri(image),
                 "revision": source["revision"],
                 "image": image.reference.partition(":")[0],
                 "system": "x86_64-linux",
             },
-            "resolvedDependencies": [_flake(source["revision"]), *files, *inputs],
+            "resolvedDependencies": [_flake(image), *files, *inputs],
         },
-        "runDetails": {"builder": {"id": BUILDER}},
+        "runDetails": {"builder": {"id": f"{page}#built-locally"}},
     }
 
 
-def _flake(revision: str) -> dict[str, Any]:
+def _uri(image: Image) -> str:
+    """URI of the repository: of its public home, else a name for the one that was built from."""
+    return f"git+{image.home}" if image.home else _URN
+
+
+def _flake(image: Image) -> dict[str, Any]:
     """Descriptor of the source; a tree with changes has no digest that names it."""
-    described = {"name": "source", "uri": f"git+{PROJECT}"}
+    revision = image.source["revision"]
+    described = {"name": "source", "uri": _uri(image)}
     if _COMMIT.fullmatch(revision):
         return {**described, "digest": {"gitCommit": revision}}
     return {**described, "annotations": {"revision": revision, "uncommittedChanges": True}}

@@ -24,7 +24,6 @@ from image_commands.installed import (
 )
 from image_commands.licences import REFERENCE, declared
 
-PROJECT = "https://github.com/replicate/cog-triton"
 _STORE = re.compile(r"/nix/store/([0-9a-z]{32})-(.+)")
 _VERSION = re.compile(r"(.+?)-(\d.*)")
 _UNKNOWN = "NOASSERTION"
@@ -44,7 +43,8 @@ def document(image: Image) -> dict[str, Any]:
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": image.reference,
-        "documentNamespace": f"{PROJECT}/spdx/{identity}",
+        # Without a site of one's own SPDX 2.3 (6.5.1) has this one, of which nothing is fetched.
+        "documentNamespace": f"{image.home or 'https://spdx.org/spdxdocs'}/cog-triton-{identity}",
         "creationInfo": {"created": image.created, "creators": ["Tool: cog-triton-image-commands"]},
         "packages": contents.packages,
         "relationships": contents.relationships,

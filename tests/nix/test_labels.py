@@ -84,9 +84,27 @@ def test_common_labels_are_there(factory: Factory, images: dict[str, Image]) -> 
         assert found["created"] == date.strip()
         assert found["title"] == name
         assert all(found[key] for key in ("description", "vendor"))
-        assert found["source"] == found["url"]
+        assert not {"source", "url", "documentation"} & found.keys()  # there is no public home
         base = image.labels.get("org.opencontainers.image.base.name", "")
         assert base.startswith("" if name.endswith("cpu") else "nvcr.io/nvidia/tritonserver:")
+
+
+def test_a_public_home_is_named_from_one_place(factory: Factory) -> None:
+    project = factory.source / "pyproject.toml"
+    text, home = project.read_text(), "https://example.com/me/cog-triton"
+    project.write_text(f'{text}\n[project.urls]\nRepository = "{home}"\n')
+    try:
+        image = factory.image("cog-triton-runner-86")
+        attribute = f"packages.{SYSTEM}.cog-triton-runner-86.meta.homepage"
+        assert factory.nix("eval", "--raw", factory.attribute(attribute)) == home
+    finally:
+        project.write_text(text)
+    labels = {key.rpartition(".")[2]: text for key, text in image.labels.items()}
+    assert labels["source"] == labels["url"] == home
+    assert labels["documentation"] == f"{home}/blob/main/docs/images.md"
+    statement = json.loads(run(str(image.result), "provenance"))["predicate"]
+    assert statement["buildDefinition"]["externalParameters"]["flake"] == f"git+{home}"
+    assert json.loads(run(str(image.result), "sbom"))["documentNamespace"].startswith(home)
 
 
 def test_licence_texts_are_in_the_image(cpu: Image) -> None:

@@ -53,7 +53,7 @@ def test_a_source_change_moves_one_layer(factory: Factory) -> None:
 def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) -> None:
     (tmp_path / "flake.nix").write_text(
         """{
-  inputs.cog-triton.url = "github:replicate/cog-triton";
+  inputs.cog-triton.url = "git+file:///no/such/cog-triton";
   outputs = { self, cog-triton }: {
     packages.x86_64-linux.default = cog-triton.lib.x86_64-linux.mkModel {
       name = "mistral-7b";
@@ -89,7 +89,7 @@ def build_runner(factory: Factory, directory: Path, arguments: str) -> Image:
     call = f"cog-triton.lib.x86_64-linux.mkRunner {arguments}"
     (directory / "flake.nix").write_text(
         "{\n"
-        '  inputs.cog-triton.url = "github:replicate/cog-triton";\n'
+        '  inputs.cog-triton.url = "git+file:///no/such/cog-triton";\n'
         "  outputs = { self, cog-triton }: {\n"
         f"    packages.x86_64-linux.default = {call};\n"
         "  };\n"

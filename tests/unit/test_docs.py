@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from test_entry_points import RUN_BY_PATH, RUN_WITH_M
 
 from cog_triton.settings import Settings
@@ -94,6 +95,28 @@ def test_generated_tables_are_current(mark: str) -> None:
     page, _ = TABLES["TABLES"][mark]
     text = (DOCS / page).read_text("utf-8")
     assert TABLES["insert"](text, mark) == text
+
+
+def test_the_public_home_is_named_in_one_place() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    urls = re.search(r"^\[project\.urls\]\n(?:.+\n)*?Repository = \"(.+)\"$", project, re.MULTILINE)
+    home = urls and urls[1]
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text("utf-8"))
+    assert chart.get("home") == home
+    assert chart.get("sources") == (home and [home])
+    tracked = [*PAGES, ROOT / "llms.txt"]
+    for folder in ("nix", "deploy", "scripts", "cog_triton", "runner", "builder"):
+        tracked += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    others = {
+        f"{path.relative_to(ROOT)}: {found}"
+        for path in tracked
+        for found in re.findall(
+            r"(?:github:|https?://[\w.-]+/)[\w.-]+/cog-triton\b",
+            path.read_text("utf-8", errors="replace"),
+        )
+        if found != home and "example.com" not in found
+    }
+    assert others == set()
 
 
 def test_every_setting_is_in_one_section_with_its_meaning() -> None:

@@ -37,6 +37,7 @@ def image(tmp_path: Path) -> Image:
         image=tmp_path / "image.json",
         reference="me:tag",
         tools={},
+        home=None,
         licences={
             "components": {"my-pkg": "MIT"},
             "references": {"LicenseRef-Theirs": "their words"},
@@ -169,6 +170,18 @@ def test_provenance_of_a_clean_tree_names_its_commit(image: Image) -> None:
     object.__setattr__(image, "source", changed)
     source = provenance.predicate(image)["buildDefinition"]["resolvedDependencies"][0]
     assert "digest" not in source
+
+
+def test_documents_name_the_public_home_if_there_is_one(image: Image) -> None:
+    home = "https://example.com/me"
+    for known, expected in ((None, "urn:cog-triton"), (home, f"git+{home}")):
+        object.__setattr__(image, "home", known)
+        definition = provenance.predicate(image)["buildDefinition"]
+        assert definition["externalParameters"]["flake"] == expected
+        assert definition["resolvedDependencies"][0]["uri"] == expected
+        assert definition["buildType"].startswith(known or "urn:")
+        space = sbom.document(image)["documentNamespace"]
+        assert space.startswith(known or "https://spdx.org/spdxdocs/")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ rec {
       short = builtins.stringLength text - builtins.stringLength suffix;
     in
     short >= 0 && builtins.substring short (-1) text == suffix;
+  importTOML = path: builtins.fromTOML (builtins.readFile path);
   importJSON = path: builtins.fromJSON (builtins.readFile path);
   last = list: elemAt list (builtins.length list - 1);
   makeBinPath = concatMapStringsSep ":" (package: "${package}/bin");

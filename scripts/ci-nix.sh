@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Install Nix for CI on Debian or Ubuntu, as root, in seconds; nothing to do where it is there.
+# For CI alone, which says CI=true: it goes without binary cache, sandbox and build users, as the
+# tests build offline, from look-alikes. For images of one's own: docs/images.md, Nix.
 #
 # Debian trixie's nix-bin (2.26) builds this flake; bookworm's (2.8) cannot read nix2container.
 # On an older Debian, trixie's is unpacked beside the system, and its one binary is pointed at the
@@ -30,6 +32,11 @@ signs() {
   command -v oras >/dev/null && cosign sign --help 2>/dev/null | grep -q use-signing-config
 }
 ((${#missing[@]})) || ! is_new_enough || ! signs || exit 0
+if [[ ${CI:-} != true ]]; then
+  echo "ci-nix.sh sets up Nix for tests: no binary cache, no sandbox, no build users. To build images of" >&2
+  echo "your own, install it as docs/images.md tells; to run the tests, on a machine for that: CI=true $0" >&2
+  exit 1
+fi
 if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
   echo "no Nix 2.20 or newer here, or no cosign 3, oras ${missing[*]}; no root with apt-get to install it" >&2
   exit 1

@@ -34,5 +34,7 @@ def main(name: str, link: str, directory: str = ".work/image") -> None:
 
 if __name__ == "__main__":
     if shutil.which("nix") is None:
-        sys.exit("no nix here: as root run scripts/ci-nix.sh, or install Nix 2.20 or newer")
+        sys.exit(
+            "no nix here: install Nix 2.20 or newer (docs/images.md), or CI=true scripts/ci-nix.sh"
+        )
     main(*sys.argv[1:])

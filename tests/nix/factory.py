@@ -24,6 +24,14 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 SYSTEM = "x86_64-linux"
 _NOT_SOURCE = {".git", ".venv", ".work", "dist", "engine.tar", "result", "__pycache__"}
+# The look-alikes run this machine's programs, which no sandbox has.
+NIX_OPTIONS = [
+    "--extra-experimental-features",
+    "nix-command flakes",
+    "--option",
+    "sandbox",
+    "false",
+]
 _WHEEL = re.compile(r"(?P<pname>[^-]+)-(?P<version>[^-]+)-(?P<tags>[^-]+-[^-]+-[^-]+)\.whl")
 
 
@@ -101,7 +109,7 @@ class Factory:
             )
         ]
         options = ["--offline", "--no-write-lock-file", *overridden]
-        return run("nix", *verb.split(), *options, *arguments)
+        return run("nix", *verb.split(), *NIX_OPTIONS, *options, *arguments)
 
     def build(self, *names: str) -> list[Path]:
         """Build packages; returns their outputs."""
@@ -116,7 +124,7 @@ class Factory:
         pkgs = f'(builtins.getFlake "path:{self._standin}/nixpkgs").legacyPackages.{SYSTEM}'
         text = f"let pkgs = {pkgs}; in {expression.replace('SOURCE', str(self.source))}"
         options = ["--no-link", "--print-out-paths", "--impure", "--offline", *more, "--expr"]
-        return Path(run("nix", "build", *options, text).strip())
+        return Path(run("nix", "build", *NIX_OPTIONS, *options, text).strip())
 
     def attribute(self, name: str) -> str:
         """Nix installable of a package."""

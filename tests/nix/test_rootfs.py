@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from factory import Factory, run
+from factory import NIX_OPTIONS, Factory, run
 
 NGC = "(import SOURCE/nix/ngc.nix { inherit pkgs; python = pkgs.python312; })"
 EXPORT = "crane export --platform linux/amd64 any -"
@@ -19,8 +19,15 @@ USERS += ["--option", "auto-allocate-uids", "true", "--option", "build-users-gro
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """The flake without its wheels."""
     if shutil.which("nix") is None:
-        pytest.fail("no nix here: as root run scripts/ci-nix.sh")
+        pytest.fail(
+            "no nix here: install Nix 2.20 or newer (docs/images.md), or CI=true scripts/ci-nix.sh"
+        )
     return Factory(tmp_path_factory.mktemp("bare"), tables=())
+
+
+def nar_hash(path: Path) -> str:
+    """Hash of what the store keeps of a tree."""
+    return run("nix", *NIX_OPTIONS, "hash", "path", str(path))
 
 
 def require_whole(root: Path) -> None:
@@ -83,4 +90,4 @@ def test_a_build_may_not_unpack_all_that_tar_does(bare: Factory) -> None:
     # What the store keeps is the same, and so is the hash that nix/ngc.nix pins.
     with_options = by_tar("--no-same-owner --no-same-permissions")
     ours = bare.evaluated(f"{NGC}.rootfs")
-    assert run("nix", "hash", "path", str(ours)) == run("nix", "hash", "path", str(with_options))
+    assert nar_hash(ours) == nar_hash(with_options)

@@ -63,6 +63,17 @@ def test_commands_are_taken(page: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_posted_json_is_said_to_be_json(page: Path) -> None:
+    """Cog and the OpenAI API take no other; curl says that it is a form."""
+    blocks = "\n".join(block for _, block in _BLOCK.findall(page.read_text("utf-8")))
+    posts = [
+        text for text in re.split(r"(?=\bcurl )", blocks) if re.search(r"/predictions|/v1/", text)
+    ]
+    posts = [text for text in posts if re.search(r"\s-d\s+['\"]?\{", text)]
+    assert [text for text in posts if "Content-Type" not in text] == []
+
+
 def test_commands_are_found() -> None:
     found = [words for page in PAGES for words in commands(page)]
     assert len(found) > 40

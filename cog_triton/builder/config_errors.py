@@ -20,6 +20,15 @@ _MAPPINGS = {
     "args": "must be empty, true, false, a number, a text, or a list of numbers and texts",
     "env": "must be a text or a number",
 }
+PATTERNS = {
+    r"^[^\x00\n]*$": "must be one line of text",
+    r"^[0-9a-f]{64}$": "must be 64 hexadecimal digits, 0 to 9 and a to f",
+    r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*/?$": "must be a relative path, of letters,"
+    " digits, '_', '.' and '-'",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$": "a name begins with a letter or digit, and has no more"
+    " than 128 letters, digits, '_', '.' and '-'",
+}
+"""Rules of a config's patterns, in words."""
 
 
 def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
@@ -36,6 +45,10 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
         loc = loc[1:] if place else loc
         kind, value = found["type"], _SHOWN.repr(found["input"])
         rule = found["msg"].removeprefix("Value error, ")
+        if kind == "string_pattern_mismatch":
+            rule = PATTERNS[found["ctx"]["pattern"]]
+        elif kind in ("model_type", "dict_type"):
+            rule = "must be a mapping, of keys and their values"
         if loc[-1:] == ["model_tar_url"]:
             value = _address(found["input"])
         mapping = next((name for name in loc[:2] if name in _MAPPINGS), None)
@@ -44,7 +57,8 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             loc = loc[: loc.index(mapping) + 2]
             rule = _MAPPINGS[mapping]
             value = "" if loc[-1] == "[key]" else value
-        where = place + ".".join(loc)
+        is_name = loc[-1:] == ["[key]"] and mapping is None  # of an entry, and the value is that
+        where = place + ".".join(loc[:-1] if is_name else loc)
         if kind == "missing":
             line = f"{where} is missing"
         elif kind == "extra_forbidden":
@@ -56,6 +70,8 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             line = f"{where}: {value[:_SHOWN_LENGTH]}: must be one of {', '.join(choices)}{near}"
         elif loc[-1:] in (["hf_token"], ["env"], ["args"]):
             line = f"{where}: {rule}"  # what may be secret is not shown
+        elif is_name:
+            line = f"{where}: {rule}"
         elif not where:
             line = rule
         elif isinstance(found["input"], Mapping) and kind == "value_error" and not mapping:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cog_triton.builder import config_schema
 from cog_triton.builder.command_line import command_line
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
+from cog_triton.builder.config_errors import PATTERNS
 from cog_triton.builder.legacy.image_paths import MODEL, resolved
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid
@@ -181,6 +185,14 @@ def config_with(**changes: object) -> BuildConfig:
         ({"env": {"PYTHONPATH": "x"}}, "PYTHONPATH is the builder's own"),
         ({"env": {"A B": "x"}}, "'A B' is no name of an environment variable"),
         ({"env": {"A": ["x"]}}, "env.A: ['x']: must be a text or a number"),
+        ({"build": None}, "build: None: must be a mapping, of keys and their values"),
+        (
+            {"lora_adapters": {"a b": "x", "c/d": "y"}},
+            "lora_adapters.a b: a name begins with a letter or digit, and has no more than 128"
+            " letters, digits, '_', '.' and '-'\nlora_adapters.c/d: a name begins",
+        ),
+        ({"example_name": "/gpt"}, "example_name: '/gpt': must be a relative path, of letters"),
+        ({"model_id": "a\nb"}, "model_id: 'a\\nb': must be one line of text"),
         ({"hf_token": 7}, "hf_token: Input should be a valid string"),
         (
             {"build": {"output_dir": "e", "executable": "trtllm-biuld"}},
@@ -209,6 +221,12 @@ def test_rules_of_each_key(changes: dict[str, object], says: str) -> None:
         config_with(**changes)
     assert says in str(caught.value)
     assert "hf_123" not in str(caught.value)
+
+
+def test_every_pattern_is_told_in_words() -> None:
+    found = re.findall(r'"pattern": (".*")', config_schema.as_json())
+    assert {json.loads(pattern) for pattern in found} <= PATTERNS.keys()
+    assert found
 
 
 def test_token_is_not_written_or_shown() -> None:

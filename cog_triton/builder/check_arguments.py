@@ -36,7 +36,7 @@ def check_arguments(
     echo: Callable[[str], None],
     limit_s: float = LIMIT_S,
     *,
-    against_installed: bool = True,
+    against_installed: bool | None = None,
 ) -> bool:
     """Check the arguments of `steps` against the options that their scripts have.
 
@@ -45,7 +45,8 @@ def check_arguments(
             arguments could not be checked.
         limit_s: time limit of a script that is asked for its options, in seconds.
         against_installed: ask the scripts of this machine themselves, which are run as far as
-            their command line; else only those of which nothing is recorded.
+            their command line; if False only those of which nothing is recorded; if left out,
+            where a script is not installed, what is recorded of it will do.
 
     Returns:
         Whether all could be checked.
@@ -94,14 +95,16 @@ class _Found:
 
 @contextlib.contextmanager
 def _probed(
-    script: Script, limit_s: float, against_installed: bool
+    script: Script, limit_s: float, against_installed: bool | None
 ) -> Iterator[Callable[[], _Found | Unreadable]]:
     """Start a probe of `script`; what this yields waits for its options, probed or recorded."""
-    recorded = None if against_installed or not script.recorded else known_options(script.name)
+    by_record = against_installed is False and script.recorded
+    recorded = known_options(script.name) if by_record else None
     if recorded is not None:
         yield lambda: _Found(recorded.options, f" (as recorded from {recorded.source})")
     elif not script.here:
-        yield lambda: _recorded_or(Unreadable(script.problem or ""), script)
+        absent = Unreadable(script.problem or "")
+        yield lambda: absent if against_installed else _recorded_or(absent, script)
     else:
         with probing(script.python, script.path, limit_s) as wait:
 

@@ -224,6 +224,16 @@ def test_script_that_cannot_be_imported_is_checked_against_what_is_recorded(
     assert line.endswith("before it read them: RuntimeError: NVML: no driver)")
 
 
+def test_scripts_that_are_not_installed_are_not_said_to_fit_those_that_are(tmp_path: Path) -> None:
+    step = {"script": "convert_checkpoint.py", "output_dir": "c", "args": {"model_dir": "model"}}
+    value = {"model_id": "m", "example_name": "qwen", "build": step}
+    plan, lines = make_plan(BuildConfig.model_validate(value), tmp_path, Families()), list[str]()
+    assert not check_arguments(plan.steps, lines.append, against_installed=True)
+    (line,) = lines
+    assert line.startswith("[check] build: ARGUMENTS NOT CHECKED: convert_checkpoint.py: ")
+    assert "is not on this machine" in line
+
+
 def test_older_scripts_are_always_asked(tmp_path: Path) -> None:
     parser = PARSER.format("parse_args").replace("size", "model_dir")
     root = tree(tmp_path, "qwen", parser.replace("type=int, ", ""))

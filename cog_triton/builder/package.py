@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,8 +37,7 @@ _TOKENIZER = (
 )
 # Files of a slow tokenizer, which has no tokenizer.json.
 _SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
-_LARGE = 1 << 30
-_TENTHS = 10
+_SAID_EVERY_S = 3.0  # below build_progress.QUIET_S, whose line says no share
 
 
 def check(output: Path, echo: Echo) -> None:
@@ -54,8 +55,12 @@ def check(output: Path, echo: Echo) -> None:
     place = next(path for path in output.absolute().parents if os.path.lexists(path))
     if not place.is_dir():
         raise InvalidArgument(f"output {str(output)!r}: {place} is not a directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise InvalidArgument(f"output {str(output)!r}: {place} cannot be written to")
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:  # /proc has permissions as any directory
+        raise InvalidArgument(
+            f"output {str(output)!r}: {place} cannot be written to: {error.strerror}"
+        ) from error
     if place != output.absolute().parent:
         echo(f"[package] {output.parent} is not there, and will be made")
 
@@ -163,16 +168,15 @@ def _tokenizer(config: EngineConfig, model_dir: Path) -> dict[str, Path]:
 
 
 class _Progress:
-    """Progress lines of a large tar, one every tenth."""
+    """Progress lines of a tar that takes long, one every few seconds."""
 
     def __init__(self, total: int, echo: Echo) -> None:
         self._total, self._echo = total, echo
-        self._done = self._echoed = 0
+        self._done, self._said_at = 0, time.monotonic()
 
     def __call__(self, size: int) -> None:
         self._done += size
-        tenths = _TENTHS * self._done // self._total if self._total >= _LARGE else 0
-        if tenths > self._echoed:
-            self._echoed = tenths
+        if (now := time.monotonic()) - self._said_at >= _SAID_EVERY_S:
+            self._said_at = now
             share = self._done / self._total
             self._echo(f"[package] {share:.0%} of {self._total / 1e6:.0f} MB")

@@ -17,7 +17,7 @@ from sample_engines import V0_9, V1, changed, directory
 import cog_triton
 from cog_triton.artifact.engine_manifest import Manifest
 from cog_triton.artifact.engine_tar import unpack
-from cog_triton.builder import package
+from cog_triton.builder import build_progress, package
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.errors import BuildStepFailed, InvalidArgument
 
@@ -362,12 +362,16 @@ def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
         written(tmp_path, directory(tmp_path / "engine", V1, 4), name="engine.zip")
 
 
-def test_large_engine_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_that_takes_long_reports_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = directory(tmp_path / "engine", V0_9, 2)
     os.truncate(engine / "rank1.engine", 30 << 20)
     assert not any("%" in line for line in written(tmp_path, engine)[1])
-    monkeypatch.setattr(package, "_LARGE", 1 << 20)
+    monkeypatch.setattr(package, "_SAID_EVERY_S", 0.0)
     lines = written(tmp_path, engine, tmp_path / "model")[1][1:]
-    assert len(lines) == 10
-    assert lines[3] == "[package] 40% of 31 MB"
     assert lines[-1] == "[package] 100% of 31 MB"
+    shares = [int(line.removeprefix("[package] ").removesuffix("% of 31 MB")) for line in lines]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 10
+    assert package._SAID_EVERY_S < build_progress.QUIET_S

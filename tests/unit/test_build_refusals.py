@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -29,19 +28,16 @@ def test_impossible_work_directory_is_refused(tmp_path: Path, examples: Path, pl
         ("there.tar", "is a directory"),
         ("file/e.tar", "/file is not a directory"),
         ("loop/e.tar", "/loop is not a directory"),
-        ("shut/e.tar", "/shut cannot be written to"),
+        ("/proc/e.tar", "/proc cannot be written to: No such file"),  # with all permissions
         ("e.zip", "its name must end in one of"),
     ],
 )
 def test_unwritable_output_is_refused_before_the_build(
-    tmp_path: Path, examples: Path, output: str, rule: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, examples: Path, output: str, rule: str
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "there.tar").mkdir()
-    (tmp_path / "shut").mkdir()
-    # Root may write anywhere.
-    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "shut")
     with pytest.raises(InvalidArgument, match=f"^E1005 .*output '.*{output}': .*{rule}"):
         build_engine(config_of(tmp_path), Workspace(tmp_path / "work"), tmp_path / output, examples)
     assert not (tmp_path / "work").exists()

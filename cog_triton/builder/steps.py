@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from cog_triton.errors import (
     BuildStepFailed,
     BuildStepTimeout,
     DiskFull,
+    FrameworkError,
     InvalidArgument,
     from_text,
 )
@@ -31,6 +33,9 @@ from cog_triton.system.terminal_progress import duration
 
 _GRACE_S = 5.0
 _POLL_S = 1.0
+_LEAST_FREE = 1 << 20
+# The last is numpy's.
+_NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "Not enough free space")
 
 
 def run_step(
@@ -49,7 +54,7 @@ def run_step(
     Raises:
         UserError: the script refused its input with a coded error.
         BuildStepTimeout: it ran longer than `timeout`; its processes are gone.
-        DiskFull: it failed and its last lines say that no space was left.
+        DiskFull: it failed, and its last lines say that no space or quota was left, or none is.
         BuildStepFailed: any other failure, with exit code and cause (see `step_failure`).
         BuildCancelled: the build was interrupted; the step's processes are gone.
     """
@@ -67,8 +72,13 @@ def run_step(
         refused = from_text(stream.last[-1]) if stream.last else None
         if refused is not None:
             raise type(refused)(f"[{step.name}] {refused.detail}")
-        failed = DiskFull if os.strerror(errno.ENOSPC) in stream.text else BuildStepFailed
-        raise failed(f"step {step.name} ended with exit code {status}{_cause(stream)}")
+        failed: type[FrameworkError] = BuildStepFailed
+        full = ""
+        if any(text in stream.text for text in _NO_SPACE):
+            failed = DiskFull
+        elif place := _full_disk(step):
+            failed, full = DiskFull, f", and no space is left in {place}"
+        raise failed(f"step {step.name} ended with exit code {status}{full}{_cause(stream)}")
     try:
         written = output_directory.written(step, since_ns)
     except BuildStepFailed as error:
@@ -131,6 +141,15 @@ def _wait_limits(step: Step, stream: OutputStream) -> Iterator[float]:
 def _cause(stream: OutputStream) -> str:
     """End of an error's text: where the whole output is, and last the lines that tell the cause."""
     return "\n".join([f" (its output: {stream.log}):", *cause(stream.last)])
+
+
+def _full_disk(step: Step) -> Path | None:
+    """Where a step writes and nothing more fits. Short writes and a SIGBUS do not say so."""
+    temporary = Path(step.env.get("TMPDIR", tempfile.gettempdir()))
+    for place in (step.output_dir, step.cwd, temporary):
+        if place.is_dir() and shutil.disk_usage(place).free < _LEAST_FREE:
+            return place
+    return None
 
 
 def _file_time(directory: Path) -> int:

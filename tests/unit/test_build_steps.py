@@ -365,6 +365,21 @@ def test_disk_full_in_a_script_has_its_code(tmp_path: Path) -> None:
         run_step(step, tmp_path / "logs", lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("import numpy; numpy.zeros(20 << 20, 'u1').tofile('weights')", "Not enough free space"),
+        ("sys.exit(f\"{open('weights', 'wb', 0).write(bytes(20 << 20))} written\")", " written"),
+    ],
+    ids=["refused", "short"],
+)
+def test_script_without_room_for_its_files_has_its_code(
+    script: str, why: str, small_disk: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DiskFull, match=why):
+        run_step(step_of(small_disk, f"import sys; {script}"), tmp_path / "logs", lambda _: None)
+
+
 def test_disk_full_in_the_log_has_its_code(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
     logs = workspace.of(config) / "logs"

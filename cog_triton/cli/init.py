@@ -108,7 +108,8 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
     from cog_triton.builder.initial_config import build_config
     from cog_triton.cli.output_file import write
 
-    path = output or Path(f"{_short(files, fit)}.yaml")
+    named = Path(f"{_short(files, fit)}.yaml")
+    path = named if output is None or str(output) == "-" else output
     text = build_config(files, fit, path.name)
     parse_config(text, str(path))
     if _printed(text, output):

@@ -102,6 +102,7 @@ def test_a_dash_prints_the_config_alone() -> None:
     assert said.startswith("# ")
     assert said.endswith("\n")
     assert sorted(Path().iterdir()) == [Path("m")]
+    assert "build --check m-l40s.yaml\n" in said  # the name that it has without -o
     assert json.loads(run("m", "--gpu", "l40s", "--for", "vllm", "-o", "-")[1])["max_num_seqs"]
 
 

@@ -103,6 +103,13 @@ def test_process_metrics_are_exported() -> None:
     assert "process_open_fds" in text
 
 
+def test_no_creation_times_are_exported() -> None:
+    metrics = Metrics()
+    metrics.refused("/predictions", Overloaded("full"))
+    metrics.register_counter("engine_restarts", "Restarts", lambda: 1.0)
+    assert "_created" not in metrics.text().decode()
+
+
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9))))
 def test_inter_token_latencies_add_up_to_the_total_time(steps: list[tuple[float, int]]) -> None:
     now, arrivals = 0.0, []

@@ -14,6 +14,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -34,6 +35,8 @@ class Metrics:
     """`Observer` of generations that exports metrics from its own registry."""
 
     def __init__(self) -> None:
+        # Of a gauge beside each counter and histogram, which nothing reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._time_to_first_token = self._histogram(
             "time_to_first_token_seconds",

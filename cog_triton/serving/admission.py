@@ -284,7 +284,11 @@ class Admission:
 
 def _condemn(tickets: Iterable[Ticket]) -> None:
     for ticket in tickets:
-        ticket.fail(FatalRequest(f"the engine died {MAX_DEATHS} times when it got this request"))
+        stay = ticket.stay
+        text = f"the engine died {stay.suspected} times when it got this request"
+        if stay.suspected > stay.blamed:
+            text += f", {stay.blamed} of them with no other to blame"
+        ticket.fail(FatalRequest(text))
 
 
 def _tell(turns: Iterable[Ticket]) -> None:

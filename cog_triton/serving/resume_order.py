@@ -29,6 +29,8 @@ class Stay:
     """Whether it was a suspect of a death since its last token."""
     blamed: int = 0
     """Deaths of which it was the only suspect since then, of the last one alone in the engine."""
+    suspected: int = 0
+    """Deaths of which it was a suspect since then, alone or among others."""
     replica: int = 0
     """The engine that it was sent to last, of several."""
 
@@ -70,6 +72,7 @@ class ResumeOrder:
         self.stopped()
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
+            stay.suspected += blame
             stay.blamed += blame and (in_engine if stay.on_trial else suspects) == [stay]
 
     def lost(self, running: Iterable[Stay], replica: int, *, blame: bool = True) -> None:
@@ -84,6 +87,7 @@ class ResumeOrder:
         self._prefilling.difference_update(there)
         for stay in suspects:
             stay.suspect, stay.exposed = True, False
+            stay.suspected += blame
             stay.blamed += blame and suspects == [stay]
         self._released |= set(filter(self._is_lost, self._waiting))
         self._in_doubt = self._waiting > self._released
@@ -119,7 +123,7 @@ class ResumeOrder:
     def proven(self, stay: Stay) -> None:
         """A request got a token."""
         stay.exposed = stay.suspect = False
-        stay.blamed = 0
+        stay.blamed = stay.suspected = 0
         self._prefilling.discard(stay)
 
     def remove(self, stay: Stay) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cog_triton.errors import Overloaded, TritonUnavailable
+from cog_triton.errors import FatalRequest, Overloaded, TritonUnavailable
 from cog_triton.serving.admission import Admission, Ticket, admission_for
 from cog_triton.settings import load_settings
 
@@ -306,3 +306,17 @@ def test_warns_when_cog_max_concurrency_is_too_low(
 ) -> None:
     admission_for(load_settings(cog_max_concurrency=cog), 16)
     assert ("COG_MAX_CONCURRENCY=15: the engine takes 16 at once" in caplog.text) is told
+
+
+@pytest.mark.parametrize(
+    ("suspected", "told"),
+    [(2, "died 3 times when it got this request"), (3, "died 4 times when it got this request, 3")],
+)
+def test_fatal_request_is_told_every_death(suspected: int, told: str) -> None:
+    admission, ticket = Admission(1, 1), Ticket()
+    admission.enter(ticket, lambda: None)
+    ticket.stay.blamed, ticket.stay.suspected, ticket.stay.exposed = 2, suspected, True
+    admission.pause(TritonUnavailable("the engine has died"))
+    assert isinstance(ticket.error, FatalRequest)
+    assert f"the engine {told}" in ticket.error.detail
+    admission.leave(ticket)

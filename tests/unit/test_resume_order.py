@@ -97,7 +97,9 @@ def test_the_verdict_needs_a_death_alone_in_the_engine() -> None:
     assert order.next_turns() == [suspect]
     suspect.exposed, suspect.epoch = True, order.epoch
     order.died(made)
-    assert suspect.blamed == MAX_DEATHS
+    assert (suspect.blamed, suspect.suspected) == (MAX_DEATHS, MAX_DEATHS + 1)
+    order.proven(suspect)
+    assert (suspect.blamed, suspect.suspected) == (0, 0)
 
 
 def test_without_a_death_they_wait_until_the_engine_was_found_well() -> None:

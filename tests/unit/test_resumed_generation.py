@@ -420,7 +420,9 @@ def test_a_request_that_kills_the_engine_ends_and_its_prompt_is_refused() -> Non
     die_and_return()
     assert list(world.engine.get(4).request.input_ids) == [6, 6], "alone, as it may be its last"
     world.die()
-    assert isinstance(poison.error(), FatalRequest)
+    error = poison.error()
+    assert isinstance(error, FatalRequest)
+    assert error.detail == "the engine died 3 times when it got this request"
     world.admission.open()
     assert isinstance(world.start(prompt=[6, 6]).error(), FatalRequest)
     world.engine.get(5).make("c", STOP)

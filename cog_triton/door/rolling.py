@@ -13,6 +13,7 @@ from cog_triton.door.control_messages import Command
 from cog_triton.door.memory_check import require_memory
 from cog_triton.door.upstream import Upstream, Variant
 from cog_triton.door.upstream_table import Upstreams
+from cog_triton.serving.cog_health import still_starting
 from cog_triton.settings import Settings
 from cog_triton.triton import grpc_listener
 
@@ -119,7 +120,7 @@ class Rolling:
                 raise new.state.failure or errors.TritonStartFailed(f"{new.name}: set-up failed")
             if (now := time.monotonic()) - said >= _STILL_S:
                 said = now
-                echo(f"still starting after {now - began:.0f} s (limit: TRITON_START_TIMEOUT)")
+                echo(still_starting(self._settings, now - began))
             await asyncio.sleep(_POLL_S)
 
     def _switch(self, new: Upstream) -> None:

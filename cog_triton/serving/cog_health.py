@@ -17,6 +17,14 @@ _EXIT_S = 15.0
 _PARENT_TIMEOUT_S = 2.0
 
 
+def still_starting(settings: Settings, seconds: float) -> str:
+    """Line for a user who has waited `seconds` for Cog to be ready."""
+    return (
+        f"still starting after {seconds:.0f} s: the engine is unpacked and loaded, for which Triton"
+        f" has {settings.triton_start_timeout:g} s (TRITON_START_TIMEOUT)"
+    )
+
+
 class HealthClient:
     """HTTP client of Cog's /health-check on `host` and `port`; `timeout` is in seconds."""
 

@@ -13,7 +13,7 @@ from types import FrameType
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.serving.cog_environment import cog_environment, engine_environment
-from cog_triton.serving.cog_health import NO_ANSWER, HealthClient
+from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, still_starting
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
@@ -169,7 +169,7 @@ class CogServer:
                 return
             if (now := time.monotonic()) - said >= _HEARTBEAT_S:
                 said = now
-                echo(f"still starting after {now - began:.0f} s (limit: TRITON_START_TIMEOUT)")
+                echo(still_starting(self._settings, now - began))
             self._wake.wait(_POLL_S)
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.cog_health import still_starting
 from cog_triton.serving.cog_process import CogServer, ready_message
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
@@ -55,6 +56,12 @@ def test_our_http_ports_are_checked_on_cogs_address(name: str) -> None:
     with listening() as port:
         error = start_error(server(**{name.lower(): port}))
     assert error.startswith(f"{name}={port}: cannot listen")
+
+
+def test_waiting_is_told_with_its_limit_and_what_for() -> None:
+    line = still_starting(load_settings(triton_start_timeout=1800), 30.4)
+    assert line.startswith("still starting after 30 s: the engine is unpacked and loaded")
+    assert line.endswith("Triton has 1800 s (TRITON_START_TIMEOUT)")
 
 
 def test_cogs_port_in_use_fails_the_start() -> None:

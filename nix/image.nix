@@ -137,21 +137,18 @@ let
         };
       };
     in
+    # Beside the derivation, not in it: nixpkgs refuses to evaluate one whose meta says unfree.
     imageCommands { inherit image components contents; }
     // {
       inherit image;
       meta = {
         inherit description;
-        license = {
-          spdxId = licence;
-          fullName = licence;
-          free = !(lib.hasInfix "LicenseRef-NVIDIA" licence);
-        };
+        license = licences.list components;
         platforms = [ "x86_64-linux" ];
       }
       // lib.optionalAttrs (home != null) { homepage = home; };
       # The same image, described a little differently: what mkModel needs.
-      override = change: build (change described);
+      overrideImage = change: build (change described);
     };
 in
 build

@@ -39,6 +39,18 @@ rec {
   nixpkgs = lib.mapAttrsToList component table.nixpkgs;
   ngc = lib.mapAttrsToList component table.ngc;
 
+  # As nixpkgs' meta.license has them; an alternative or an exception is no identifier of SPDX's list.
+  list =
+    components:
+    map (
+      name:
+      {
+        fullName = name;
+        free = !(lib.hasPrefix "LicenseRef-NVIDIA" name);
+      }
+      // lib.optionalAttrs (!(lib.hasInfix " " name || isReference name)) { spdxId = name; }
+    ) (all ([ ours ] ++ components));
+
   expression = components: lib.concatStringsSep " AND " (all ([ ours ] ++ components));
   ours = component "cog-triton" "Apache-2.0";
 

@@ -24,7 +24,7 @@ let
     COG_TRITON_CONFIG = if serve == null then null else "/opt/cog-triton/serve.yaml";
   };
 in
-runner.override (
+runner.overrideImage (
   base:
   base
   // {

@@ -123,7 +123,16 @@ def test_nix_run_is_the_image_command(factory: Factory) -> None:
     attribute = f"packages.{SYSTEM}.cog-triton-runner-cpu.meta"
     meta = json.loads(factory.nix("eval", "--json", factory.attribute(attribute)))
     assert meta["description"].startswith("Cog and Triton")
-    assert not meta["license"]["free"]  # CUDA's runtime in nvidia-pytriton
+    licences = {one["fullName"]: one for one in meta["license"]}
+    assert licences["Apache-2.0"] == {
+        "fullName": "Apache-2.0",
+        "free": True,
+        "spdxId": "Apache-2.0",
+    }
+    unfree = {name for name, one in licences.items() if not one["free"]}
+    assert "LicenseRef-NVIDIA-CUDA" in unfree  # CUDA's runtime in nvidia-pytriton
+    assert all(" " not in one.get("spdxId", "") for one in meta["license"])
+    assert not [name for name in unfree if "spdxId" in licences[name]]
 
 
 def test_the_development_shell_finds_the_libraries_of_wheels(

@@ -1,13 +1,14 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
 
 BIN := .venv/bin
 WORKERS := 3
+TIMEOUT := 600
 CONFIG := configs/build/smollm2-135m-cpu.yaml
 
 help: ## list the targets
@@ -22,13 +23,17 @@ engine.tar: | setup
 serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 COG_HOST=127.0.0.1 ARGS=...)
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
-# The integration tests first, for some of them take minutes; a file's tests share its servers. One
-# that hangs is told, with the stacks of its threads, after five minutes.
-test: lint ## lint, then integration and unit tests (TESTS="-k name" for others, WORKERS=3)
+# A test that hangs, with its fixtures, is told after TIMEOUT seconds with the stacks of its threads.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+  -o faulthandler_timeout=$(TIMEOUT) -o faulthandler_exit_on_timeout=true
+
+# The integration tests first, for some of them take minutes; a file's tests share its servers.
+test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI)
 	@scripts/setup-mpi
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 \
-	  -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true \
-	  $(or $(TESTS),tests/integration tests/unit)
+	@$(PYTEST) --no-loadscope-reorder --durations=15 $(or $(TESTS),tests/integration tests/unit)
+
+test-quick: lint ## lint and the unit tests that take little, in 90 s (TESTS="tests/unit/test_x.py")
+	@$(PYTEST) -q -m "not slow" $(or $(TESTS),tests/unit)
 
 test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)

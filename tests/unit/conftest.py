@@ -13,6 +13,14 @@ import pytest
 from vllm_engines import double_environment
 
 clean_environment.clean()
+SLOW = frozenset((Path(__file__).parent / "slow_files.txt").read_text("utf-8").split())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of files that take longer than some 4 s."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.fixture

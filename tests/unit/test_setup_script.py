@@ -292,3 +292,23 @@ def test_another_system_is_refused_with_what_works_there(project: Path) -> None:
     done = set_up(project)
     assert done.returncode == 1
     assert "tritonserver runs on Linux alone; on Darwin, 'pip install .' has" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "installs"), [({}, False), ({"MPI": "1"}, True), ({"CI": "true"}, True)]
+)
+def test_open_mpi_is_installed_where_it_is_asked_for(
+    variables: dict[str, str], installs: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "id").write_text("#!/bin/sh\necho 0\n")
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    for name in ("id", "apt-get"):
+        (tmp_path / name).chmod(0o755)
+    for name in ("sh", "dirname"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    script = ROOT / "scripts" / "setup-mpi"
+    environment = {"PATH": str(tmp_path), **variables}
+    done = subprocess.run([script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert (tmp_path / "asked").exists() is installs
+    assert ("MPI=1 installs openmpi-bin" in done.stderr) is not installs

@@ -1,5 +1,89 @@
-# What `nix flake check` builds.
-{ images }:
+# What `nix flake check` builds and evaluates, none of which needs a GPU or NVIDIA's container.
 {
-  cpu-image = images.cog-triton-runner-cpu.image;
+  pkgs,
+  python,
+  self,
+  wheels,
+  images,
+  functions,
+}:
+let
+  inherit (pkgs) lib;
+  # What a user's flake may make, which no package shows.
+  made = images // {
+    several = functions.mkRunner {
+      sm = [
+        "80"
+        "89"
+      ];
+    };
+    llmapi = functions.mkLLMAPIRunner { sm = "90"; };
+    vllm = functions.mkVllmRunner {
+      sm = [
+        "80"
+        "89"
+      ];
+    };
+    builder = functions.mkBuilder { sm = "86"; };
+    model = functions.mkModel {
+      runner = images.cog-triton-runner-cpu;
+      weights = "https://example.com/engine.tar";
+    };
+  };
+  sites = map (tree: "${tree}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages") [
+    wheels.cog
+    wheels.engine
+    wheels.model
+    wheels.triton
+    wheels.tests
+  ];
+  withPip = "tests/unit/test_benchmark_dynamo.py::test_a_package_that_cannot_be_had_is_told_in_one_line";
+in
+{
+  cpu-image = images.cog-triton-runner-cpu;
+
+  # Every package, and every function once: evaluated, not built.
+  evaluated = pkgs.writeText "cog-triton-evaluated" (
+    lib.concatMapStrings (image: builtins.unsafeDiscardStringContext "${image.drvPath}\n") (
+      lib.attrValues made
+    )
+  );
+
+  # `make test-quick` without its lint: a virtual environment that sees the wheels and the source.
+  unit-tests =
+    pkgs.runCommand "cog-triton-unit-tests"
+      {
+        nativeBuildInputs = [ pkgs.git ];
+        LD_LIBRARY_PATH = lib.makeLibraryPath (import ./libraries.nix { inherit pkgs; });
+      }
+      ''
+        cp -r ${self} source
+        chmod -R u+w source
+        cd source
+        export HOME=$NIX_BUILD_TOP/home
+        mkdir $HOME
+        ${python}/bin/python3 -m venv --without-pip .venv
+        # Root, without a sandbox, may write into the store, and pytest would. Tests have a clean
+        # environment, so that no variable can say it.
+        printf '%s\n' 'import sys; sys.dont_write_bytecode = True' ${toString sites} $PWD >.venv/lib/python${python.pythonVersion}/site-packages/all.pth
+        # A sandbox has /bin/sh and no other program outside of the store.
+        find scripts -type f -exec sed -i '1s|^#!/usr/bin/env bash|#!${pkgs.bashInteractive}/bin/bash|' {} +
+        .venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider \
+          -n ''${NIX_BUILD_CORES:-2} --dist loadfile tests/unit \
+          --deselect ${withPip} | tee $out
+      '';
+
+  format =
+    pkgs.runCommand "cog-triton-format"
+      {
+        nativeBuildInputs = [
+          pkgs.nixfmt
+          pkgs.deadnix
+        ];
+      }
+      ''
+        nixfmt --check ${../flake.nix} ${./.}/*.nix
+        deadnix --fail ${../flake.nix} ${./.}
+        touch $out
+      '';
 }

@@ -109,12 +109,8 @@ let
       cog-triton-builder = mkBuilder { };
       cog-triton-runner-cpu = cpu;
     };
-in
-{
-  packages.${system} = images // {
-    default = cpu;
-  };
-  lib.${system} = {
+
+  functions = {
     inherit
       archs
       mkRunner
@@ -124,7 +120,25 @@ in
       mkModel
       ;
   };
-  checks.${system} = import ./checks.nix { inherit images; };
+in
+{
+  packages.${system} = images // {
+    default = cpu;
+  };
+  # By system, too, as flakes of 0.1.0 name it: all images are for this one.
+  lib = functions // {
+    ${system} = functions;
+  };
+  checks.${system} = import ./checks.nix {
+    inherit
+      pkgs
+      python
+      self
+      images
+      functions
+      ;
+    wheels = wheelsFor python;
+  };
   devShells.${system}.default = import ./shell.nix { inherit pkgs python; };
   formatter.${system} = pkgs.nixfmt-tree;
   apps.${system} =

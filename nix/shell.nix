@@ -11,6 +11,8 @@ pkgs.mkShell {
     pkgs.oras
     pkgs.zstd
     pkgs.nixfmt
+    pkgs.deadnix
+    pkgs.statix
   ];
   LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath (import ./libraries.nix { inherit pkgs; });
 }

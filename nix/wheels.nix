@@ -1,5 +1,5 @@
 # Our wheels, by hash, unpacked but not patched: name -> derivation with an /opt/cog-triton tree.
-# wheels.json is made from requirements/*.lock by scripts/wheels.py.
+# wheels.json and test-wheels.json are made from requirements/*.lock by scripts/wheels.py.
 { pkgs }:
 python:
 let
@@ -62,6 +62,8 @@ in
   triton = unpack "triton" (named triton);
   model = unpack "model" (named model);
   engine = unpack "engine" (removeAttrs table.cpu (model ++ triton));
+  # What the unit tests import besides; in no image.
+  tests = unpack "tests" (lib.importJSON ./test-wheels.json).${python.pythonVersion};
   versions = versionsOf (table.cog // table.cpu);
   cogVersions = versionsOf table.cog;
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Write nix/wheels.json and nix/vllm-wheels.json: file and hash of each image's wheels, by lock.
+"""Write nix/{wheels,test-wheels,vllm-wheels}.json: file and hash of locked wheels.
 
     python scripts/wheels.py [CACHE]
 
 Downloads what the locks name (into CACHE, default .work/wheels; 4 GB), checked against their
 hashes, and follows the wheels' own metadata: "cog" is what the project needs everywhere, "cpu" is
-what its extra of that name and requirements/serve.in add. What only development needs is left out.
+what its extra of that name and requirements/serve.in add. What only development needs is in
+test-wheels.json, for the tests of `nix flake check`.
 The lock of the vLLM images is taken whole. Needs Python 3.11 or newer, with `packaging`.
 """
 
@@ -134,12 +135,16 @@ def write(name: str, content: object) -> None:
 def main(arguments: list[str]) -> None:
     """Download, then write the files."""
     cache = Path(arguments[0]) if arguments else ROOT / ".work" / "wheels"
-    result = {}
+    result, tests = {}, {}
     for version in VERSIONS:
         directory = cache / version
         download(version, lock_of(version), directory)
         result[version] = table(version, directory)
+        wheels = files_of(lock_of(version), directory)
+        held = {name for members in result[version].values() for name in members}
+        tests[version] = described(wheels.keys() - held, wheels)
     write("wheels.json", result)
+    write("test-wheels.json", tests)
     download(VLLM_PYTHON, VLLM_LOCK, cache / "vllm-image")
     vllm = files_of(VLLM_LOCK, cache / "vllm-image")
     write("vllm-wheels.json", {VLLM_PYTHON: described(vllm, vllm)})

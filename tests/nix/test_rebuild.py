@@ -86,7 +86,7 @@ def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) ->
 def build_runner(factory: Factory, directory: Path, arguments: str) -> Image:
     """What mkRunner makes of these arguments in a flake of a user's own."""
     directory.mkdir(exist_ok=True)
-    call = f"cog-triton.lib.x86_64-linux.mkRunner {arguments}"
+    call = f"cog-triton.lib.mkRunner {arguments}"
     (directory / "flake.nix").write_text(
         "{\n"
         '  inputs.cog-triton.url = "git+file:///no/such/cog-triton";\n'

@@ -53,6 +53,14 @@ def test_every_wheel_has_the_hash_of_the_lock(version: str) -> None:
         check(members, lock(version), tags(version))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheels_of_tests_are_what_the_lock_has_besides(version: str) -> None:
+    members = json.loads((ROOT / "nix" / "test-wheels.json").read_text())[version]
+    check(members, lock(version), tags(version))
+    held = [name for group in (*WHEELS[version].values(), members) for name in group]
+    assert sorted(held) == sorted(lock(version))
+
+
 def check(
     members: dict[str, dict[str, str]], pins: dict[str, tuple[str, set[str]]], usable: set[Tag]
 ) -> None:

@@ -199,5 +199,7 @@ in
   oras = tool "oras";
   zstd = tool "zstd";
   nixfmt = tool "nixfmt";
+  deadnix = tool "deadnix";
+  statix = tool "statix";
   nixfmt-tree = tool "treefmt";
 }

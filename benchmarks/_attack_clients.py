@@ -37,6 +37,7 @@ MAY_WAIT = 2.5
 DISPOSABLE = ("template child", "large-bodies child")
 """Processes that do one request's work within limits: their end is that of the request alone."""
 _CODED = re.compile(rb"E[12]\d{3} ")
+_TO_HEAD = re.compile(rb"(?is)[^\n]*\r\n(?:[^\n]+\r\n)*?content-length: [1-9](?:[^\n]+\r\n)+\r\n")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _NEEDS_CODE = re.compile("4(?!04|05)|5")
 
@@ -61,7 +62,8 @@ class Findings:
         self.inputs += 1
         statuses = [match.decode() for match in _STATUS.findall(answer)] or ["closed"]
         self.answers[statuses[0]] += 1
-        if _NEEDS_CODE.match(statuses[0]) and not _CODED.search(answer):
+        to_head = _TO_HEAD.fullmatch(answer) is not None
+        if _NEEDS_CODE.match(statuses[0]) and not (to_head or _CODED.search(answer)):
             self.problem(f"{statuses[0]} without a code", of, answer)
         if hostile is None:
             return

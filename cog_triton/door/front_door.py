@@ -159,6 +159,10 @@ class FrontDoor:
                 return MetricsGate(*common, metrics_public=public)
 
     async def _flush(self, more: Callable[[], bool]) -> None:
-        """Let clients have what was answered before the end."""
-        while self._connections.has_unread and more():
+        """Let clients have what was answered before the end, and how the rest has ended."""
+        loop = asyncio.get_running_loop()
+        told = loop.time() + _FLUSH_S
+        while (self._connections.answering and loop.time() < told) or (
+            self._connections.has_unread and more()
+        ):
             await asyncio.sleep(_POLL_S)

@@ -12,6 +12,7 @@ from small_door import read_request, route_to, run, served, until, until_end
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.connections import Connections
+from cog_triton.door.front_door import FrontDoor
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.graceful_stop import GracefulStop
 from cog_triton.door.large_bodies import LargeBodies
@@ -23,6 +24,7 @@ from cog_triton.door.upstream import Chain, Upstream
 from cog_triton.door.upstream_table import Route, Upstreams
 from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.door.webhooks import WebhookRules
+from cog_triton.settings import load_settings
 
 
 def gate_of(name: str, route: Route) -> PrivateGate:
@@ -207,6 +209,28 @@ def test_a_drain_ends_in_time_and_is_made_once() -> None:
         return reaper.calls
 
     assert run(scenario()).count("terminate") == 1
+
+
+def test_clients_are_told_how_a_chain_that_has_died_left_them() -> None:
+    class Ending:
+        is_idle, is_answered, has_unread = False, True, False
+
+        def close(self) -> None:
+            """Not called."""
+
+        abort = close
+
+    async def scenario() -> bool:
+        door, connection = FrontDoor(load_settings(), 100), Ending()
+        door._connections.add(connection)
+        flushing = asyncio.ensure_future(door._flush(lambda: False))
+        await asyncio.sleep(0.1)
+        waited = not flushing.done()
+        connection.is_answered = False
+        await flushing
+        return waited
+
+    assert run(scenario())
 
 
 class _Relayed:

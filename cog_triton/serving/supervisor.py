@@ -389,6 +389,7 @@ class Supervisor:
         """Readiness probe: fails on no answer in time, or on two answers of not ready."""
         while True:
             await asyncio.sleep(self._settings.triton_probe_period)
+            self._triton_use.look()
             began = time.monotonic()
             probe = asyncio.ensure_future(self._client.is_ready())
             limit = self._settings.triton_probe_timeout

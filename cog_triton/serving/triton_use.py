@@ -23,11 +23,13 @@ _LISTENING = "0A"
 class TritonUse:
     """Requests of others: over HTTP the front door tells of each, over gRPC connections are seen.
 
-    A connection to gRPC is one that is open, or that tritonserver's end closed in the last 60 s.
+    A connection to gRPC is one that is open, that tritonserver's end closed in the last 60 s, or
+    that `look` has seen just now: one that a death resets leaves no trace.
     """
 
     def __init__(self, grpc_port: int) -> None:
         self._grpc_port = grpc_port
+        self._seen = -math.inf
         self._http: Callable[[], float] = lambda: -math.inf
         if name := os.environ.get(TRITON_USE_VARIABLE):
             try:
@@ -37,11 +39,16 @@ class TritonUse:
                 _log.warning("use of Triton's own API is not known: %s", error)
                 self._http = lambda: math.inf
 
+    def look(self) -> None:
+        """Note whether there is a connection to gRPC; to be called again and again."""
+        if _is_connected(self._grpc_port):
+            self._seen = time.monotonic()
+
     def recent(self) -> bool:
         """Whether a death now may be of such a request: nobody else is to be blamed for it then."""
         if time.monotonic() - self._http() < _AFTER_S:
             which = "HTTP"
-        elif _is_connected(self._grpc_port):
+        elif time.monotonic() - self._seen < _AFTER_S or _is_connected(self._grpc_port):
             which = "gRPC"
         else:
             return False

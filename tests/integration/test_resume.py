@@ -33,6 +33,8 @@ pytestmark = pytest.mark.integration
 
 STUB, TRITON = "engine_steps/1/model.py", "bin/tritonserver"
 VICTIMS = (ENGINE, STUB, TRITON)
+SEEN_S = 2.0
+"""Within which a connection to gRPC is seen, at TRITON_PROBE_PERIOD=0.5."""
 
 
 def pids(stack: Stack) -> set[int]:
@@ -159,7 +161,7 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
     make_stack: Callable[..., Stack], says: Callable[[int], str], api: str
 ) -> None:
     """The only stream in the engine has no token at any of three deaths."""
-    stack = make_stack(**MOCK, MOCK_PREFILL_MS="5000")
+    stack = make_stack(**MOCK, MOCK_PREFILL_MS="5000", TRITON_PROBE_PERIOD="0.5")
     body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
 
     def infer() -> None:
@@ -183,6 +185,8 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
         for _ in range(3):
             other = pool.submit(infer)
             wait_until(lambda: stack.engine_requests() == 2, PATIENCE_S)
+            if api == "grpc":
+                time.sleep(SEEN_S)
             strike(stack, TRITON)
             other.result(PATIENCE_S)
         assert answer.result(PATIENCE_S) == Told(says(40), "length", 40)

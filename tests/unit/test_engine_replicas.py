@@ -99,11 +99,14 @@ class Engines:
         found = {}
         for pid in self.keeper.pids:
             process = Path(f"/proc/{pid}")
-            if b"engine_process" not in (process / "cmdline").read_bytes():
+            try:
+                line = (process / "cmdline").read_bytes()
+                variables = (process / "environ").read_text()
+            except OSError:  # it has just ended
                 continue
-            if b"reaper" in (process / "cmdline").read_bytes():
+            if b"engine_process" not in line or b"reaper" in line:
                 continue
-            for item in (process / "environ").read_text().split("\0"):
+            for item in variables.split("\0"):
                 name, _, value = item.partition("=")
                 if name == "CUDA_VISIBLE_DEVICES":
                     found[pid] = value

@@ -53,6 +53,22 @@ def test_connections_to_grpc_count_open_or_closed_by_the_server(family: int) -> 
     assert use.recent(), "the server's end waits"
 
 
+def test_a_connection_that_a_death_has_reset_counts_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        use = TritonUse(listener.getsockname()[1])
+        client = socket.create_connection(listener.getsockname())
+        use.look()
+        accepted = listener.accept()[0]
+        client.sendall(b"unread")
+        accepted.close()  # so that it is a reset, as of a killed process
+        client.close()
+    assert use.recent()
+    monkeypatch.setattr(triton_use, "_AFTER_S", 0)
+    assert not use.recent()
+
+
 def test_without_a_door_only_grpc_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TRITON_USE_VARIABLE, raising=False)
     assert not TritonUse(*free_ports(1)).recent()

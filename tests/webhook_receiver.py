@@ -1,7 +1,11 @@
 """A host that takes webhooks, by HTTP or HTTPS, and notes what came when."""
 
+import atexit
 import json
+import shutil
 import ssl
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -9,10 +13,28 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pytest
 from typing_extensions import Self
 
-CERTIFICATE = Path(__file__).parent / "localhost.pem"
+CERTIFICATE = Path(tempfile.mkdtemp(prefix="certificate-")) / "localhost.pem"
 """Of localhost, hooks.example.com and 127.0.0.1, with its key; its own authority."""
+if openssl := shutil.which("openssl"):
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+            *("-addext", "subjectAltName=DNS:localhost,DNS:hooks.example.com,IP:127.0.0.1"),
+            *("-keyout", "key.pem", "-out", "certificate.pem"),
+        ],
+        cwd=CERTIFICATE.parent,
+        check=True,
+        capture_output=True,
+    )
+    parts = ((CERTIFICATE.parent / name).read_bytes() for name in ("certificate.pem", "key.pem"))
+    CERTIFICATE.write_bytes(b"".join(parts))
+needs_tls = pytest.mark.skipif(openssl is None, reason="no openssl, which makes certificates")
+by_http_and_https = pytest.mark.parametrize("tls", [False, pytest.param(True, marks=needs_tls)])
+atexit.register(shutil.rmtree, CERTIFICATE.parent, ignore_errors=True)
 
 
 class Receiver:

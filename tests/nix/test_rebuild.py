@@ -47,7 +47,7 @@ def test_a_source_change_moves_one_layer(factory: Factory) -> None:
             for layer in new.about["layers"]
             if layer["digest"] == new.digests["source"]
         )
-        assert size < 3_500_000  # uncompressed
+        assert size < 3_900_000  # uncompressed
 
 
 def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def main() -> int:
     """Attack, print what happened; 1 if anything did that must not."""
     options = _arguments()
     engine, began = "openvino" if options.engine else "mock", time.monotonic()
-    start = Start(options.engine or "")
+    # The table's requests name the mock's model.
+    start = Start(options.engine or "", {"SERVED_MODEL_NAME": "mock"} if options.engine else {})
     say(f"attack of {engine}: seed {options.seed}, phases {', '.join(options.only)}")
     report: dict[str, Any] = {
         "engine": engine,
@@ -80,7 +81,7 @@ def main() -> int:
         stops = asyncio.run(strike_each(start, engine, options.match, options.jobs))
         report["stops"] = [one.row() for one in stops]
     if "drains" in options.only:
-        patient = Start(start.path, {"DRAIN_TIMEOUT": str(DRAIN_S)})
+        patient = Start(start.path, {**start.environment, "DRAIN_TIMEOUT": str(DRAIN_S)})
         drains = asyncio.run(drain_each(patient, engine, options.match))
         report["drains"] = [one.row() for one in drains]
     report |= {"seconds": round(time.monotonic() - began), "load": os.getloadavg()[1]}

@@ -13,6 +13,7 @@ FLOORS = (
     ("errors", "environment_types"),
     ("settings",),
     ("system",),
+    ("ipc",),
     ("text", "artifact", "prune", "images"),
     ("download", "examples", "keeper"),
     ("engines", "sizing", "oci"),

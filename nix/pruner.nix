@@ -8,23 +8,19 @@ let
   inherit (pkgs) lib;
   tool = builtins.path {
     name = "cog-triton-prune";
-    path = ../cog_triton;
+    path = ../.;
     filter =
       path: _:
-      let
-        inside = lib.last (lib.splitString "/cog_triton/" path);
-      in
-      builtins.match "(__init__|errors)\\.py|cli(/(__init__|prune)\\.py)?|system(/(__init__|printable|terminal)\\.py)?|prune(/[^/]*\\.py)?" inside
-      != null;
+      builtins.match "cog_triton(/((__init__|errors)\\.py|system(/(__init__|printable|terminal)\\.py)?))?|cog_triton_prune(/[^/]*\\.py)?" (
+        lib.removePrefix "${toString ../.}/" path
+      ) != null;
   };
   site = "${wheels.cog}/opt/cog-triton/lib/python${python.pythonVersion}/site-packages";
 in
 rec {
   # Shell text after which a build step's Python has the command.
   environment = ''
-    mkdir $NIX_BUILD_TOP/package
-    ln -s ${tool} $NIX_BUILD_TOP/package/cog_triton
-    export PYTHONPATH=$NIX_BUILD_TOP/package:${site}
+    export PYTHONPATH=${tool}:${site}
     export PYTHONDONTWRITEBYTECODE=1
   '';
 
@@ -36,6 +32,6 @@ rec {
         cp -r ${tree} $out
         chmod -R u+w $out
         ${environment}
-        ${python}/bin/python3 -m cog_triton.cli.prune --embedded --sm ${lib.concatStringsSep "," sms} $out
+        ${python}/bin/python3 -m cog_triton_prune --embedded --sm ${lib.concatStringsSep "," sms} $out
       '';
 }

@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
             print(f"left out {remove(files, site):>12,} bytes in {len(files):>5} files: {reason}")
     if part.get("pruned") and sm != "any":
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "cog_triton.cli.prune", "--sm", sm, str(site)]
+        command = [sys.executable, "-m", "cog_triton_prune", "--sm", sm, str(site)]
         subprocess.run(command, check=True, env=environment)
     for entry in table["stripped"]:
         strip_symbols.main(sorted(matching(entry, site)))

@@ -17,14 +17,14 @@ from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.migrate import migrate
 from cog_triton.cli.park import park
-from cog_triton.cli.prune import prune
 from cog_triton.cli.push import push
 from cog_triton.cli.roll import roll
 from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
+from cog_triton.errors import MissingExtra
 from cog_triton.system import log_format
-from cog_triton.system.terminal import out
+from cog_triton.system.terminal import coded_errors, out
 
 
 def _dashed(token: str) -> str:
@@ -65,6 +65,17 @@ def _add(command: Callable[..., Any], name: str | None = None) -> None:
     app.command(name=name, help=text)(command)
 
 
+def _prune_is_absent(
+    _arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Not in this installation, as in images: removal of device code for other GPUs."""
+    with coded_errors():
+        raise MissingExtra(
+            "cog-triton prune: this installation lacks the package cog_triton_prune, as images do,"
+            " which are pruned already; the wheel of cog-triton and its checkout have it"
+        )
+
+
 _add(build)
 _add(init)
 _add(migrate)
@@ -78,4 +89,9 @@ _add(inspect_engine, "inspect")
 _add(bench)
 _add(client)
 _add(doctor)
-_add(prune)
+try:
+    from cog_triton_prune.__main__ import prune
+except ModuleNotFoundError:
+    app.command("prune", context_settings={"ignore_unknown_options": True})(_prune_is_absent)
+else:
+    _add(prune)

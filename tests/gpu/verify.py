@@ -442,7 +442,7 @@ def _cpu_name() -> str:
 def _source_digest() -> str:
     """SHA-256 of the code that is run, which may be a copy without a repository."""
     digest = hashlib.sha256()
-    for directory in ("cog_triton", "benchmarks/gpu", "tests/gpu"):
+    for directory in ("cog_triton", "cog_triton_prune", "benchmarks/gpu", "tests/gpu"):
         for path in sorted((REPOSITORY / directory).rglob("*.py")):
             digest.update(path.relative_to(REPOSITORY).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

@@ -94,6 +94,17 @@ def test_python_m_cog_triton_runs_the_command_line() -> None:
     assert result.stdout.decode() == f"cog-triton {__version__}\n"
 
 
+@pytest.mark.parametrize("arguments", [[], ["--sm", "90", "/lib"], ["--dry-run", "-n", "x"]])
+def test_prune_without_its_package_says_where_it_is(arguments: list[str]) -> None:
+    code = "import sys; sys.modules['cog_triton_prune'] = None; from cog_triton import __main__"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "prune", *arguments], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "E1401" in done.stderr
+    assert "lacks the package cog_triton_prune" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -21,7 +21,14 @@ STUBS = {"types-pyyaml"}
 # Its other transports, and their old names at the top, need what we do not install.
 OVERRIDES = {"tritonclient": ["tritonclient.grpc"]}
 
-SOURCES = ["cog_triton", "builder", "runner", "mock_cog_triton", "triton_model_repo"]
+SOURCES = [
+    "cog_triton",
+    "cog_triton_prune",
+    "builder",
+    "runner",
+    "mock_cog_triton",
+    "triton_model_repo",
+]
 # Modules that tritonserver and NVIDIA's vLLM image bring.
 # Of Triton, of TensorRT-LLM's images, of vLLM's environment (Pillow: every vLLM requires it).
 NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "tensorrt_llm", "PIL"}
@@ -110,7 +117,7 @@ def test_every_import_is_of_a_declared_distribution() -> None:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     always = {normalized(text) for text in project["dependencies"]}
     extras = project["optional-dependencies"]
-    known = {*sys.stdlib_module_names, *NOT_FROM_AN_INDEX, "cog_triton"}
+    known = {*sys.stdlib_module_names, *NOT_FROM_AN_INDEX, "cog_triton", "cog_triton_prune"}
     distributions = importlib.metadata.packages_distributions()
     undeclared = set()
     for path in (path for name in SOURCES for path in (ROOT / name).rglob("*.py")):

@@ -19,7 +19,7 @@ RUN_WITH_M = {
     "cog_triton.bench.worker": "a process of the load generator",
     "cog_triton.builder.canary_run": "a built engine, asked for its canary",
     "cog_triton.builder.job": "a build in a process of its own",
-    "cog_triton.cli.prune": "pruning, in image builds that have no other command",
+    "cog_triton_prune": "pruning, in image builds that have no other command",
     "cog_triton.door": "the front door, and Cog behind it",
     "cog_triton.door.large_bodies_child": "parsing of large bodies, beside the front door",
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
@@ -40,8 +40,8 @@ RUN_BY_PATH = {
     "cog_triton/system/reaper.py": "around every child process, and PID 1 of images",
     "cog_triton/triton/mpi_rank.py": "around each tritonserver under mpirun",
 }
-_DOTTED = re.compile(r"\bcog_triton(?:\.(?!__)[A-Za-z_]\w*)+")
-_PATH = re.compile(r"\bcog_triton/(?!_data/)[\w/]+\.py\b")
+_DOTTED = re.compile(r"\bcog_triton(?:_prune)?(?:\.(?!__)[A-Za-z_]\w*)+")
+_PATH = re.compile(r"\bcog_triton(?:_prune)?/(?!_data/)[\w/]+\.py\b")
 _RUN_WITH_M = re.compile(r"""-m["',\s]+(cog_triton[\w.]*)""")
 # Names of telemetry, not of modules.
 _NOT_MODULES = {"cog_triton.time_to_first_token", "cog_triton.queue_time"}

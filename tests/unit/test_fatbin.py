@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune import fatbin, zero_edits
+from cog_triton_prune import fatbin, zero_edits
 
 NUMBERS = (75, 80, 86, 87, 89, 90, 100, 103, 120)
 IMAGES = st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.prune.gpu_arch import Arch, parse_sm, parse_sms
+from cog_triton_prune.gpu_arch import Arch, parse_sm, parse_sms
 
 
 @pytest.mark.parametrize(

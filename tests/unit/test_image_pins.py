@@ -163,15 +163,14 @@ def test_every_package_of_nixpkgs_that_is_used_is_listed() -> None:
 
 
 def test_prune_runs_with_only_the_files_that_pruner_nix_takes(tmp_path: Path) -> None:
-    (pattern,) = re.findall(r'builtins.match "(.+?)" inside', (ROOT / "nix/pruner.nix").read_text())
-    package = ROOT / "cog_triton"
-    for path in package.rglob("*.py"):
-        name = path.relative_to(package).as_posix()
+    (pattern,) = re.findall(r'builtins.match "(.+?)" \(', (ROOT / "nix/pruner.nix").read_text())
+    for path in ROOT.glob("cog_triton*/**/*.py"):
+        name = path.relative_to(ROOT).as_posix()
         if re.fullmatch(pattern.replace("\\\\", "\\"), name):
-            target = tmp_path / "cog_triton" / name
+            target = tmp_path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     (tmp_path / "tree").mkdir()
-    command = [sys.executable, "-m", "cog_triton.cli.prune", "--sm", "86", str(tmp_path / "tree")]
+    command = [sys.executable, "-m", "cog_triton_prune", "--sm", "86", str(tmp_path / "tree")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

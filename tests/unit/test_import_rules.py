@@ -14,7 +14,7 @@ FLOORS = (
     ("settings",),
     ("system",),
     ("ipc",),
-    ("text", "artifact", "prune", "images"),
+    ("text", "artifact", "images"),
     ("download", "examples", "keeper"),
     ("engines", "sizing", "oci"),
     ("inspection", "backend", "triton", "packages"),
@@ -34,6 +34,15 @@ def test_imports_point_down() -> None:
 
 
 def test_nothing_imports_the_package_as_a_whole_or_relatively() -> None:
-    for path in (ROOT / "cog_triton").rglob("*.py"):
+    for path in ROOT.glob("cog_triton*/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.level), path
+
+
+def test_the_command_line_alone_imports_the_pruning_package() -> None:
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "cog_triton").rglob("*.py")
+        if "cog_triton_prune" in path.read_text("utf-8")
+    }
+    assert importing == {"cog_triton/cli/app.py"}

@@ -81,7 +81,7 @@ def test_a_checkout_has_them_beside_the_package() -> None:
 def test_a_wheel_has_them_inside(tmp_path: Path) -> None:
     copy = tmp_path / "source"
     copy.mkdir()
-    for name in ("cog_triton", *DATA):
+    for name in ("cog_triton", "cog_triton_prune", *DATA):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fatbins import CUOBJDUMP, NVCC, compiled
 
-from cog_triton.prune import zero_edits
-from cog_triton.prune.prune_plan import Plan, make
+from cog_triton_prune import zero_edits
+from cog_triton_prune.prune_plan import Plan, make
 
 pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc of CUDA 12.9")
 CODES = (

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
-from cog_triton.prune import elf as elf_
-from cog_triton.prune import zero_edits
-from cog_triton.prune.prune_plan import Plan, make
+from cog_triton_prune import elf as elf_
+from cog_triton_prune import zero_edits
+from cog_triton_prune.prune_plan import Plan, make
 
 FATBIN = container(Image(number=80), Image(number=90)) + container(Image(PTX, 80))
 

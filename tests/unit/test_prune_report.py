@@ -11,7 +11,7 @@ from fatbins import PTX, Image, container, cubin, library
 from typer.testing import CliRunner
 
 from cog_triton.cli.app import app
-from cog_triton.prune.report import architectures
+from cog_triton_prune.report import architectures
 
 MANY = [Image(number=n) for n in (75, 80, 86, 89, 90, 100, 103, 120, 121)] + [
     *(Image(number=n, variant="a") for n in (90, 100, 103, 120)),

@@ -15,9 +15,9 @@ import pytest
 from fatbins import PTX, Image, container, cubin, elf, library
 
 from cog_triton.errors import DiskFull, FatbinInvalid, InvalidArgument
-from cog_triton.prune import licences, prune_file
-from cog_triton.prune.command import Result, run
-from cog_triton.prune.prune_file import Options, Outcome
+from cog_triton_prune import licences, prune_file
+from cog_triton_prune.command import Result, run
+from cog_triton_prune.prune_file import Options, Outcome
 
 FATBIN = container(*(Image(number=number) for number in (80, 86, 90))) * 3
 LIBRARY = library(FATBIN, cubin(80) + cubin(90))
@@ -332,7 +332,7 @@ def test_a_failure_leaves_the_files_as_they_were(
     path = write(tmp_path / "libtorch.so")
     (tmp_path / "libtorch_too.so").hardlink_to(path)
     before = snapshot(tmp_path)
-    monkeypatch.setattr(f"cog_triton.prune.prune_file.{step}", fails(OSError(28, "No space left")))
+    monkeypatch.setattr(f"cog_triton_prune.prune_file.{step}", fails(OSError(28, "No space left")))
     refused = only(run([path, tmp_path], SM90))
     assert isinstance(refused.error, DiskFull)
     assert refused.reason == f"E2302 DiskFull: PATH='{path}': No space left"
@@ -344,7 +344,7 @@ def test_a_skipped_file_need_not_be_readable(
 ) -> None:
     write(tmp_path / "key.pem")
     write(tmp_path / "libtorch.so")
-    monkeypatch.setattr("cog_triton.prune.prune_file.mmap.mmap", fails(PermissionError(13, "no")))
+    monkeypatch.setattr("cog_triton_prune.prune_file.mmap.mmap", fails(PermissionError(13, "no")))
     result = run([tmp_path], SM90)
     assert actions(result) == {"libtorch.so": "refused"}
     assert result.others == 1
@@ -422,7 +422,7 @@ SLOW = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from cog_triton.prune import command, prune_file
+from cog_triton_prune import command, prune_file
 real = prune_file.zero_edits.apply
 def slow(view, edits):
     print("applying", flush=True)

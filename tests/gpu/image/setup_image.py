@@ -77,7 +77,7 @@ def main() -> int:
     if not (root / "probe.json").is_file():
         shutil.copy(options.carried / "held.json", kit.directory)
         # Between two calls the repository here may be sent again, while parts are being made.
-        for name in ("nix", "cog_triton"):
+        for name in ("nix", "cog_triton", "cog_triton_prune"):
             shutil.copytree(_REPOSITORY / name, root / "source" / name, dirs_exist_ok=True)
         found = json.dumps(probe(kit), indent=1)
         (root / "probe.json").write_text(found, "utf-8")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from cog_triton.prune import file_search, tree_copies
-from cog_triton.prune.prune_file import Options, Outcome, prune
+from cog_triton_prune import file_search, tree_copies
+from cog_triton_prune.prune_file import Options, Outcome, prune
 
 Progress = Callable[[int, int], None]
 

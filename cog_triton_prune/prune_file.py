@@ -15,8 +15,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
-from cog_triton.prune import elf, licences, zero_edits
-from cog_triton.prune.prune_plan import Plan, make
+from cog_triton_prune import elf, licences, zero_edits
+from cog_triton_prune.prune_plan import Plan, make
 
 _CHUNK = 1 << 22
 

@@ -1,4 +1,4 @@
-"""``cog-triton prune``: remove device code of other GPUs; image builds run this module alone."""
+"""``cog-triton prune``: removal of device code for other GPUs; image builds run it by itself."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def prune(
 
     Example: cog-triton prune --sm 86 --dry-run .venv/lib
     """
-    from cog_triton.prune import report
-    from cog_triton.prune.command import run
-    from cog_triton.prune.gpu_arch import parse_sms
-    from cog_triton.prune.prune_file import Options
+    from cog_triton_prune import report
+    from cog_triton_prune.command import run
+    from cog_triton_prune.gpu_arch import parse_sms
+    from cog_triton_prune.prune_file import Options
 
     with coded_errors():
         options = Options(parse_sms(sm), dry_run, embedded, all_licences, measure)
@@ -77,5 +77,5 @@ def prune(
         raise typer.Exit(1)
 
 
-if __name__ == "__main__":  # in image builds, where no other command's imports are installed
+if __name__ == "__main__":
     typer.run(prune)

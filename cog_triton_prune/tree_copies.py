@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.prune.prune_file import from_os, keep_metadata
+from cog_triton_prune.prune_file import from_os, keep_metadata
 
 
 def destinations(paths: Sequence[Path], output: Path) -> dict[Path, Path]:

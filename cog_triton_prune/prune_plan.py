@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
-from cog_triton.prune import elf, embedded_cubins, fatbin
-from cog_triton.prune.zero_edits import Bytes, Edit
+from cog_triton_prune import elf, embedded_cubins, fatbin
+from cog_triton_prune.zero_edits import Bytes, Edit
 
 
 @dataclass(frozen=True)

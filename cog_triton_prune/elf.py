@@ -9,7 +9,7 @@ import struct
 from typing import NamedTuple
 
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune.zero_edits import Bytes
+from cog_triton_prune.zero_edits import Bytes
 
 MACHINE_CUDA = 190
 PROGBITS, NOBITS = 1, 8

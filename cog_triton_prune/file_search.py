@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.prune.prune_file import from_os, is_loadable
+from cog_triton_prune.prune_file import from_os, is_loadable
 
 
 @dataclass

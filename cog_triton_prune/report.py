@@ -15,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cog_triton.prune.command import Result
-from cog_triton.prune.gpu_arch import sm_text
-from cog_triton.prune.prune_file import Outcome, shown
+from cog_triton_prune.command import Result
+from cog_triton_prune.gpu_arch import sm_text
+from cog_triton_prune.prune_file import Outcome, shown
 
 _KINDS = ("sm_", "compute_", "lto_")
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune.elf import MACHINE_CUDA, header
-from cog_triton.prune.gpu_arch import Arch
-from cog_triton.prune.zero_edits import Bytes, Edit, is_zero
+from cog_triton_prune.elf import MACHINE_CUDA, header
+from cog_triton_prune.gpu_arch import Arch
+from cog_triton_prune.zero_edits import Bytes, Edit, is_zero
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAGIC = struct.pack("<I", 0xBA55ED50)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cog_triton.errors import FatbinInvalid
-from cog_triton.prune.elf import (
+from cog_triton_prune.elf import (
     ALLOC,
     COMPRESSED,
     EXECINSTR,
@@ -17,9 +17,9 @@ from cog_triton.prune.elf import (
     header,
     sections,
 )
-from cog_triton.prune.fatbin import SECTIONS
-from cog_triton.prune.gpu_arch import Arch
-from cog_triton.prune.zero_edits import Bytes, Edit
+from cog_triton_prune.fatbin import SECTIONS
+from cog_triton_prune.gpu_arch import Arch
+from cog_triton_prune.zero_edits import Bytes, Edit
 
 _START = b"\x7fELF\x02\x01"
 

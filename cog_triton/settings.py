@@ -35,7 +35,14 @@ _LOCAL_GRPC = (
     "is gone, as neither key nor limits held for it: gRPC is on 127.0.0.1 alone. Unset it; let"
     " clients use Triton's HTTP port, or pass the gRPC port on yourself (ssh -L, your own proxy)"
 )
-_REMOVED = dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _LOCAL_GRPC)
+PARKING_GONE = (
+    "is gone: no engine outlives its server. SPARE_ENGINE=1 has a second engine take over, and"
+    " `cog-triton roll` starts another server before the old one ends (parking.md)"
+)
+_REMOVED = {
+    **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _LOCAL_GRPC),
+    "PARK_ENGINE": PARKING_GONE,
+}
 
 
 class Settings(BaseSettings):
@@ -362,7 +369,6 @@ class Settings(BaseSettings):
         1, ge=1, le=64, description="Engines of the model, not of TensorRT-LLM (multi-gpu.md)."
     )
     spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
-    park_engine: bool = Field(False, description="A stop leaves the engine parked (parking.md).")
     park_checkpoint: bool = Field(
         True, description="Parked engines leave the GPU; else they only sleep (parking.md)."
     )
@@ -370,7 +376,6 @@ class Settings(BaseSettings):
     swap_drain: float = Field(60, ge=0, description="Seconds to end a turn in; then E2105.")
     cog_triton_swap: OptionalText = Field(None, description="Other models of --swap, as JSON.")
     cog_triton_engine_keeper_name: OptionalText = Field(None, description="Set to swap models.")
-    cog_triton_parking: OptionalText = Field(None, description="Name in the parking lot.")
     triton_memory_limit: OptionalInt = Field(
         None,
         ge=1,

@@ -191,21 +191,15 @@ def notes(phase: Mapping[str, Any]) -> str:
 
 
 def parked_servers(phase: Mapping[str, Any]) -> str:
-    """Seconds of a restart around a parked engine, and of swaps: median, least and most.
+    """Seconds of a server of two models that take turns: median, least and most.
 
     What was not run, as for want of time, has no row.
     """
-    stopped, answers = phase.get("restart: stopped"), phase.get("swap: answers", ())
     spans = {
-        "first start, until READY": [phase.get("restart: first start s")],
-        "stop, until the engine is parked and the server has ended": [stopped and stopped["s"]],
-        "second start around the parked engine, until READY": [
-            phase.get("restart: second start s")
-        ],
         "start with two models, until READY": [phase.get("swap: start s")],
         "swap, engine parked and the other taken back": phase.get("swap: swapped in s", ()),
         "answer to the request that swaps, 8 tokens": [
-            row["s"] for row in answers if row["status"] == 200
+            row["s"] for row in phase.get("swap: answers", ()) if row["status"] == 200
         ],
     }
     rows = []

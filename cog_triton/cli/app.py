@@ -16,13 +16,12 @@ from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.migrate import migrate
-from cog_triton.cli.park import park
 from cog_triton.cli.push import push
 from cog_triton.cli.roll import roll
 from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
-from cog_triton.errors import MissingExtra
+from cog_triton.errors import InvalidArgument, MissingExtra
 from cog_triton.system import log_format
 from cog_triton.system.terminal import coded_errors, out
 
@@ -82,7 +81,6 @@ _add(migrate)
 _add(schema)
 _add(serve)
 _add(roll)
-_add(park)
 _add(setup)
 _add(push)
 _add(inspect_engine, "inspect")
@@ -95,3 +93,15 @@ except ModuleNotFoundError:
     app.command("prune", context_settings={"ignore_unknown_options": True})(_prune_is_absent)
 else:
     _add(prune)
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def park(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """What earlier versions had: refuse it by what to use instead."""
+    from cog_triton.settings import PARKING_GONE
+
+    with coded_errors():
+        raise InvalidArgument(
+            f"cog-triton park {PARKING_GONE}; `pkill -f keeper.lot_keeper` ends the engines that"
+            " an earlier version left"
+        )

@@ -104,12 +104,7 @@ def serve(
         str | None,
         typer.Option(metavar="HOST", help="Address of node 0 (LWS_LEADER_ADDRESS)."),
     ] = None,
-    park: Annotated[
-        bool,
-        typer.Option(
-            "--park", help="When stopped, leave the engine to the next start (PARK_ENGINE)."
-        ),
-    ] = False,
+    park: Annotated[bool, typer.Option("--park", hidden=True)] = False,
     triton_only: Annotated[
         bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
     ] = False,
@@ -191,8 +186,6 @@ def serve(
 
     Example: cog-triton serve Qwen/Qwen3-0.6B
 
-    Example: cog-triton serve Qwen/Qwen3-0.6B --park
-
     Example: cog-triton serve Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B --swap
 
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
@@ -215,6 +208,10 @@ def serve(
     given = [key for key, value in mock.items() if value is not None]
     name = None
     with coded_errors():
+        if park:
+            from cog_triton.settings import PARKING_GONE
+
+            raise InvalidArgument(f"--park {PARKING_GONE}")
         if engine and not (given or engine_name or os.environ.get("COG_TRITON_ENGINE")):
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
@@ -234,7 +231,6 @@ def serve(
             "world_size": world_size,
             "lws_worker_index": node_rank,
             "lws_leader_address": leader,
-            "park_engine": park or None,
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
             "triton_metrics_port": triton_metrics_port,
@@ -311,7 +307,6 @@ def _require_swappable(
         raise InvalidArgument("--swap: goes with two engines or more, and these with --swap")
     clashes = {
         "--triton-only": triton_only,
-        "--park": settings.park_engine,
         "SPARE_ENGINE": settings.spare_engine,
         "ENGINE_REPLICAS": settings.engine_replicas > 1,
         "OPENAI_PORT=0": not settings.openai_port,

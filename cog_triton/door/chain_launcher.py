@@ -45,8 +45,6 @@ class ChainLauncher:
             "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
             TRITON_USE_VARIABLE: str(use_file) if drain_file else "",
         }
-        if self._started > 1:  # the parking place is the first one's
-            environment["PARK_ENGINE"] = "0"
         python = variant.python or sys.executable
         if variant.python is not None:  # coglet starts its worker as `python` of PATH
             path = environment.get("PATH", os.defpath)

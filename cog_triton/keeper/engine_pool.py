@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import CogTritonError, EngineNotParked, EngineNotRestored
-from cog_triton.keeper.engine_parking import EngineParking, ParkedEngine
+from cog_triton.keeper.engine_parking import EngineParking
 from cog_triton.keeper.keeper_messages import EngineDied, EnginesKept, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
 from cog_triton.keeper.sleep_messages import is_parkable, is_spare_first
 
 _log = logging.getLogger(__name__)
-_LEASES_S = 20.0
-_POLL_S = 0.02
 _LOGS_KEPT = 3
 _SPARE_DELAY_S = 5.0  # after a death, whose generations need the CPU for their prompts first
 
@@ -46,7 +44,7 @@ class EnginePool:
         """`start` starts an engine process; `tell` is told of each death."""
         self._start = start
         self._tell = tell
-        self.spare = spare
+        self._spare = spare
         self._parking = EngineParking()
         self._engines: list[KeptEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +67,7 @@ class EnginePool:
             if await self._taken(free):
                 return free
         engine = await self._begin(spec)
-        if self.spare and is_spare_first(spec):
+        if self._spare and is_spare_first(spec):
             engine = await self._after_spare(engine)
         if await self._taken(engine):
             return engine
@@ -104,49 +102,6 @@ class EnginePool:
                 engine.state = EngineState.LEASED
         self._roused.set()
 
-    async def keep_one(self) -> str:
-        """Keep one engine for a later server: parked where its family can be; all others end.
-
-        Waits for leases to end first. Returns why none is kept, else a blank.
-        """
-        self.spare = False
-        for _ in range(round(_LEASES_S / _POLL_S)):
-            if all(engine.state is not EngineState.LEASED for engine in self._engines):
-                break
-            await asyncio.sleep(_POLL_S)
-        await self._parking.settled()
-        kept = (EngineState.PARKED, EngineState.READY)
-        left = sorted(
-            (engine for engine in self._engines if engine.state in kept),
-            key=lambda engine: kept.index(engine.state),
-        )
-        others = [engine for engine in self._engines if engine not in left[:1]]
-        await asyncio.gather(*(engine.close() for engine in others))
-        if not left:
-            return "no engine was loaded"
-        (engine, *_) = left
-        if engine.state is EngineState.READY and is_parkable(engine.spec):
-            try:
-                _log.info(
-                    "engine %d is parked: %s", engine.number, await self._parking.park(engine)
-                )
-            except (EngineNotParked, EngineNotRestored) as error:
-                await engine.close()
-                return str(error)
-        return ""
-
-    @property
-    def unused(self) -> KeptEngine | None:
-        """The engine that is kept, without a lease; None where all have ended, or one serves."""
-        states = {engine.state for engine in self._engines} - {EngineState.DEAD}
-        if not states or states - {EngineState.PARKED, EngineState.READY}:
-            return None
-        return next(one for one in self._engines if one.state is not EngineState.DEAD)
-
-    def parked(self, engine: KeptEngine) -> ParkedEngine | None:
-        """How an engine is parked, if it is."""
-        return self._parking.parked(engine)
-
     def release(self, engine: KeptEngine) -> None:
         """End a lease: the engine, which has dropped its peers' requests, can be leased again."""
         if engine.state is EngineState.LEASED:
@@ -176,7 +131,7 @@ class EnginePool:
 
     async def close(self) -> None:
         """End all engines."""
-        self.spare = False
+        self._spare = False
         self._closing.set()
         for engine in self._engines:
             if self._parking.parked(engine):
@@ -245,7 +200,7 @@ class EnginePool:
 
     def _lacks_spare(self, spec: EngineSpec) -> bool:
         states = {one.state for one in self._engines if one.spec == spec}
-        return self.spare and states - {EngineState.DEAD} == {EngineState.LEASED}
+        return self._spare and states - {EngineState.DEAD} == {EngineState.LEASED}
 
     async def _make_spare(self, spec: EngineSpec) -> None:
         if any(one.state is EngineState.DEAD for one in self._engines) or self._logs:
@@ -256,7 +211,7 @@ class EnginePool:
             return
         engine = await self._begin(spec)
         await engine.wait_until_loaded()
-        if engine.state is EngineState.DEAD and self.spare:
+        if engine.state is EngineState.DEAD and self._spare:
             _log.warning("no spare engine: %s", engine.load_error())
         elif engine.state is EngineState.READY and not engine.claimed:
             await self._park(engine)
@@ -288,7 +243,7 @@ class EnginePool:
             _log.warning("spare engine %d stays on the GPU: %s", engine.number, error.detail)
             return False
         except EngineNotRestored as error:
-            self.spare = False  # the next one would fare no better
+            self._spare = False  # the next one would fare no better
             engine.kill(error.detail)
             _log.error("no spare engine any more: %s", error.detail)
             return False

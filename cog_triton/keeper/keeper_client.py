@@ -14,7 +14,6 @@ from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
 from cog_triton.keeper import watchdog
-from cog_triton.keeper.adoption import AdoptedKeeper, ParkingPlace, adopt
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_messages import (
     GPUS,
@@ -46,7 +45,6 @@ class KeeperClient:
         directory: Path,
         *,
         spare: bool = False,
-        place: ParkingPlace | None = None,
         name: str | None = None,
         replicas: EngineReplicas = ONE,
     ) -> None:
@@ -54,16 +52,11 @@ class KeeperClient:
 
         Of several `replicas`, each is on GPUs of its own.
 
-        With a `place` in a parking lot, the keeper and its engine can outlive this server. Of a
-        `name` that others know, engines can rest.
+        Of a `name` that others know, engines can rest.
         """
-        self._own_name = name or f"cog-triton-keeper-{secrets.token_hex(8)}"
-        self.name = self._own_name
+        self.name = name or f"cog-triton-keeper-{secrets.token_hex(8)}"
         """Its socket, in Linux's abstract namespace."""
         self._directory = directory
-        self._spare = spare
-        self._place = place
-        self._adopted: AdoptedKeeper | None = None
         self._replicas = replicas
         self._options = [
             *(["spare"] if spare else []),
@@ -84,8 +77,6 @@ class KeeperClient:
     @property
     def alive(self) -> bool:
         """Whether it runs; its reaper does for longer, to end the engines of a dead one."""
-        if self._adopted is not None:
-            return not self.lost and self._adopted.program.alive
         return not self.lost and self._process is not None and self._process.poll() is None
 
     @property
@@ -99,20 +90,12 @@ class KeeperClient:
         return len(self._kept.leased)
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Start or adopt it, with the environment for engines; raises E2106 without one.
+        """Start it, with the environment for engines; raises E2106 without one.
 
         What a dead one has left is killed before.
         """
         self.kill()
         self.lost, self._loss = False, ""
-        if self._place is not None:
-            self._adopted = await adopt(self._place, environment, spare=self._spare)
-            self._place = None  # once killed, it is not to be trusted with an engine again
-        if self._adopted is not None:
-            self.name = self._adopted.name
-            self._follow(self._adopted.reader, self._adopted.writer)
-            return
-        self.name = self._own_name
         log_path = self._directory / "keeper.log"
         with log_path.open("ab") as log:
             self._process = reaper.spawn(
@@ -136,12 +119,8 @@ class KeeperClient:
             said = log_path.read_text("utf-8", "replace")
             raise TritonStartFailed(f"the engine keeper does not start (log: {log_path}):\n{said}")
         message_stream.send(self._writer, Watch())
-        self._follow(reader, self._writer)
-
-    def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
         self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
-        self._following = asyncio.ensure_future(self._until_lost(reader, writer))
+        self._following = asyncio.ensure_future(self._until_lost(reader, self._writer))
 
     def engine_memory(self) -> Mapping[str, int]:
         """Resident memory in bytes of engine processes, those at work and spares."""
@@ -177,19 +156,8 @@ class KeeperClient:
         if self._writer is not None:
             message_stream.send(self._writer, KillLeased(reason, replica))
 
-    def spare_parked(self, *, stopped: bool) -> None:
-        """Let go of an adopted keeper, as the server ends: `stopped`, or before it had an engine.
-
-        The keeper decides what stays; `kill` would have ended it.
-        """
-        if self._adopted is not None and (stopped or not self._leased.is_set()):
-            self._hang_up()
-
     async def stop(self) -> None:
-        """End its engines and the keeper, in time or killed; one that was adopted is left."""
-        if self._adopted is not None:
-            self._hang_up()
-            return
+        """End its engines and the keeper, in time or killed."""
         if self._process is not None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -198,20 +166,13 @@ class KeeperClient:
 
     def kill(self) -> None:
         """Kill the keeper and its engines; none is left when this returns."""
-        adopted = self._adopted
-        self._hang_up()
-        if adopted is not None:
-            adopted.program.kill()
-        if self._process is not None:
-            self._process.kill()
-        self._process = None
-
-    def _hang_up(self) -> None:
         if self._following is not None:
             self._following.cancel()
         if self._writer is not None:
             self._writer.close()
-        self._following = self._writer = self._adopted = None
+        if self._process is not None:
+            self._process.kill()
+        self._following = self._writer = self._process = None
 
     async def _until_lost(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take messages until the keeper has died, was stopped, or hangs; the next start kills it.
@@ -231,11 +192,8 @@ class KeeperClient:
                 end.cancel()
 
     async def _watch(self, writer: asyncio.StreamWriter) -> str:
-        if self._adopted is not None:
-            root = self._adopted.program.root
-        else:
-            assert self._process is not None
-            root = self._process.process.pid
+        assert self._process is not None
+        root = self._process.process.pid
         pid = local_socket.peer_pid(writer.get_extra_info("socket"))
         self._due = time.monotonic() + _SILENCE_S
         return await watchdog.watch(_KEEPER, pid, lambda: {root, pid}, lambda: self._due)

@@ -124,8 +124,6 @@ class EngineKeeper:
                 await self._serve_watcher(reader, writer)
             elif isinstance(message, Rest | Rouse):
                 await self._change_rest(message, writer)
-            else:
-                await self._serve_other(message, reader, writer)
         except EOFError:
             pass
         finally:
@@ -138,11 +136,6 @@ class EngineKeeper:
         except CogTritonError as failed:
             error = failed
         message_stream.send(writer, RestChanged(error))
-
-    async def _serve_other(
-        self, message: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Serve who begins with a message of another kind; an ordinary keeper has none."""
 
     async def _serve_lease(
         self, request: LeaseRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

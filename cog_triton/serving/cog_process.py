@@ -16,7 +16,6 @@ from cog_triton.serving.cog_environment import cog_environment, engine_environme
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, still_starting
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.serving.coglet import prediction_directory
-from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import open_files, reaper
 from cog_triton.system.oom_kills import OomKills
@@ -98,7 +97,6 @@ class CogServer:
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
         oom_kills = OomKills()
-        parking = EngineParkingAtStop(settings)
         previous = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -108,7 +106,7 @@ class CogServer:
         process = reaper.spawn(
             [sys.executable, "-m", "cog_triton.door", "--watched"],
             grace=settings.drain_timeout + _EXIT_S,
-            env={**self._environment, **parking.variables},
+            env=self._environment,
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),
         )
         signal.signal(signal.SIGUSR1, self._on_signal)
@@ -121,7 +119,6 @@ class CogServer:
                 echo(ready_message(settings, self._host, self._port, seconds))
                 self._watch(process, echo)
                 echo("Stopping: running requests may end; once more stops at once")
-            parking.keep()
             process.terminate()  # the front door drains every API
             self._wait_for_exit(process)
         except errors.FrameworkError as error:
@@ -130,7 +127,6 @@ class CogServer:
             raise type(error)(f"{error.detail}{hint}") from error
         finally:
             process.kill()
-            parking.finish(echo, lambda: self._stops > 1)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 

@@ -86,7 +86,6 @@ def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
         )
     clashes = {
         "SPARE_ENGINE": settings.spare_engine,
-        "PARK_ENGINE (--park)": settings.park_engine,
         "--swap": settings.cog_triton_swap or settings.cog_triton_engine_keeper_name,
     }
     for name, given in clashes.items():
@@ -122,7 +121,6 @@ def _refuse_with_nodes(settings: Settings, nodes: int) -> None:
     """Raise E1005 for what would want a second engine on the nodes, or this one off its GPUs."""
     for name, given in {
         "SPARE_ENGINE": settings.spare_engine,
-        "PARK_ENGINE": settings.park_engine,
         "--swap": settings.cog_triton_engine_keeper_name,
         "ENGINE_REPLICAS": settings.engine_replicas > 1,
     }.items():

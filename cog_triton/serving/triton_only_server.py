@@ -14,7 +14,6 @@ from cog_triton.artifact.compatibility import require_gpu
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
-from cog_triton.serving.engine_parking_at_stop import EngineParkingAtStop
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.supervisor import STABLE_S
 from cog_triton.serving.triton_door import TritonDoor
@@ -53,8 +52,6 @@ async def serve_triton_only(
     open_files.raise_soft_limit()
     prepared = await _model_repository(settings, repository)
     repository, world_size, run_dir, secrets, replicas = prepared
-    parking = EngineParkingAtStop(settings)
-    settings = settings.model_copy(update={"cog_triton_parking": parking.name})
     door = None if rank else TritonDoor(settings)
     triton_settings = door.triton_settings if door else settings
     server = TritonServer(triton_settings, repository, run_dir, world_size, secrets, replicas)
@@ -72,8 +69,6 @@ async def serve_triton_only(
             echo(_ready_line(settings, world_size, server.log, time.monotonic() - began))
             await _wait_for_exit(settings, server, door, stops.first)
     finally:
-        if stops.first.done():
-            await asyncio.to_thread(parking.keep)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         stopping = asyncio.ensure_future(_stop(server, door if stops.first.done() else None))
@@ -83,7 +78,6 @@ async def serve_triton_only(
         server.kill_engines()
         if door is not None:
             door.close()
-        await asyncio.to_thread(parking.finish, echo, stops.second.done)
         stops.close()
 
 

@@ -24,7 +24,6 @@ from cog_triton.system.run_dir import new_shm_prefix
 from cog_triton.system.secret_variables import without_secrets
 from cog_triton.system.work_dir import work_dir_errors
 from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
-from cog_triton.triton.engine_identity import parking_place
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 from cog_triton.triton.shell_safe import shell_safe
 
@@ -64,16 +63,12 @@ class TritonServer:
         self.keeper: KeeperClient | None = None
         """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
         if _has_engine_process(repository):
-            place = parking_place(settings, repository)
             self.keeper = KeeperClient(
                 work_dir,
                 spare=settings.spare_engine,
-                place=place,
                 name=settings.cog_triton_engine_keeper_name,
                 replicas=replicas,
             )
-        elif settings.park_engine:
-            _log.warning("PARK_ENGINE: not with this engine, which computes inside tritonserver")
         self._oom_kills = OomKills()
         self._crash: signal.Signals | None = None
         self._was_ready = False
@@ -117,10 +112,8 @@ class TritonServer:
                         error.detail,
                     )
                     self.kill()
-        except BaseException as error:
+        except BaseException:
             self.kill()
-            if self.keeper is not None:
-                self.keeper.spare_parked(stopped=isinstance(error, asyncio.CancelledError))
             self.kill_engines()
             raise
         self._was_ready = True

@@ -23,7 +23,7 @@ ONLY_BY_NAME = (
 PARTS = (
     *("spare", "no-spare", "asleep", "snapshot", "alone"),
     *("sockets", "as-usual", "suspended", "alone-sockets", "alone-as-usual", "alone-suspended"),
-    *("restart", "swap"),
+    "swap",
 )
 """Parts of the phases park, park-tp and park-serve."""
 MAX_AT_ONCE = 1024
@@ -52,8 +52,7 @@ peer       many beside vLLM's own server with its other front end
 park       on one GPU: kill -9 of a server's engine under 64 streams, with a spare off the GPU, with
            none, and with one that sleeps; vLLM's own snapshot; an engine alone, parked and back
 park-tp    on two GPUs, tensor parallel: the same by set-ups of NCCL, with spares and alone
-park-serve on one GPU: a server stopped and started again around its parked engine (--park), and
-           one of two models that take turns (--swap)
+park-serve on one GPU: a server of two models that take turns (--swap)
 nodes      on two GPUs: one engine on two nodes, in network namespaces, by the commands of the
            LeaderWorkerSet, beside one node; kill -9 of the other node under 64 streams
 

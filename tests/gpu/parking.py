@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bench
 import killed_worker
 import models
 import prompts
@@ -24,7 +23,7 @@ from endpoints import Endpoint
 from killed_worker import UnderStreams
 from load import WorkerResult, ask
 from lone_engine import Tokens, cuda_states, gpu_memory, lone_engine, said, variables
-from parked_servers import restarted, swapped
+from parked_servers import swapped
 from prompts import Prompt
 from results import Phase
 from servers import Ours, running
@@ -110,20 +109,12 @@ class Parking:
         self._run(phase, (*parts, *alone))
 
     def park_serve(self, phase: Phase) -> None:
-        """One GPU: a server restarted around its parked engine, then two models in turn."""
+        """One GPU: two models in turn."""
         self._machine(phase)
         layers = self._driver.options.layers or 32
         one, two = (self._model(f"park-serve-{name}", {}, layers) for name in ("one", "two"))
         swapping = {"SERVED_MODEL_NAME": "", "SWAP_RESIDENCE": "0"}
-        self._run(phase, (
-            Part("restart", 60, partial(self._restarted, one, {"PARK_ENGINE": "1"})),
-            Part("swap", 100, partial(self._swapped, one, two, swapping)),
-        ))  # fmt: skip
-
-    def _restarted(self, model: Path, more: Mapping[str, str], phase: Phase, name: str) -> bool:
-        server = self._driver.ours(f"{phase.name}-{name}", model, **self._environment(more))
-        texts = prompts.make(model, 2, bench.INPUT_TOKENS, seed=31)
-        return restarted(phase, server, lambda: _texts(Endpoint("/v1", server.openai), texts))
+        self._run(phase, (Part("swap", 100, partial(self._swapped, one, two, swapping)),))
 
     def _swapped(
         self, model: Path, second: Path, more: Mapping[str, str], phase: Phase, name: str

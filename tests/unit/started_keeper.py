@@ -7,7 +7,6 @@ import os
 import threading
 from pathlib import Path
 
-from cog_triton.keeper.adoption import ParkingPlace
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.system import reaper
@@ -23,10 +22,9 @@ class Keeper:
         directory: Path,
         *,
         spare: bool = False,
-        place: ParkingPlace | None = None,
         replicas: EngineReplicas = ONE,
     ) -> None:
-        self.client = KeeperClient(directory, spare=spare, place=place, replicas=replicas)
+        self.client = KeeperClient(directory, spare=spare, replicas=replicas)
         self.directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

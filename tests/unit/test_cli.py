@@ -261,11 +261,21 @@ def test_invalid_mock_options_are_refused(arguments: tuple[str, ...], text: str)
 
 
 @pytest.mark.parametrize(
+    "arguments", [("serve", "a.tar", "--park"), ("park", "list"), ("park", "drop", "--all")]
+)
+def test_parking_is_gone_and_the_refusal_says_what_to_use(arguments: tuple[str, ...]) -> None:
+    said = refusal(*arguments)
+    assert said.startswith("error: E1005 InvalidArgument: ")
+    assert "park is gone: " in said
+    assert "SPARE_ENGINE=1" in said
+    assert "cog-triton roll" in said
+
+
+@pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("a.tar", "b.tar"), "--swap: goes with two engines or more"),
         (("a.tar", "--swap"), "--swap: goes with two engines or more"),
-        (("a.tar", "b.tar", "--swap", "--park"), "--park: not with --swap"),
         (("a.tar", "b.tar", "--swap", "--triton-only"), "--triton-only: not with --swap"),
     ],
 )

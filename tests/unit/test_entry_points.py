@@ -25,7 +25,6 @@ RUN_WITH_M = {
     "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
     "cog_triton.engines.vllm.node_process": "vLLM's workers, on a node other than the leader",
     "cog_triton.keeper.keeper_process": "engine processes, leased to Triton's stubs",
-    "cog_triton.keeper.lot_keeper": "a keeper of engines that outlives its server",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
     "cog_triton.serving.coglet.prediction_directory": "a try whether it may be private",
     "cog_triton.system.checkpoint_child": "the driver's checkpoint calls, with a time limit",

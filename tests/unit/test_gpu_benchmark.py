@@ -341,11 +341,11 @@ def test_pages_have_the_tables_of_their_results(
 
 
 def test_a_parked_server_that_was_not_run_has_no_row(gpu: SimpleNamespace) -> None:
-    short = {"park-serve": {"restart: first start s": 87.9, "swap: not run": "78 s left"}}
+    short = {"park-serve": {"swap: start s": 142.0, "swap: swapped in s": []}}
     text = gpu.table.sections(short)["parked servers"]
-    assert "| first start, until READY | 1 | 87.9 |" in text
-    assert "second" not in text
-    assert "swap" not in text
+    assert "| start with two models, until READY | 1 | 142.0 |" in text
+    assert "taken back" not in text
+    assert "answer" not in text
 
 
 def test_a_kill_under_streams_has_more_columns(gpu: SimpleNamespace) -> None:

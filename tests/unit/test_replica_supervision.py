@@ -83,7 +83,6 @@ def test_engines_of_tensorrt_llm_are_refused(tmp_path: Path) -> None:
     "given",
     [
         {"spare_engine": True},
-        {"park_engine": True},
         {"cog_triton_engine_keeper_name": "seat"},
     ],
 )

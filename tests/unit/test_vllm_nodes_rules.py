@@ -99,11 +99,10 @@ def test_an_engine_of_several_nodes_is_rendered_with_its_leader_and_cannot_be_pa
         family.render(config, {})
 
 
-@pytest.mark.parametrize("name", ["spare_engine", "park_engine"])
-def test_a_second_engine_has_no_nodes(tmp_path: Path, name: str) -> None:
-    given = {name: True, "cog_weights": str(spread(tmp_path / "engine"))}
-    settings = load_settings(cog_triton_work_dir=tmp_path, **given)
-    with pytest.raises(InvalidArgument, match=f"{name.upper()}: not with an engine of 2 nodes"):
+def test_a_second_engine_has_no_nodes(tmp_path: Path) -> None:
+    weights = str(spread(tmp_path / "engine"))
+    settings = load_settings(cog_triton_work_dir=tmp_path, spare_engine=True, cog_weights=weights)
+    with pytest.raises(InvalidArgument, match="SPARE_ENGINE: not with an engine of 2 nodes"):
         asyncio.run(engine_preparation.prepare_engine(settings))
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from typing_extensions import Self
 
+from cog_triton.ipc.messages import message
+
 BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 BLOCK_TYPE = "kv_cache_block_type"
 PREFIX_QUERIES = "cog_triton_prefix_cache_queries_total"
@@ -23,6 +25,7 @@ _SAMPLE = re.compile(
 )
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class KVCacheStats:
     """KV cache statistics; None is what an engine does not tell.

@@ -10,12 +10,14 @@ from typing_extensions import Self
 
 from cog_triton import errors
 from cog_triton.images.image_limits import ImagePart
+from cog_triton.ipc.messages import message
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """Generation request: one prompt in token ids.

@@ -10,6 +10,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.mock.mock_options import broken_rule
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
+from cog_triton.ipc.messages import message
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,6 +27,7 @@ INPUTS = {
 """Optional inputs beside the tensor contract, each of one value: Triton type by name."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockRequest(EngineRequest):
     """Request to the mock engine; None means the server's own option, see `MockOptions`.

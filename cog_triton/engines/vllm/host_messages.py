@@ -11,10 +11,12 @@ from typing_extensions import Self
 
 from cog_triton.errors import CogTritonError
 from cog_triton.images.image_limits import ImagePart
+from cog_triton.ipc.messages import message
 
 T = TypeVar("T")
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
     """Text request: one prompt; `sampling` is from `sampling_arguments.from_client`.
@@ -31,6 +33,7 @@ class TextRequest:
     images: tuple[ImagePart, ...] = ()
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
     """Embedding request: a `prompt`, or its `input_ids`; its only `TextEvent` has it as JSON."""
@@ -40,6 +43,7 @@ class EmbeddingRequest:
     dimensions: int | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvent:
     """New output of a request's `n` sequences; logprobs are JSON, ``null`` unless requested.
@@ -99,11 +103,13 @@ PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_ca
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", KV_CACHE_USAGE)
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
     """Metrics request: fetches the measurements since the last one."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class MetricsEvent:
     """Metrics event: values to add to, set or observe, by metric name."""

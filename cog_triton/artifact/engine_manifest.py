@@ -24,16 +24,14 @@ from pydantic import (
 from typing_extensions import Self
 
 from cog_triton.artifact.engine_config import TENSORRT_LLM
-from cog_triton.errors import EngineCorrupt
+from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system.printable import printable, shortened
 
 MANIFEST_NAME = "cog-triton.json"
 MAX_TEXT = 16 << 20
 """Most bytes of a manifest, or of an engine's config.json."""
 _CHUNK = 1 << 20
-_SCHEMA_2 = ("runtime", "lora_adapters", "draft")
-DRAFT_DIRECTORY = "draft"
-"""Directory of a packed draft engine, from the engine's."""
+_SCHEMA_2 = ("runtime", "lora_adapters")
 AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 """Name of a packed adapter, which is also that of its directory."""
 
@@ -62,21 +60,11 @@ class AdapterEntry(BaseModel):
     base_model: str | None = None
 
 
-class DraftEntry(BaseModel):
-    """Draft model in the engine's ``draft``, which proposes `num_draft_tokens` at a time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    model_id: str
-    revision: str | None = None
-    num_draft_tokens: int = Field(ge=1, le=64)
-
-
 class Manifest(BaseModel):
     """Manifest; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens.
 
     `runtime` are settings of the engine's family by name, defaults of a server. Schema 1 has
-    neither them nor `lora_adapters` nor a `draft`.
+    neither them nor `lora_adapters`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -95,7 +83,6 @@ class Manifest(BaseModel):
     max_batch_size: int = Field(ge=1)
     runtime: dict[str, JsonValue] = {}
     lora_adapters: dict[AdapterName, AdapterEntry] = {}
-    draft: DraftEntry | None = None
     files: dict[str, FileEntry]
 
     @model_validator(mode="after")
@@ -140,6 +127,7 @@ def parse(text: bytes, origin: str) -> Manifest:
 
     Raises:
         EngineCorrupt: names the key, its value and the rule.
+        EngineIncompatible: it has a draft engine beside it, which 0.2 packed.
     """
     if len(text) > MAX_TEXT:
         raise EngineCorrupt(f"{origin}: has over {MAX_TEXT} bytes")
@@ -147,6 +135,11 @@ def parse(text: bytes, origin: str) -> Manifest:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if first["loc"] == ("draft",):
+            raise EngineIncompatible(
+                f"{origin}: draft: an engine with a draft engine beside it is served no more: build"
+                " it without draft, or serve its model by vLLM with a speculative_config"
+            ) from error
         where = ".".join(printable(str(part)[:80]) for part in first["loc"]) or "the document"
         value = shortened(first["input"])
         rule = first["msg"].removeprefix("Value error, ")

@@ -51,7 +51,7 @@ def look(
     plan_of = _planned(config, workspace, echo)
     with cancellable():
         checked = not check or check_arguments(
-            plan_of.all_steps, echo, against_installed=against_installed
+            plan_of.steps, echo, against_installed=against_installed
         )
         if check:
             check_combinations(plan_of, workspace, echo, sm)

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from cog_triton.builder import adapter_config, config_yaml, draft_rules
+from cog_triton.builder import adapter_config, config_yaml
 from cog_triton.builder.adapter_config import Adapters, AdapterSource
 from cog_triton.builder.command_line import ArgumentValue
 from cog_triton.builder.config_errors import describe
@@ -30,6 +30,14 @@ from cog_triton.errors import BuildConfigInvalid
 
 # Names that the builder itself uses in the work directory.
 RESERVED = (MODEL, MODELS, "logs", "lora", "stamps", "python")
+NO_DRAFT = (
+    "a second engine that proposes tokens is built no more: leave draft and num_draft_tokens out,"
+    " and name the draft model in speculative_config of vLLM's arguments in the serve config, or"
+    " build the engine for another build.args.speculative_decoding_mode, such as eagle or"
+    " lookahead_decoding, which needs none"
+)
+"""What to use instead of a draft model beside its target."""
+_DRAFT = ("draft", "num_draft_tokens")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -202,11 +210,6 @@ class BuildConfig(BaseModel):
     lora_adapters: Adapters = {}
     """LoRA adapters by the names that requests have for them: a directory, ORG/NAME of the hub or
     a tar's URL, or these with more keys. They are checked before any step, and packed."""
-    draft: BuildConfig | None = None
-    """A smaller model with the same tokenizer, whose engine proposes tokens to this one's
-    (draft-target speculative decoding); it has the keys of a config, and steps of its own."""
-    num_draft_tokens: int | None = Field(default=None, ge=1, le=64)
-    """Tokens that the draft proposes at a time; 4 if left out."""
     convert: StepConfig | None = None
     """Converts the model's checkpoint."""
     convert_to_ft: StepConfig | None = None
@@ -217,6 +220,14 @@ class BuildConfig(BaseModel):
     """Builds the engine."""
     merge: bool | None = None
     """Left out: the original builder wrote it into the config that it packed, without effect."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_draft(cls, value: Any) -> Any:
+        for key in _DRAFT if isinstance(value, dict) else ():
+            if key in value:
+                raise ValueError(f"{key}: {NO_DRAFT}")
+        return value
 
     @field_validator("env", mode="before")
     @classmethod
@@ -239,8 +250,6 @@ class BuildConfig(BaseModel):
                 raise ValueError("lora_adapters is for engines of TensorRT-LLM")
             if lacking := adapter_config.problem(self.build.args):
                 raise ValueError(f"lora_adapters: {lacking}")
-        for rule in draft_rules.problems(self):
-            raise ValueError(rule)
         self._outputs_do_not_overlap()
         for name, step in self.steps():
             ranks = _ranks(step.args)
@@ -273,18 +282,12 @@ class BuildConfig(BaseModel):
 
         Those are its token, and the user, password and query of URLs.
         """
-        return yaml.safe_dump(self._public(), sort_keys=False)
-
-    def _public(self) -> dict[str, Any]:
-        left_out = {"hf_token", "draft"}
-        value = self.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
-        if self.draft is not None:
-            value["draft"] = self.draft._public()
+        value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
         if self.model_tar_url is not None:
             value["model_tar_url"] = redaction.redact_url(self.model_tar_url)
         for adapter in value.get("lora_adapters", {}).values():
             adapter["source"] = redaction.redact_address(adapter["source"])
-        return value
+        return yaml.safe_dump(value, sort_keys=False)
 
 
 def _ranks(args: dict[str, ArgumentValue]) -> int | None:

@@ -41,8 +41,6 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
     lines: dict[str, str] = {}
     for found in error.errors(include_url=False):
         loc = [str(part) for part in found["loc"]]
-        place = "draft." if loc[0:1] == ["draft"] and len(loc) > 1 else ""
-        loc = loc[1:] if place else loc
         kind, value = found["type"], _SHOWN.repr(found["input"])
         rule = found["msg"].removeprefix("Value error, ")
         if kind == "string_pattern_mismatch":
@@ -58,7 +56,7 @@ def describe(error: ValidationError, known: Mapping[str, list[str]]) -> str:
             rule = _MAPPINGS[mapping]
             value = "" if loc[-1] == "[key]" else value
         is_name = loc[-1:] == ["[key]"] and mapping is None  # of an entry, and the value is that
-        where = place + ".".join(loc[:-1] if is_name else loc)
+        where = ".".join(loc[:-1] if is_name else loc)
         if kind == "missing":
             line = f"{where} is missing"
         elif kind == "extra_forbidden":

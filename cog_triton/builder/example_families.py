@@ -37,7 +37,7 @@ _ALIASES = {
 # Directories of TensorRT-LLM's examples that are no family, and what to name instead.
 _NO_FAMILY = {
     "multimodal": "name the family of its language model; encoders of images are not built",
-    "draft_target_model": "name the model's family, and give its draft model under draft",
+    "draft_target_model": "a draft model is named in vLLM's speculative_config, and not built",
     "sample_weight_stripping": "name the model's family; executable trtllm-prune strips weights",
 }
 

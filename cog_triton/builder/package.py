@@ -13,9 +13,8 @@ from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_
 from cog_triton.artifact.canary import CANARY_NAME
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.builder import build_canary, built_engine, draft_model, packed_adapters, provenance
+from cog_triton.builder import build_canary, built_engine, packed_adapters, provenance
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.draft_model import BuiltDraft
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
@@ -73,7 +72,6 @@ def write(
     *,
     revision: str | None = None,
     adapters: Sequence[PackedAdapter] = (),
-    draft: BuiltDraft | None = None,
     echo: Echo,
 ) -> None:
     """Pack `engine_dir` with its tokenizer, build_config.yaml and cog-triton.json into `output`.
@@ -82,7 +80,6 @@ def write(
         model_dir: where tokenizer files are taken from that `engine_dir` lacks.
         revision: of the model, as its origin names it.
         adapters: LoRA adapters to pack with it.
-        draft: draft engine to pack beside it.
         echo: gets progress and warnings, a line each.
 
     Raises:
@@ -111,9 +108,6 @@ def write(
     packed_adapters.check_built(adapters, described, engine_dir)
     for each in adapters:
         members |= each.members()
-    if draft is not None:
-        draft_model.check_built(draft, described)
-        members |= draft.members()
     runtime = carried(config.runtime)
     versions = provenance.versions(described, echo)
     sm, gpu_name = provenance.gpus(described, echo)
@@ -126,7 +120,7 @@ def write(
 
     def describe(entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(
-            schema=2 if runtime or adapters or draft else 1,
+            schema=2 if runtime or adapters else 1,
             engine=described.engine,
             model_id=config.model_id,
             revision=revision,
@@ -140,7 +134,6 @@ def write(
             max_batch_size=limits.max_batch_size,
             runtime=runtime,
             lora_adapters={each.name: each.entry for each in adapters},
-            draft=draft.entry if draft else None,
             files=entries,
         )
 

@@ -68,7 +68,7 @@ class Plan:
 
     `request` is the model to fetch, `here` where it is if that needs no download, as far as was
     looked (see `step_cache.located`), and `model` is where the steps find it. `family` is
-    `Families.find`'s. `draft` is the plan of the draft model.
+    `Families.find`'s.
     """
 
     config: BuildConfig
@@ -78,13 +78,6 @@ class Plan:
     steps: tuple[Step, ...]
     family: str = ""
     here: FetchedModel | None = None
-    draft: Plan | None = None
-
-    @property
-    def all_steps(self) -> tuple[Step, ...]:
-        """The steps, and before them those of the draft, whose names say so."""
-        of_draft = self.draft.steps if self.draft else ()
-        return (*(replace(step, name=f"draft.{step.name}") for step in of_draft), *self.steps)
 
 
 def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:

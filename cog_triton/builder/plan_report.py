@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cog_triton.builder import step_cache
-from cog_triton.builder.draft_rules import proposed
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import model_source
@@ -38,11 +37,6 @@ def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
     yield f"work dir  {plan.work_dir}"
     yield f"          {_disk(plan, download, states)}"
     yield f"engine    {output}"
-    if plan.draft is not None:
-        yield ""
-        yield f"draft     proposes {proposed(plan.config)} tokens at a time"
-        lines = as_lines(plan.draft, workspace, output)
-        yield from (f"  {line}".rstrip() for line in lines if not line.startswith("engine "))
     for step, state in zip(plan.steps, states, strict=True):
         yield ""
         yield f"{step.name:<8}  {state}"

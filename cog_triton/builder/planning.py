@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cog_triton.builder.combinations.check import check_family
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
@@ -15,9 +13,7 @@ from cog_triton.builder.workspace import Workspace
 
 
 def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
-    """Plan of `config`, its words spelled out and its legacy options translated; with its draft's.
-
-    A draft is a build like any other, in a work directory of its own.
+    """Plan of `config`, its words spelled out and its legacy options translated.
 
     Raises:
         UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
@@ -28,8 +24,4 @@ def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
     # Named by the config as it is written, which `clean` has, too.
     work_dir = workspace.of(config)
     ready = translated(spelled_out(config, families, echo), families, echo)
-    plan = make_plan(ready, work_dir, families)
-    if config.draft is None:
-        return plan
-    draft = config.draft.model_copy(update={"hf_token": config.hf_token})
-    return replace(plan, draft=planned(draft, workspace, lambda line: echo(f"[draft] {line}")))
+    return make_plan(ready, work_dir, families)

@@ -5,22 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from cog_triton.artifact.engine_manifest import DraftEntry
-from cog_triton.builder import (
-    draft_model,
-    draft_rules,
-    model_notes,
-    package,
-    packed_adapters,
-    step_cache,
-)
+from cog_triton.builder import model_notes, package, packed_adapters, step_cache
 from cog_triton.builder.cancellation import cancellable
 from cog_triton.builder.check_arguments import check_arguments
 from cog_triton.builder.combinations.check import check_combinations
-from cog_triton.builder.draft_model import BuiltDraft
 from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.output_stream import Echo
 from cog_triton.builder.plan import Plan, Step
@@ -34,7 +24,7 @@ CHECK_STAGE, MODEL_STAGE, PACKAGE_STAGE = "check", "model", "package"
 
 def stages(plan: Plan) -> list[str]:
     """What `run_build` does one after another: arguments, the model, the steps, the tar."""
-    return [CHECK_STAGE, MODEL_STAGE, *(step.name for step in plan.all_steps), PACKAGE_STAGE]
+    return [CHECK_STAGE, MODEL_STAGE, *(step.name for step in plan.steps), PACKAGE_STAGE]
 
 
 def run_build(
@@ -72,30 +62,21 @@ def run_build(
     package.check(output, echo)
     with cancellable(), workspace.coded():
         begin(CHECK_STAGE)
-        plans = [each for each in (plan.draft, plan) if each is not None]
-        to_run = [] if plan.draft is None else _to_run(plan.draft, workspace, cache)
-        of_draft = [replace(step, name=f"draft.{step.name}") for step in to_run]
-        steps = [*of_draft, *_to_run(plan, workspace, cache)]
+        steps = _to_run(plan, workspace, cache)
         check_arguments(steps, echo)
         if steps:
             check_combinations(plan, workspace, echo)
-        with contextlib.ExitStack() as turns:
-            for each in plans:
-                each.work_dir.mkdir(parents=True, exist_ok=True)
-                turns.enter_context(workspace.turn(each.work_dir, echo))
+        plan.work_dir.mkdir(parents=True, exist_ok=True)
+        with workspace.turn(plan.work_dir, echo):
             if alone:
-                workspace.remove_others(*(each.work_dir for each in reversed(plans)))
+                workspace.remove_others(plan.work_dir)
             begin(MODEL_STAGE)
-            draft = None if plan.draft is None else _with_model(plan.draft, workspace, echo)
-            plan = replace(_with_model(plan, workspace, echo), draft=draft)
+            plan = _with_model(plan, workspace, echo)
             fetched = plan.here
             assert fetched is not None
-            if draft is not None and draft.here is not None:
-                draft_model.check_tokenizers(fetched.path, draft.here.path)
             adapters = packed_adapters.prepare(
                 plan.config, fetched.path, workspace.models, plan.work_dir, echo
             )
-            built = None if draft is None else _draft(plan, draft, workspace, cache, echo, begin)
             engine_dir = _run_steps(plan, workspace, cache, echo, begin)
             begin(PACKAGE_STAGE)
             with step_cache.packing(plan, output, adapters) as is_packed:
@@ -110,7 +91,6 @@ def run_build(
                         output,
                         revision=fetched.revision,
                         adapters=adapters,
-                        draft=built,
                         echo=echo,
                     )
     return output
@@ -126,31 +106,6 @@ def _with_model(plan: Plan, workspace: Workspace, echo: Echo) -> Plan:
     for note in model_notes.notes(plan, fetched.path):
         echo(note)
     return plan
-
-
-def _draft(
-    plan: Plan,
-    draft: Plan,
-    workspace: Workspace,
-    cache: bool,
-    echo: Echo,
-    begin: Callable[[str], None],
-) -> BuiltDraft:
-    """Run the steps of the draft of `plan`."""
-    directory = _run_steps(
-        draft,
-        workspace,
-        cache,
-        lambda line: echo(f"[draft] {line}"),
-        lambda name: begin(f"draft.{name}"),
-    )
-    assert draft.here is not None
-    entry = DraftEntry(
-        model_id=draft.config.model_id,
-        revision=draft.here.revision,
-        num_draft_tokens=draft_rules.proposed(plan.config),
-    )
-    return BuiltDraft(directory, entry)
 
 
 def _to_run(plan: Plan, workspace: Workspace, cache: bool) -> list[Step]:

@@ -21,7 +21,6 @@ from typing import Any
 
 from cog_triton import __version__
 from cog_triton.builder.canary_run import PROMPT, TOKENS
-from cog_triton.builder.draft_rules import proposed
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.download import model_source
@@ -142,7 +141,6 @@ def _packed(plan: Plan, output: Path, adapters: Sequence[PackedAdapter]) -> dict
     fingerprint = plan.steps[-1].fingerprint
     return {
         "fingerprint": fingerprint,
-        "draft": [plan.draft.steps[-1].fingerprint, proposed(plan.config)] if plan.draft else None,
         "output": identity,
         "versions": versions(),
         "canary": [PROMPT, TOKENS],

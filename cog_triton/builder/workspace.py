@@ -35,10 +35,6 @@ class Workspace:
         value = yaml.safe_load(config.to_yaml())
         for part in (value, *(value[name] for name, _ in config.steps())):
             part.pop("timeout", None)
-        value.pop("num_draft_tokens", None)
-        value.pop("draft", None)
-        if config.draft is not None:
-            value["draft"] = self.of(config.draft).name
         digest = hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()
         return self.root / "builds" / digest[:16]
 
@@ -81,9 +77,9 @@ class Workspace:
         """The work directories of other configs."""
         return [path for path in sorted(own.parent.glob("*")) if path != own and path.is_dir()]
 
-    def remove_others(self, *own: Path) -> None:
+    def remove_others(self, own: Path) -> None:
         """Remove the work directories of other configs, unless one is in use."""
-        for other in set(self.others(own[0])) - {*own}:
+        for other in self.others(own):
             with contextlib.suppress(InvalidArgument), locked(other):
                 shutil.rmtree(other)
 
@@ -97,8 +93,7 @@ class Workspace:
             InvalidArgument: a build is running in one of them; nothing was removed.
         """
         builds = self.root / "builds"
-        own = [self.of(each) for each in (config, config and config.draft) if each]
-        places = own or sorted(builds.glob("*"))
+        places = sorted(builds.glob("*")) if config is None else [self.of(config)]
         freed = 0
         with contextlib.ExitStack() as stack:
             for place in places:

@@ -173,16 +173,6 @@ class EngineFamily(ABC):
         unknown arguments.
         """
 
-    def companions(self, config: Any) -> Mapping[str, tuple[Any, str | None]]:
-        """Further private Triton models, after `render` filled `config`: config and model.py."""
-        return {}
-
-    @property
-    def token_model(self) -> str:
-        """Triton model that takes token ids and answers with token ids: the engine's, or one that
-        has it asked."""
-        return "tensorrt_llm"
-
     def adapt_text_model(self, config: Any) -> None:  # noqa: B027
         """Adapt the config of a text model to the engine, after `render`; a no-op by default."""
 

@@ -53,7 +53,6 @@ def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
         "lora_adapters": {name: each.model_dump() for name, each in manifest.lora_adapters.items()}
         if manifest
         else None,
-        "draft": manifest.draft.model_dump() if manifest and manifest.draft else None,
         "manifest": manifest is not None,
         "size": engine.size,
         "files": {
@@ -105,9 +104,6 @@ def _facts(engine: EngineDescription, check: GpuCheck | None) -> Iterator[tuple[
     if manifest and manifest.lora_adapters:
         adapters = manifest.lora_adapters.items()
         yield "LoRA", ", ".join(f"{name} (rank {each.rank})" for name, each in adapters)
-    if manifest and manifest.draft:
-        draft = manifest.draft
-        yield "draft", f"{draft.model_id}, {draft.num_draft_tokens} tokens at a time"
 
 
 def _gpu(engine: EngineDescription) -> str:

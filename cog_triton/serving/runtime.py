@@ -86,7 +86,7 @@ class Runtime:
             self.step_statistics = steps.statistics
         else:
             kind = RequestStreams if adapters is None else AdapterStreams
-            transport = kind(*arguments, family.token_model)
+            transport = kind(*arguments)
         self.generator = TextGenerator(
             settings,
             family.limits,

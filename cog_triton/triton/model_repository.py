@@ -90,8 +90,6 @@ def render_repository(
             model_py = family.render(config, arguments)
             if family.registry is not None:
                 _render_adapters(family.registry, config, target)
-            for name, (companion, code_of_it) in family.companions(config).items():
-                _write_model(target / name, companion, code_of_it)
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:

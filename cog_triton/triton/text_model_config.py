@@ -43,8 +43,8 @@ _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     },
     "tensorrt_llm_bls": {
         "multimodal_encoders_name": _NO_IMAGES,
-        "tensorrt_llm_draft_model_name": "a draft model comes with its engine: see draft of build"
-        " configs",
+        "tensorrt_llm_draft_model_name": "no draft engine is served beside another: name a draft"
+        " model in vLLM's speculative_config",
     },
 }
 

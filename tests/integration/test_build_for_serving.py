@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from build_runs import BuildRuns, build_step, gpt, llama, packed
 from lora_adapters import adapter
-from stack import Stack, predict, text_of
-from tensorrt_llm_tree import backends, models
-from tokenizers import Tokenizer
+from stack import Stack
+from tensorrt_llm_tree import backends
 
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.artifact.lora_adapter import read_adapter
@@ -165,82 +164,3 @@ def test_an_adapter_that_does_not_fit_ends_the_build_before_a_step(build_runs: B
     shown = build_runs.run("build", "--check", "--plan", build_runs.config(config)).stdout
     assert "[check] lora_adapters: sql: rank 8 of q_proj; it was trained on 'org/base'" in shown
     assert "lora      sql: ./sql" in shown
-
-
-def with_draft(**changes: Any) -> dict[str, Any]:
-    """A Llama with a draft that has the same tokenizer."""
-    step = llama()["convert_to_ft"]
-    of_both = {"model_id": "tiny-llama", "example_name": "llama", "convert": step}
-    paged = {"use_paged_context_fmha": "enable"}
-    speculative = {"speculative_decoding_mode": "draft_tokens_external", "max_draft_len": 4}
-    draft = {**of_both, "model_id": "./small-llama", "build": build_step("checkpoint", **paged)}
-    build = build_step("checkpoint", **paged, **speculative)
-    return {**of_both, "build": build, "draft": draft, "num_draft_tokens": 3, **changes}
-
-
-def test_a_draft_is_built_beside_its_target_and_proposes_to_it(build_runs: BuildRuns) -> None:
-    models.llama(build_runs.directory / "small-llama")
-    config = with_draft()
-    shown = build_runs.run("build", "--check", "--plan", build_runs.config(config)).stdout
-    assert "[check] draft.build: OK: the arguments are what trtllm-build accepts" in shown
-    assert "draft     proposes 3 tokens at a time" in shown
-    said = build_runs.build(config)
-    drafted = "[draft] [build] [TensorRT-LLM] TensorRT-LLM version: 1.2.1"
-    assert said.index(drafted) < said.index(drafted.removeprefix("[draft] "))
-    described = json.loads(build_runs.run("inspect", "--json", "engine.tar").stdout)
-    assert described["draft"] == {
-        "model_id": "./small-llama",
-        "revision": None,
-        "num_draft_tokens": 3,
-    }
-    assert {"draft/config.json", "draft/rank0.engine"} <= described["files"].keys()
-    with served(build_runs, TENSORRT_LLM_CONTINUES="1").served() as stack:
-        tokenizer = Tokenizer.from_file(str(build_runs.directory / "tiny-llama/tokenizer.json"))
-        ids = tokenizer.encode("hello").ids
-        asked = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": 20}
-        url = f"{stack.triton}/v2/models/tensorrt_llm/generate"
-        alone = httpx.post(url, json={**asked, "streaming": False}, timeout=60).json()["output_ids"]
-        own = tokenizer.decode(alone[len(ids) :])
-        before = len(seen_by(build_runs))
-        texts = [
-            complete(stack, "hello", max_tokens=20, temperature=0).json()["choices"][0]["text"],
-            text_of(predict(stack.url, prompt="hello", max_tokens=20, temperature=0)),
-        ]
-        rounds = seen_by(build_runs)[before:]
-        body = {"text_input": "hello", "max_tokens": 20, "top_k": 1, "stream": False}
-        for model in ("ensemble", "tensorrt_llm_bls"):
-            url = f"{stack.triton}/v2/models/{model}/generate"
-            answer = httpx.post(url, json=body, timeout=60).json()
-            texts.append(answer["text_output"].removeprefix("hello"))
-        counted = len(seen_by(build_runs))
-        sampled = complete(stack, "hello", max_tokens=4, temperature=1.0)
-        assert sampled.status_code == 200, sampled.text
-        (passed_on,) = seen_by(build_runs)[counted:]
-        assert httpx.get(f"{stack.triton}/v2/models/draft_target/config").status_code in (400, 404)
-    assert texts == [own] * 4, "the text is the target's own"
-    assert passed_on["model"] == "target", "what is sampled is not drafted"
-    assert "draft_input_ids" not in passed_on
-    of_draft = [each for each in rounds if each["model"] == "draft"]
-    verified = [each for each in rounds if "draft_input_ids" in each]
-    assert {each["model"] for each in verified} == {"target"}
-    assert len(verified) == len(of_draft) < 2 * 20 - 10, "fewer calls than tokens"
-    for one, other in zip(of_draft, verified, strict=True):
-        assert one["input_ids"] == other["input_ids"]
-        count = len(other["draft_input_ids"])
-        assert other["shapes"]["draft_input_ids"] == [1, count]
-        assert one["request_output_len"] == [count]
-        assert other["request_output_len"] == [count + 1]
-        assert one["streaming"] == other["streaming"] == [False]
-
-
-def test_a_draft_of_another_tokenizer_is_refused_before_any_step(build_runs: BuildRuns) -> None:
-    path = models.llama(build_runs.directory / "small-llama") / "tokenizer.json"
-    value = json.loads(path.read_text())
-    value["model"]["vocab"]["a"], value["model"]["vocab"]["b"] = (
-        value["model"]["vocab"]["b"],
-        value["model"]["vocab"]["a"],
-    )
-    path.write_text(json.dumps(value))
-    error = build_runs.refused(with_draft())
-    assert error.startswith("E1305 EngineIncompatible: draft: tokenizer.json: token 'a' is ")
-    assert not (build_runs.work_of(with_draft()) / "checkpoint").exists()

@@ -85,6 +85,8 @@ def test_config_survives_a_yaml_round_trip() -> None:
         ("build:", "convert: {script: a.py, output_dir: a}\nbuild:", "convert are one step"),
         ("build:", "biuld:", "biuld: unknown key; did you mean 'build'?"),
         ("storage-type: float16", "tensor-parallelism: 2", "is there twice"),
+        ("build:", "draft: {model_id: small}\nbuild:", "draft: a second engine that proposes tok"),
+        ("build:", "num_draft_tokens: 4\nbuild:", "in speculative_config of vLLM's arguments"),
         ("args:", "args: [", "not valid YAML"),
         ("args:\n", "args: 3\n", "not valid YAML"),
     ],

@@ -21,7 +21,7 @@ from cog_triton.builder import build_progress, package
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.errors import BuildStepFailed, InvalidArgument
 
-LATER = ("runtime", "lora_adapters", "draft")
+LATER = ("runtime", "lora_adapters")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 

@@ -9,7 +9,7 @@ from test_door_gates import status, triton
 
 from cog_triton.door.triton_gate import published_models
 
-PRIVATE = ("engine_steps", "lora_loader", "tensorrt_llm_draft", "draft_target")
+PRIVATE = ("engine_steps", "lora_loader")
 
 
 @pytest.mark.parametrize("model", PRIVATE)

@@ -32,12 +32,6 @@ WEIGHTS = {"llama-2-7b-chat-int8", "llama-2-13b-chat-int8-2gpu", "llama-2-70b-ch
 LOST = {
     **{name: {"convert.args.weight_only_precision"} for name in WEIGHTS},
     "llama-3.1-8b-instruct-int8-sm86": {"convert.args.weight_only_precision"},
-    "llama-3.1-8b-instruct-draft": {
-        "draft",
-        "num_draft_tokens",
-        "build.args.speculative_decoding_mode",
-        "build.args.max_draft_len",
-    },
     "llama-2-7b-chat-smoothquant": {"convert.args.smoothquant"},
     "llama-2-13b-chat-smoothquant": {"convert.args.smoothquant"},
     "llama-3.1-8b-instruct-int4-awq-sm86": {"quantize.args.qformat"},
@@ -101,7 +95,7 @@ def test_the_llm_api_takes_what_comes_of_a_config(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_option_has_a_line(name: str, target: Target) -> None:
     found = migrate(SHIPPED[name], target)
-    own = {"world_size", "lora_adapters", "draft", "num_draft_tokens"}
+    own = {"world_size", "lora_adapters"}
     given = {"model_id", "example_name"} | SHIPPED[name].model_fields_set & own
     for step_name, step in SHIPPED[name].steps():
         given |= {f"{step_name}.args.{option}" for option in step.args}

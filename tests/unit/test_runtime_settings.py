@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import sample_engines
 import tensorrt_llm_engines
 from tensorrt_llm_engines import V1, parameters, render
 
-from cog_triton.artifact.engine_manifest import DraftEntry
 from cog_triton.builder.config import parse_config
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
-from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, InvalidPredictorConfig
+from cog_triton.errors import (
+    BuildConfigInvalid,
+    EngineCorrupt,
+    EngineIncompatible,
+    InvalidPredictorConfig,
+)
 from cog_triton.system.host_memory import HostMemory
-from cog_triton.triton.model_repository import read_config
 
 CARRIED = {
     "kv_cache_free_gpu_mem_fraction": 0.7,
@@ -125,40 +129,12 @@ def test_no_setting_names_a_path_or_lets_more_in() -> None:
         assert not name.startswith(("max_queue", "max_beam", "triton_", "gpu_"))
 
 
-def with_draft(directory: Path, **changes: Any) -> Path:
-    """An engine with a draft beside it, whose config.json is changed."""
-    path = tensorrt_llm_engines.make(directory / "engine", V1)
-    tensorrt_llm_engines.make(path / "draft", V1, **changes)
-    draft = {"model_id": "small", "num_draft_tokens": 3}
-    sample_engines.with_manifest(path, schema=2, draft=DraftEntry(**draft))
-    return path
-
-
-def test_a_draft_is_rendered_as_a_private_model_beside_its_target(tmp_path: Path) -> None:
-    family = TensorRTLLMFamily.open(with_draft(tmp_path))
-    configs = render(family, tmp_path / "repo", {})
-    target = parameters(configs["tensorrt_llm"])
-    draft = read_config(tmp_path / "repo" / "tensorrt_llm_draft" / "config.pbtxt")
-    assert draft.backend == "tensorrtllm"
-    assert parameters(draft)["gpt_model_path"] == str(tmp_path / "engine" / "draft")
-    assert target["kv_cache_free_gpu_mem_fraction"] == "0.6"
-    assert parameters(draft)["kv_cache_free_gpu_mem_fraction"] == "0.15"
-    loop = read_config(tmp_path / "repo" / "draft_target" / "config.pbtxt")
-    assert parameters(loop)["num_draft_tokens"] == "3"
-    assert family.token_model == "draft_target"
-    for model in ("ensemble", "tensorrt_llm_bls"):
-        assert parameters(configs[model])["tensorrt_llm_model_name"] == "draft_target"
-
-
-def test_a_draft_that_is_broken_or_of_another_release_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineCorrupt, match=r"draft/config\.json: version 1\.1\.0, its target's"):
-        TensorRTLLMFamily.open(with_draft(tmp_path / "1", version="1.1.0"))
-    path = with_draft(tmp_path / "2")
-    (path / "draft" / "rank0.engine").unlink()
-    with pytest.raises(EngineCorrupt, match="must have one rank"):
-        TensorRTLLMFamily.open(path)
-    (path / "draft" / "config.json").unlink()
-    with pytest.raises(EngineCorrupt, match=r"draft/config\.json: cannot be read"):
+def test_an_engine_with_a_draft_beside_it_is_refused(tmp_path: Path) -> None:
+    path = sample_engines.with_manifest(tensorrt_llm_engines.make(tmp_path / "engine", V1))
+    manifest = json.loads((path / "cog-triton.json").read_text("utf-8"))
+    draft = {"model_id": "small", "revision": None, "num_draft_tokens": 3}
+    (path / "cog-triton.json").write_text(json.dumps({**manifest, "schema": 2, "draft": draft}))
+    with pytest.raises(EngineIncompatible, match=r"draft: .* serve its model by vLLM"):
         TensorRTLLMFamily.open(path)
 
 

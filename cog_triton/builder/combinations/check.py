@@ -1,4 +1,4 @@
-"""Check of combinations: a plan's config, and its draft's, against all rules, before any step."""
+"""Check of combinations: a plan's config against all rules, before any step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cog_triton.builder.combinations.facts import Facts, installed_version
-from cog_triton.builder.combinations.rules import Rule, breaches_of, rules
+from cog_triton.builder.combinations.rules import breaches_of, rules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.model_notes import json_object
 from cog_triton.builder.output_stream import Echo
@@ -34,17 +34,14 @@ def check_combinations(plan: Plan, workspace: Workspace, echo: Echo, sm: int | N
             that holds; UnknownExample, EngineIncompatible or ModelUnavailable where all breaches
             are of that kind.
     """
-    found: list[tuple[Rule, str]] = []
-    for prefix, each in (("draft.", plan.draft), ("", plan)):
-        if each is not None:
-            facts = _facts(each, plan.config.sm or sm, workspace, echo)
-            found += [(rule, prefix + rule.line(one)) for rule, one in breaches_of(facts)]
+    facts = _facts(plan, plan.config.sm or sm, workspace, echo)
+    found = list(breaches_of(facts))
     if not found:
         echo(f"[check] combinations: OK: none of {len(rules())} rules is broken")
         return
     errors = {rule.error_type for rule, _ in found}
     error = errors.pop() if len(errors) == 1 else BuildConfigInvalid
-    raise error("\n".join(line for _, line in found))
+    raise error("\n".join(rule.line(broken) for rule, broken in found))
 
 
 def check_family(config: BuildConfig, family: str) -> None:

@@ -30,7 +30,7 @@ _RANKS = ("tp_size", "tensor_parallelism", "world_size")
 
 @dataclass(frozen=True)
 class Facts:
-    """One config, its draft apart: `sms` are the GPUs it is for, `model` is its config.json.
+    """One config: `sms` are the GPUs it is for, `model` is its config.json.
 
     `sms` or `model` is empty, `shape` None, where it is not known, and rules that need it hold.
     """

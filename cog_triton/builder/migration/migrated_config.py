@@ -123,8 +123,6 @@ def _given(
             value = PurePosixPath(family).name
         elif key == "hf_token":
             value = "..."
-        elif isinstance(value, BuildConfig):
-            value = value.model_id
         elif isinstance(value, dict):
             value = ", ".join(value)
         yield "config", key, key, value

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cog_triton.artifact import engine_config, engine_manifest
 from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, EngineConfig
-from cog_triton.artifact.engine_manifest import DRAFT_DIRECTORY
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, TritonTokenizerError
@@ -26,7 +25,7 @@ class Engine:
     """TensorRT-LLM engine; the first of `end_ids` is sent as end_id; there may be none.
 
     `runtime` are the settings that it carries, see `runtime_settings`, and `adapters` the names of
-    the LoRA adapters that it was packed with. `draft` proposes `num_draft_tokens` at a time to it.
+    the LoRA adapters that it was packed with.
     """
 
     directory: Path
@@ -36,8 +35,6 @@ class Engine:
     pad_id: int | None = None
     runtime: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
-    draft: Engine | None = None
-    num_draft_tokens: int = 0
 
     @property
     def ranks(self) -> int:
@@ -92,30 +89,7 @@ def read_engine(directory: Path) -> Engine:
     runtime = runtime_settings.of_manifest(manifest, str(directory))
     contract = ReleaseContract.of(config.version)
     adapters = tuple(manifest.lora_adapters) if manifest else ()
-    engine = Engine(directory, config, contract, end_ids, pad_id, runtime, adapters)
-    if manifest is None or manifest.draft is None:
-        return engine
-    draft = replace(engine, config=_draft_config(engine), directory=directory / DRAFT_DIRECTORY)
-    return replace(engine, draft=draft, num_draft_tokens=manifest.draft.num_draft_tokens)
-
-
-def _draft_config(target: Engine) -> EngineConfig:
-    """The config of the draft engine beside `target`, which has one rank, as its target."""
-    directory = target.directory / DRAFT_DIRECTORY
-    path = directory / CONFIG_NAME
-    try:
-        config = engine_config.parse(path.read_bytes(), str(path))
-    except OSError as error:
-        raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
-    if config.version != target.config.version:
-        raise EngineCorrupt(
-            f"{path}: version {config.version}, its target's is {target.config.version}"
-        )
-    if (target.ranks, config.pretrained_config.mapping.ranks, len(_rank_files(directory))) != (
-        *(1, 1, 1),
-    ):
-        raise EngineCorrupt(f"{directory}: a draft and its target must have one rank*.engine each")
-    return config
+    return Engine(directory, config, contract, end_ids, pad_id, runtime, adapters)
 
 
 def _rank_files(directory: Path) -> set[str]:

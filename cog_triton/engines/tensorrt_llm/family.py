@@ -21,7 +21,6 @@ from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.tensorrt_llm import (
     adapter_limits,
     backend_errors,
-    draft_target,
     engine_directory,
     render_config,
     runtime_settings,
@@ -77,10 +76,7 @@ class TensorRTLLMFamily(EngineFamily):
 
         They go before the settings that the engine carries.
         """
-        carried = self.engine.runtime
-        if self.engine.draft is not None:
-            carried = {**draft_target.TARGET_DEFAULTS, **carried}
-        chosen = runtime_settings.below(arguments, carried)
+        chosen = runtime_settings.below(arguments, self.engine.runtime)
         parameters = render_config.resolve_defaults(Parameters.parse(chosen), self.engine)
         own = chosen.keys() - arguments.keys()
         setting_rules.check(parameters, self.engine, own)
@@ -115,17 +111,7 @@ class TensorRTLLMFamily(EngineFamily):
             for name in self.engine.adapters
         }
 
-    def companions(self, config: Any) -> Mapping[str, tuple[Any, str | None]]:
-        """See `EngineFamily.companions`; with a draft, it and the model that has both asked."""
-        return draft_target.companions(config, self._parameters, self.engine)
-
-    @property
-    def token_model(self) -> str:
-        return super().token_model if self.engine.draft is None else draft_target.LOOP_MODEL
-
     def adapt_text_model(self, config: Any) -> None:
-        if "tensorrt_llm_model_name" in config.parameters:
-            config.parameters["tensorrt_llm_model_name"].string_value = self.token_model
         render_config.adapt_text_config(config, self._parameters, self.engine)
 
     def encode_request(self, request: EngineRequest) -> dict[str, Any]:

@@ -14,15 +14,12 @@ class TritonPythonModel:
         self.path = parameters["seen"]["string_value"] if "seen" in parameters else None
         self.path = self.path or os.environ["TENSORRT_LLM_SEEN"]
         self.held = []
-        self.is_draft = args["model_name"] == "tensorrt_llm_draft"
-        self.continues = os.environ.get("TENSORRT_LLM_CONTINUES") == "1"
         self.tasks = set()
 
     def execute(self, requests):
         for request in requests:
             seen = {t.name(): t.as_numpy().ravel().tolist() for t in request.inputs()}
             seen = {name: value for name, value in seen.items() if value}
-            seen["model"] = "draft" if self.is_draft else "target"
             seen["shapes"] = {t.name(): t.as_numpy().shape for t in request.inputs()}
             with Path(self.path).open("a") as file:
                 file.write(json.dumps(seen, default=str) + "\n")
@@ -36,9 +33,6 @@ class TritonPythonModel:
                     pb_utils.InferenceResponse(error=pb_utils.TritonError(text)),
                     flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
                 )
-                continue
-            if self.continues:
-                self.go_on(sender, seen)
                 continue
             if seen["request_output_len"] == [17]:  # as when others take its place
                 self.tasks.clear()
@@ -55,27 +49,6 @@ class TritonPythonModel:
                     self.answer(*held)
                 continue
             self.answer(sender, seen)
-
-    def go_on(self, sender, seen):
-        """A language model of sorts; a draft is right four times of five."""
-        ids, made = seen["input_ids"], []
-        proposed = seen.get("draft_input_ids", [])
-        for place in range(seen["request_output_len"][0]):
-            text = [*ids, *made]
-            token = 40 + (7 * sum(text[-3:]) + len(text)) % 50
-            made.append(token + 1 if self.is_draft and len(text) % 5 == 0 else token)
-            if proposed and (place == len(proposed) or proposed[place] != made[-1]):
-                break
-        parts = [[token] for token in made] if seen.get("streaming") == [True] else [made]
-        for part in parts:
-            whole = part if seen.get("exclude_input_in_output") == [True] else [*ids, *part]
-            whole = part if seen.get("streaming") == [True] else whole
-            tensors = [
-                pb_utils.Tensor("output_ids", np.array([[whole]], dtype=np.int32)),
-                pb_utils.Tensor("sequence_length", np.array([[len(whole)]], dtype=np.int32)),
-            ]
-            sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def answer_whole(self, sender, seen):
         ids = seen["input_ids"]

@@ -21,9 +21,10 @@ class AdapterUse:
 
     def enter(self, request: GenerationRequest, result: GenerationResult) -> None:
         """A request arrived, and waits until `admitted`."""
-        if request.adapter is not None:
+        adapter = request.engine.adapter
+        if adapter is not None:
             with self._lock:
-                self._requests[id(result)] = request.adapter, result
+                self._requests[id(result)] = adapter, result
                 self._report()
 
     def admitted(self, result: GenerationResult) -> None:

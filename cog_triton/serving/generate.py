@@ -70,8 +70,9 @@ class TextGenerator:
         `observer` gets every generation. Without `admission`, the engine's batch size is the
         concurrency limit, and the queue is unbounded.
         """
-        self._settings = settings
         self._limits = limits
+        self._end_id = limits.end_id if settings.end_id is None else settings.end_id
+        self._pad_id = limits.pad_id if settings.pad_id is None else settings.pad_id
         self._max_seq_len = min(
             limits.max_seq_len, settings.max_sequence_length or limits.max_seq_len
         )
@@ -103,8 +104,7 @@ class TextGenerator:
 
     def plan(
         self,
-        input_ids: Sequence[int],
-        sampling: SamplingParams,
+        request: EngineRequest,
         stops: Sequence[str] = (),
         *,
         notes: Sequence[str] = (),
@@ -112,20 +112,26 @@ class TextGenerator:
     ) -> GenerationRequest:
         """Fit a request into the engine's limits; raises E1002 when no output token fits.
 
-        `others` are further fields of `GenerationRequest`.
+        Its end and padding ids are the server's, where it has none. `others` are further fields of
+        `GenerationRequest`.
         """
-        self.check_length(len(input_ids))
-        room = self._max_seq_len - len(input_ids)
+        count, sampling = len(request.input_ids), request.sampling
+        self.check_length(count)
+        room = self._max_seq_len - count
         if sampling.max_tokens > room:
             clamped = (
                 f"max_tokens {sampling.max_tokens} was clamped to {room}: prompt"
-                f" ({len(input_ids)}) and output share {self._max_seq_len} tokens"
+                f" ({count}) and output share {self._max_seq_len} tokens"
             )
             notes = (clamped, *notes)
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        return GenerationRequest(
-            input_ids=input_ids, sampling=sampling, stops=stops, notes=notes, **others
+        engine = replace(
+            request,
+            sampling=sampling,
+            end_id=self._end_id if request.end_id is None else request.end_id,
+            pad_id=self._pad_id if request.pad_id is None else request.pad_id,
         )
+        return GenerationRequest(engine=engine, stops=stops, notes=notes, **others)
 
     def stream(self, request: GenerationRequest, ticket: Ticket | None = None) -> Stream:
         """Text as it is generated, for a thread to iterate; closing it stops the engine.
@@ -176,31 +182,12 @@ class TextGenerator:
         finally:
             submission.cancel()
 
-    def engine_request(self, request: GenerationRequest) -> EngineRequest:
-        """The request as the engine gets it."""
-        settings, limits = self._settings, self._limits
-        end_id = limits.end_id if settings.end_id is None else settings.end_id
-        return EngineRequest(
-            input_ids=request.input_ids,
-            sampling=request.sampling,
-            end_id=-1 if request.ignore_eos else end_id,
-            pad_id=limits.pad_id if settings.pad_id is None else settings.pad_id,
-            return_log_probs=request.return_log_probs,
-            top_log_probs=request.top_log_probs,
-            prompt_log_probs=request.prompt_log_probs,
-            guide=request.guide,
-            adapter=request.adapter,
-            images=request.images,
-            embeds=request.embeds,
-            dimensions=request.dimensions,
-        )
-
     def continuation(
         self, request: GenerationRequest, decoder: TextDecoder
     ) -> EngineRequest | Obstacle:
         """The request as an engine gets it that is to go on after what `decoder` has."""
         return continuation(
-            self.engine_request(request),
+            request.engine,
             decoder.made,
             self.resume_rules,
             self._limits,
@@ -319,7 +306,7 @@ class Generation:
         if self._interrupted_at is None:
             self.result.queue_time = self.ticket.queue_time
             generator.adapter_use.admitted(self.result)
-            engine_request = generator.engine_request(request)
+            engine_request = request.engine
         else:
             found = generator.continuation(request, self._decoder)
             assert isinstance(found, EngineRequest)  # as it was when it was interrupted

@@ -10,11 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
-from cog_triton.images.image_limits import ImagePart
-from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stream import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -44,32 +42,20 @@ class TextPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Generation request, fitted into the engine's limits by `TextGenerator.plan`.
+    """What is asked of `engine`, and how its tokens become text; see `TextGenerator.plan`.
 
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
     inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
-    are part of the text. `adapter` is the name of a LoRA adapter. `images` are those whose
-    placeholders are in `input_ids`. With `embeds` no text is made, but the prompt's embedding, of
-    `dimensions` numbers if that is set. `id` and `endpoint` are for logs.
+    are part of the text. `id` and `endpoint` are for logs.
     """
 
-    input_ids: Sequence[int]
-    sampling: SamplingParams
+    engine: EngineRequest
     stops: Sequence[str] = ()
+    stop_token_ids: Collection[int] = ()
+    visible: Collection[str] = ()
     notes: Sequence[str] = ()
     id: str = ""
     endpoint: str = ""
-    ignore_eos: bool = False
-    return_log_probs: bool = False
-    top_log_probs: int = 0
-    prompt_log_probs: bool = False
-    guide: Guide | None = None
-    stop_token_ids: Collection[int] = ()
-    visible: Collection[str] = ()
-    adapter: str | None = None
-    images: tuple[ImagePart, ...] = ()
-    embeds: bool = False
-    dimensions: int | None = None
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -99,7 +85,7 @@ class GenerationResult:
 
     def prompt_tokens(self, request: GenerationRequest) -> int:
         """Tokens of the prompt of this result's `request`, those of its images included."""
-        return self.prompt_length or len(request.input_ids)
+        return self.prompt_length or len(request.engine.input_ids)
 
     @property
     def tokens_per_second(self) -> float:
@@ -131,12 +117,12 @@ class TextDecoder:
     def __init__(
         self, request: GenerationRequest, result: GenerationResult, tokenizer: EngineTokenizer
     ) -> None:
-        self._request = request
+        self._request = request.engine
         self._result = result
         self._text = TextStream(
             tokenizer,
             request.stops,
-            min_tokens=request.sampling.min_tokens,
+            min_tokens=request.engine.sampling.min_tokens,
             visible=request.visible,
             stop_ids=frozenset(request.stop_token_ids),
         )

@@ -150,7 +150,7 @@ class MockPredictor(Predictor):
         if not tps:
             return
         count = generation.result.output_token_count
-        prefill = defaults.prefill_ms * len(generation.request.input_ids) / 1000
+        prefill = defaults.prefill_ms * len(generation.request.engine.input_ids) / 1000
         first = prefill + min(defaults.tokens_per_response, count) / tps
         duration = prefill + count / tps
         self.record_metric("expected_tokens_per_second", tps)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cog import BaseRunner, ConcatenateIterator, Input
 
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
@@ -264,14 +265,14 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         else:
             limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
             stops = limits.parse("stop_sequences", stop_sequences)
-        return runtime.generator.plan(
-            runtime.generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens),
-            sampling,
+        generator = runtime.generator
+        ids = generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)
+        return generator.plan(
+            EngineRequest(input_ids=ids, sampling=sampling, adapter=inputs.lora_name or None),
             stops,
             notes=(*notes, *rendered.warnings),
             id=concurrent_streaming.prediction_id(),
             endpoint=_ENDPOINT,
-            adapter=inputs.lora_name or None,
             engine_inputs=dict(engine_inputs),
         )
 
@@ -287,8 +288,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         """Generated text; then records metrics, and prints to the prediction's own log."""
         request, result = stream.generation.request, stream.generation.result
         notes = [f"Note: {note}" for note in request.notes]
-        notes.append(f"Random seed used: `{request.sampling.seed}`")
-        if request.sampling.greedy:
+        notes.append(f"Random seed used: `{request.engine.sampling.seed}`")
+        if request.engine.sampling.greedy:
             notes.append("Note: Random seed will not impact output if greedy decoding is used.")
         print("\n".join(notes))
         yield from stream

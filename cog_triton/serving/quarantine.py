@@ -40,8 +40,8 @@ class Quarantine:
 
 
 def _key(request: GenerationRequest) -> bytes:
-    made = hashlib.sha256(array("q", request.input_ids).tobytes())
-    made.update((request.adapter or "").encode())
-    for image in request.images:
+    made = hashlib.sha256(array("q", request.engine.input_ids).tobytes())
+    made.update((request.engine.adapter or "").encode())
+    for image in request.engine.images:
         made.update(image.data)
     return made.digest()

@@ -27,6 +27,7 @@ from stack import Stack
 
 from cog_triton.artifact.lora_adapter import read_adapter
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm.adapter_tensors import to_tensors
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.errors import EngineIncompatible, InvalidArgument, PromptTooLong
@@ -156,6 +157,17 @@ def served(
             server.kill()
 
 
+def generated(triton: Served, ids: list[int], adapter: str | None = None, **sampling: float) -> str:
+    """The whole text that follows `ids`."""
+    asked = EngineRequest(
+        input_ids=ids,
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        adapter=adapter,
+    )
+    generator = triton.generator
+    return "".join(generator.stream(generator.plan(asked)))
+
+
 @pytest.fixture(scope="module", params=["0.9", "1.2"])
 def triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     old = request.param == "0.9"
@@ -260,9 +272,7 @@ def test_adapters_are_loaded_within_triton_and_then_named_by_their_task(tmp_path
     with served(tmp_path, tensorrt_llm_engines.V1, config, registry=registry) as triton:
 
         def say(name: str, count: int = 3) -> str:
-            sampling = SamplingParams(max_tokens=count)
-            plan = triton.generator.plan(ids, sampling, adapter=name)
-            return "".join(triton.generator.stream(plan))
+            return generated(triton, ids, adapter=name, max_tokens=count)
 
         ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
         assert {say("sql") for _ in range(3)} == {"the quick fox"}
@@ -312,16 +322,13 @@ def test_a_model_that_answers_whole_serves_text_and_predictions(
                 found = client.infer(model, [tensor, size]).as_numpy("text_output")
             assert found.tolist() == [b"the quickthe quick"]
         ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
-        plan = triton.generator.plan(ids, SamplingParams(max_tokens=9, temperature=0))
-        assert "".join(triton.generator.stream(plan)) == "the quick fox"
+        assert generated(triton, ids, max_tokens=9, temperature=0) == "the quick fox"
         assert triton.last()["streaming"] == [False]
 
 
 def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> None:
-    generator = triton.generator
     ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
-    sampling = SamplingParams(max_tokens=9, min_tokens=1, temperature=0, seed=3)
-    text = "".join(generator.stream(generator.plan(ids, sampling)))
+    text = generated(triton, ids, max_tokens=9, min_tokens=1, temperature=0, seed=3)
     assert text == "the quick fox"
     seen = triton.last()
     old = triton.family.engine.contract.release < (0, 20)
@@ -335,9 +342,8 @@ def test_backend_errors_have_codes_in_bls_and_in_predictions(triton: Served) -> 
     url = f"{triton.url}/v2/models/tensorrt_llm_bls/generate"
     said = httpx.post(url, json=body, timeout=60).json()["error"]
     assert "E1002 PromptTooLong: Prompt length (900) exceeds maximum input length (512)" in said
-    plan = triton.generator.plan([1, 2], SamplingParams(max_tokens=13))
     with pytest.raises(PromptTooLong, match=r"Prompt length \(900\) exceeds"):
-        list(triton.generator.stream(plan))
+        generated(triton, [1, 2], max_tokens=13)
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cog_triton.door.swapping import Swapping
 from cog_triton.engines.kv_cache_stats import KVCacheStats
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import Overloaded
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai import listeners
@@ -63,7 +64,8 @@ def exported() -> dict[str, set[str]]:
         patch.setattr(server._triton, "kv_cache", lambda: KVCacheStats(0.5, 16, 1024, 9, 3))
         server._register_gauges(runtime)
         request = GenerationRequest(
-            input_ids=[1], sampling=SamplingParams(max_tokens=2), endpoint="chat"
+            engine=EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2)),
+            endpoint="chat",
         )
         result = GenerationResult(
             queue_time=0.1,

@@ -29,6 +29,7 @@ from small_tokenizers import byte_level
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import Stream, TextGenerator
@@ -83,16 +84,22 @@ def generating(
             transport.close()
 
 
+def asked(ids: list[int], **sampling: Any) -> EngineRequest:
+    return EngineRequest(input_ids=ids, sampling=SamplingParams(**sampling))
+
+
 def started(generator: TextGenerator, stops: Sequence[str] = ()) -> Stream:
     """A stream of at most 50 tokens; the request is sent on its first read."""
-    return generator.stream(generator.plan([1], SamplingParams(max_tokens=50), stops))
+    return generator.stream(generator.plan(asked([1], max_tokens=50), stops))
 
 
 def plan(
     engine: EngineLimits, prompt: int, sampling: SamplingParams, own: int = 0
 ) -> GenerationRequest:
     settings = load_settings(max_sequence_length=own or None)
-    return TextGenerator(settings, engine, TOKENIZER, IDLE, to_error).plan([1] * prompt, sampling)
+    return TextGenerator(settings, engine, TOKENIZER, IDLE, to_error).plan(
+        EngineRequest(input_ids=[1] * prompt, sampling=sampling)
+    )
 
 
 LENGTHS = st.integers(1, 64)
@@ -111,16 +118,16 @@ def test_plan_fits_the_limits_and_clamps_only_when_needed(
         assert f"({min(max_input, limit - 1)})" in caught.value.detail
         return
     generation = plan(limits(max_input, max_seq), prompt, sampling, own)
-    assert prompt + generation.sampling.max_tokens <= limit
-    assert generation.sampling.max_tokens == min(max_tokens, limit - prompt)
-    assert generation.sampling.min_tokens == min(sampling.min_tokens, limit - prompt)
+    assert prompt + generation.engine.sampling.max_tokens <= limit
+    assert generation.engine.sampling.max_tokens == min(max_tokens, limit - prompt)
+    assert generation.engine.sampling.min_tokens == min(sampling.min_tokens, limit - prompt)
     assert bool(generation.notes) is (max_tokens > limit - prompt)
 
 
 def test_clamped_max_tokens_is_noted() -> None:
     generation = plan(limits(), 80, SamplingParams(max_tokens=512, seed=3, temperature=0.5))
-    assert generation.sampling.max_tokens == 20
-    assert (generation.sampling.seed, generation.sampling.temperature) == (3, 0.5)
+    assert generation.engine.sampling.max_tokens == 20
+    assert (generation.engine.sampling.seed, generation.engine.sampling.temperature) == (3, 0.5)
     (note,) = generation.notes
     for number in ("512", "20", "80", "100"):
         assert number in note
@@ -137,7 +144,8 @@ def test_too_long_prompt_names_length_and_limit(prompt: int, own: int) -> None:
 
 
 def test_max_sequence_length_above_the_engines_is_ignored() -> None:
-    assert plan(limits(), 90, SamplingParams(max_tokens=99), own=10**6).sampling.max_tokens == 10
+    planned = plan(limits(), 90, SamplingParams(max_tokens=99), own=10**6)
+    assert planned.engine.sampling.max_tokens == 10
 
 
 def tokens(*texts: str) -> list[bytes]:
@@ -155,7 +163,7 @@ def text_of(
     """The chunks of a whole generation, what became of it, and the request Triton got."""
     with generating(stream(*events), settings) as (generator, server):
         sampling = {"max_tokens": 50, **sampling}
-        texts = generator.stream(generator.plan([1, 2], SamplingParams(**sampling), stops))
+        texts = generator.stream(generator.plan(asked([1, 2], **sampling), stops))
         chunks = list(texts)
     return chunks, texts.generation.result, server.requests[0].json
 
@@ -323,7 +331,7 @@ def test_request_cancelled_before_admission_is_not_sent() -> None:
     with generating(stoppable) as (generator, server):
         ticket = Ticket()
         ticket.cancel()
-        texts = generator.stream(generator.plan([1], SamplingParams(max_tokens=50)), ticket)
+        texts = generator.stream(generator.plan(asked([1], max_tokens=50)), ticket)
         with pytest.raises(TritonUnavailable, match="cancelled while it waited for its turn"):
             next(texts)
     assert texts.generation.result.output_token_count == 0

@@ -47,10 +47,12 @@ def request(
     max_tokens: int = 50, stops: Sequence[str] = (), *, log_probs: bool = False
 ) -> GenerationRequest:
     return GenerationRequest(
-        input_ids=[1],
-        sampling=SamplingParams(max_tokens=max_tokens),
+        engine=EngineRequest(
+            input_ids=[1],
+            sampling=SamplingParams(max_tokens=max_tokens),
+            return_log_probs=log_probs,
+        ),
         stops=stops,
-        return_log_probs=log_probs,
     )
 
 
@@ -212,14 +214,14 @@ def test_log_probs_nobody_asked_for_are_ignored() -> None:
 
 
 def prompt_decoder(top: int = 0) -> TextDecoder:
-    made = GenerationRequest(
+    made = EngineRequest(
         input_ids=[5, 6, 7],
         sampling=SamplingParams(max_tokens=9),
         return_log_probs=True,
         top_log_probs=top,
         prompt_log_probs=True,
     )
-    return TextDecoder(made, GenerationResult(), TOKENIZER)
+    return TextDecoder(GenerationRequest(engine=made), GenerationResult(), TOKENIZER)
 
 
 def of_prompt(offset: int, ids: list[int], width: int = 1) -> StepItem:
@@ -289,7 +291,9 @@ class FakeTransport:
         self.cancelled += 1
 
 
-def driven(**fields: Any) -> tuple[Generation, ThreadInbox, FakeTransport]:
+def driven(
+    engine_inputs: Mapping[str, Any] | None = None, **fields: Any
+) -> tuple[Generation, ThreadInbox, FakeTransport]:
     transport, inbox = FakeTransport(), ThreadInbox()
     limits = EngineLimits(
         max_input_len=90, max_seq_len=100, max_batch_size=1, end_id=None, pad_id=None
@@ -301,7 +305,8 @@ def driven(**fields: Any) -> tuple[Generation, ThreadInbox, FakeTransport]:
         transport,
         lambda text: errors.from_text(text) or TritonUnknownError(text),
     )
-    made = generator.plan([1], SamplingParams(max_tokens=50), **fields)
+    asked = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=50), **fields)
+    made = generator.plan(asked, engine_inputs=engine_inputs or {})
     return Generation(generator, made, inbox), inbox, transport
 
 

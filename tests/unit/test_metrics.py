@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import Overloaded, PromptTooLong
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.histogram import BatchHistogram
@@ -17,7 +18,8 @@ from cog_triton.serving.telemetry.metrics import Metrics, inter_token_latencies
 from cog_triton.text.sampling import SamplingParams
 
 REQUEST = GenerationRequest(
-    input_ids=[1] * 5, sampling=SamplingParams(max_tokens=9), endpoint="chat"
+    engine=EngineRequest(input_ids=[1] * 5, sampling=SamplingParams(max_tokens=9)),
+    endpoint="chat",
 )
 
 

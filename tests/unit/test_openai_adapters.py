@@ -65,7 +65,11 @@ def test_model_selects_the_base_model_or_an_adapter(tmp_path: Path) -> None:
         )
         assert {chunk.model for chunk in chunks} == {"sql"}
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == sql
-        assert [request.adapter for request, *_ in running.ended][:3] == [None, "sql", "poems"]
+        assert [request.engine.adapter for request, *_ in running.ended][:3] == [
+            None,
+            "sql",
+            "poems",
+        ]
 
 
 def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
 from cog_triton.serving.coglet.log_streams import inherited_stderr
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
@@ -23,8 +24,7 @@ SECRET = "xyzzy"
 
 
 REQUEST = GenerationRequest(
-    input_ids=[1, 2],
-    sampling=SamplingParams(max_tokens=9),
+    engine=EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=9)),
     stops=(SECRET,),
     notes=[SECRET],
     id="id-1",

@@ -122,7 +122,8 @@ def test_the_table_says_what_ends(parameter: str, family: type[EngineFamily]) ->
 
 
 def prompt(*ids: int, **fields: Any) -> GenerationRequest:
-    return GenerationRequest(input_ids=ids, sampling=SamplingParams(max_tokens=1), **fields)
+    engine = EngineRequest(input_ids=ids, sampling=SamplingParams(max_tokens=1), **fields)
+    return GenerationRequest(engine=engine)
 
 
 def test_quarantine_refuses_a_prompt_for_a_while() -> None:

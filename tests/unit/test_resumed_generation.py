@@ -112,7 +112,9 @@ class World:
         **fields: Any,
     ) -> Running:
         given = SamplingParams(**{"max_tokens": 50, "seed": 3, **(sampling or {})})
-        request = self.generator.plan(list(prompt), given, stops, **fields)
+        request = self.generator.plan(
+            EngineRequest(input_ids=list(prompt), sampling=given, **fields), stops
+        )
         return Running(self.generator.stream(request, Ticket()))
 
     def die(self) -> None:
@@ -435,7 +437,9 @@ def test_the_event_loop_drives_it_as_well() -> None:
 
     async def main() -> str:
         inbox = LoopInboxes().new()
-        request = world.generator.plan([1, 2], SamplingParams(max_tokens=50))
+        request = world.generator.plan(
+            EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=50))
+        )
         text = ""
         with Generation(world.generator, request, inbox) as generation:
             world.engine.submissions[0].make("abc")

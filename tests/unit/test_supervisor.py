@@ -19,6 +19,7 @@ from small_tokenizers import byte_level
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
 from cog_triton.serving import engine_checks, supervisor
 from cog_triton.serving.admission import Admission, Ticket
@@ -80,7 +81,9 @@ class Stream(threading.Thread):
     def __init__(self, generator: TextGenerator, tokens: int) -> None:
         super().__init__()
         self._generator = generator
-        self._generation = generator.plan([1], SamplingParams(max_tokens=tokens))
+        self._generation = generator.plan(
+            EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=tokens))
+        )
         self._ticket = Ticket()
         self.flowing = threading.Event()
         self.error: errors.CogTritonError | None = None

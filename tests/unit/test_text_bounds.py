@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from text_cases import Work, call, data_url, parse_chat, render, tools
 
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError, InvalidArgument, nearest
 from cog_triton.images.image_limits import ImageLimits, read_data_url
 from cog_triton.serving.generation import GenerationRequest
@@ -86,7 +87,7 @@ BEYOND: dict[str, tuple[str, str, Work]] = {
 def planned(max_tokens: int, prompt: int, *, of_prompt: bool = False) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=max_tokens)
     return GenerationRequest(
-        input_ids=[1] * prompt, sampling=sampling, stops=(), prompt_log_probs=of_prompt
+        engine=EngineRequest(input_ids=[1] * prompt, sampling=sampling, prompt_log_probs=of_prompt)
     )
 
 
@@ -115,12 +116,13 @@ def test_up_to_a_bound_all_is_taken() -> None:
 def test_max_tokens_that_nobody_gave_is_lowered_to_what_fits() -> None:
     long, short = planned(131_072, 1), planned(50, 1)
     bounded = bound_log_probs([long, short], 2, 20, limited=False)
-    assert [each.sampling.max_tokens for each in bounded] == [49_932, 50]
+    assert [each.engine.sampling.max_tokens for each in bounded] == [49_932, 50]
     assert bounded[1] is short
     (note,) = bounded[0].notes
     assert note.startswith("max_tokens 131072 was lowered to 49932: 5507124 log probabilities")
     assert bound_log_probs(bounded, 2, 20, limited=True) is bounded
-    at_least = replace(long, sampling=replace(long.sampling, min_tokens=100_000))
+    sampling = replace(long.engine.sampling, min_tokens=100_000)
+    at_least = replace(long, engine=replace(long.engine, sampling=sampling))
     with pytest.raises(InvalidArgument, match="logprobs"):
         bound_log_probs([at_least], 2, 20, limited=False)
 

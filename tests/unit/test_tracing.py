@@ -9,6 +9,7 @@ import pytest
 from http_replies import reply, serving
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry import tracing
@@ -43,7 +44,9 @@ def test_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTEL_SERVICE_NAME", "here")
         tracer = tracing.TracingObserver()
         request = GenerationRequest(
-            input_ids=[1, 2], sampling=SamplingParams(max_tokens=9), id="id-1", endpoint="chat"
+            engine=EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=9)),
+            id="id-1",
+            endpoint="chat",
         )
         result = GenerationResult(output_token_count=3, finish_reason="stop", duration=0.5)
         tracer.started(request)

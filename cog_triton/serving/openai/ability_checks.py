@@ -5,11 +5,11 @@ from __future__ import annotations
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.guide_fields import GivenGuide
-from cog_triton.serving.openai.requests import ChatRequest, GenerationRequest
+from cog_triton.serving.openai.requests import ChatRequest, OpenAIRequest
 from cog_triton.text.guide import Guide
 
 
-def check_abilities(request: GenerationRequest, abilities: Abilities) -> None:
+def check_abilities(request: OpenAIRequest, abilities: Abilities) -> None:
     """Raise E1005 naming the field that the engine cannot honour."""
     field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
     asked, most = request.top_log_probs, abilities.top_log_probs

@@ -50,11 +50,6 @@ class ChatPlan(NamedTuple):
     visible: Collection[str] = ()
     images: tuple[ImagePart, ...] = ()
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Fields of the planned generation."""
-        return {"guide": self.guide, "visible": self.visible, "images": self.images}
-
 
 class ChatPlanner:
     """Plans chats for one model; tells in the log how it parses their answers."""

@@ -94,7 +94,7 @@ class EmbeddingResponse(Response):
             b'{"object":"embedding","index":%d,"embedding":%s}' % (place, self._written(numbers))
             for place, numbers in enumerate(embeddings)
         ]
-        count = sum(len(request.input_ids) for request in self._requests)
+        count = sum(len(request.engine.input_ids) for request in self._requests)
         usage = {"prompt_tokens": count, "total_tokens": count}
         tail = json.dumps({"model": self._model, "usage": usage}, separators=(",", ":")).encode()
         return b'{"object":"list","data":[%s],%s' % (b",".join(items), tail[1:])

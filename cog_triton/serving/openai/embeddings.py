@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptRequired
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest
@@ -124,11 +125,13 @@ class EmbeddingRoutes:
             raise InvalidArgument(f"input: has {len(inputs)}; {MAX_INPUTS} at most")
         return request, [
             GenerationRequest(
-                input_ids=ids,
-                sampling=SamplingParams(max_tokens=1),
-                embeds=True,
-                dimensions=request.dimensions,
-                adapter=adapter,
+                engine=EngineRequest(
+                    input_ids=ids,
+                    sampling=SamplingParams(max_tokens=1),
+                    embeds=True,
+                    dimensions=request.dimensions,
+                    adapter=adapter,
+                ),
                 id=name,
                 endpoint="embeddings",
             )

@@ -117,7 +117,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(GuideFields, ABC):
+class OpenAIRequest(GuideFields, ABC):
     """Fields of both endpoints."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -206,7 +206,7 @@ class GenerationRequest(GuideFields, ABC):
         return stops
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(OpenAIRequest):
     """POST /v1/chat/completions; each message has a role and content."""
 
     messages: Any
@@ -224,21 +224,21 @@ class ChatRequest(GenerationRequest):
 
     @property
     def limit(self) -> int:
-        """See `GenerationRequest.limit`; `max_completion_tokens` is the newer name, and wins."""
+        """See `OpenAIRequest.limit`; `max_completion_tokens` is the newer name, and wins."""
         return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
 
     @property
     def log_probs(self) -> bool:
-        """See `GenerationRequest.log_probs`."""
+        """See `OpenAIRequest.log_probs`."""
         return bool(self.logprobs)
 
     @property
     def top_log_probs(self) -> int:
-        """See `GenerationRequest.top_log_probs`."""
+        """See `OpenAIRequest.top_log_probs`."""
         return self.top_logprobs or 0
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(OpenAIRequest):
     """POST /v1/completions; each prompt is a text, or token ids."""
 
     prompt: (
@@ -254,34 +254,34 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def limit(self) -> int:
-        """See `GenerationRequest.limit`; of 0 tokens one is made, and left out."""
+        """See `OpenAIRequest.limit`; of 0 tokens one is made, and left out."""
         return MAX_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
 
     @property
     def made(self) -> int:
-        """See `GenerationRequest.made`."""
+        """See `OpenAIRequest.made`."""
         return self.best_of or self.shown
 
     @property
     def prompt_count(self) -> int:
-        """See `GenerationRequest.prompt_count`."""
+        """See `OpenAIRequest.prompt_count`."""
         prompt = self.prompt
         lists = not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int)
         return len(prompt) if lists else 1
 
     @property
     def log_probs(self) -> bool:
-        """See `GenerationRequest.log_probs`."""
+        """See `OpenAIRequest.log_probs`."""
         return self.logprobs is not None
 
     @property
     def top_log_probs(self) -> int:
-        """See `GenerationRequest.top_log_probs`."""
+        """See `OpenAIRequest.top_log_probs`."""
         return self.logprobs or 0
 
     @property
     def prompt_log_probs(self) -> bool:
-        """See `GenerationRequest.prompt_log_probs`."""
+        """See `OpenAIRequest.prompt_log_probs`."""
         return bool(self.echo) and self.log_probs
 
     def prompts(self) -> list[str | list[int]]:
@@ -293,7 +293,7 @@ class CompletionRequest(GenerationRequest):
         return texts or [[item for item in prompt if isinstance(item, int)]]
 
 
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=OpenAIRequest)
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -340,7 +340,7 @@ def _check_unsupported(name: str, value: Any, unknown: UnknownNames) -> None:
         raise InvalidArgument(f"{shown}: unknown field{hint}")
 
 
-def _check_combinations(request: GenerationRequest) -> None:
+def _check_combinations(request: OpenAIRequest) -> None:
     """Check the rules between fields."""
     form = request.response_format
     if form is not None and (form.type == "json_schema") != (form.json_schema is not None):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -14,7 +15,9 @@ from starlette.routing import Route
 
 from cog_triton import errors
 from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
+from cog_triton.images.image_limits import ImagePart
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.ability_checks import check_abilities, check_guide
@@ -32,7 +35,7 @@ from cog_triton.serving.openai.request_body import (
 from cog_triton.serving.openai.requests import (
     ChatRequest,
     CompletionRequest,
-    GenerationRequest,
+    OpenAIRequest,
     parse,
 )
 from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder, ResponseEnvelope
@@ -52,19 +55,25 @@ from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
 from cog_triton.system.printable import shortened
 from cog_triton.text.detokenize import TokenText
+from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import MAX_TOKENS
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=OpenAIRequest)
 
 
 class Prompts(NamedTuple):
-    """Token ids of each prompt, further fields of all generations, and builders by choice."""
+    """Token ids of each prompt, builders by choice, and what the answers are made with.
+
+    `images` are of the one prompt, `visible` the special tokens that are part of the text.
+    """
 
     ids: Sequence[list[int]]
-    fields: Mapping[str, Any]
     builder: Callable[[int], ChoiceBuilder]
+    guide: Guide | None = None
+    images: tuple[ImagePart, ...] = ()
+    visible: Collection[str] = ()
 
 
 class OpenAIRoutes:
@@ -129,7 +138,7 @@ class OpenAIRoutes:
                     envelope, index, self._token_text, log_probs=chat.log_probs, parser=parser
                 )
 
-            return Prompts([ids], plan.fields, builder)
+            return Prompts([ids], builder, plan.guide, plan.images, plan.visible)
 
         return await self._answer(request, ChatRequest, prompts, envelope)
 
@@ -143,7 +152,7 @@ class OpenAIRoutes:
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
             builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
-            return Prompts([ids], plan.fields, lambda _: builder)
+            return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
 
         return await self._answer(request, ChatRequest, prompts, envelope, to_chat)
 
@@ -175,7 +184,7 @@ class OpenAIRoutes:
                 if completion.echo
             ]
             guide = check_guide(completion.given_guide(), self._abilities)
-            return Prompts(ids, {"guide": guide}, builder)
+            return Prompts(ids, builder, guide)
 
         return await self._answer(request, CompletionRequest, prompts, envelope)
 
@@ -229,22 +238,27 @@ class OpenAIRoutes:
         else:
             self._stop_limits.check("stop", stops)
         prompts = to_prompts(request)
-        sampling, made, shown = request.sampling(), request.made, request.shown
+        made, shown = request.made, request.shown
+        common = EngineRequest(
+            input_ids=(),
+            sampling=request.sampling(),
+            end_id=-1 if request.ignore_eos else None,
+            return_log_probs=request.log_probs or made > shown,
+            top_log_probs=request.top_log_probs,
+            prompt_log_probs=request.prompt_log_probs,
+            adapter=adapter,
+            guide=prompts.guide,
+            images=prompts.images,
+        )
         stop_token_ids = self._stop_token_ids(request)
         planned = [
             self._generator.plan(
-                ids,
-                sampling,
+                replace(common, input_ids=ids),
                 stops,
-                ignore_eos=bool(request.ignore_eos),
-                return_log_probs=request.log_probs or made > shown,
-                top_log_probs=request.top_log_probs,
-                prompt_log_probs=request.prompt_log_probs,
-                adapter=adapter,
                 stop_token_ids=stop_token_ids,
+                visible=prompts.visible,
                 id=envelope.id,
                 endpoint=envelope.endpoint,
-                **prompts.fields,
             )
             for ids in prompts.ids
         ]
@@ -254,13 +268,13 @@ class OpenAIRoutes:
         plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
         return request, plan, [prompts.builder(place) for place in range(len(plan.requests))]
 
-    def _check_count(self, request: GenerationRequest) -> None:
+    def _check_count(self, request: OpenAIRequest) -> None:
         limit, admission = self._settings.max_sequences, self._generator.admission
         count = request.prompt_count
         field = "prompt" if count > 1 else "best_of" if request.made > request.shown else "n"
         check_count(field, count, request.made, limit, admission)
 
-    def _stop_token_ids(self, request: GenerationRequest) -> list[int]:
+    def _stop_token_ids(self, request: OpenAIRequest) -> list[int]:
         ids = request.stop_token_ids or []
         if len(ids) > self._settings.max_stop_sequences:
             raise InvalidArgument(

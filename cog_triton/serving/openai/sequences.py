@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from typing_extensions import Self
 
@@ -47,8 +48,8 @@ def plan_sequences(
     for request in prompts:
         for number in range(made):
             offset = number if seeded else len(requests)
-            seed = (request.sampling.seed + offset) & MAX_SEED
-            requests.append(replace(request, sampling=replace(request.sampling, seed=seed)))
+            seed = (request.engine.sampling.seed + offset) & MAX_SEED
+            requests.append(_with_sampling(request, seed=seed))
     return SequencePlan(requests, made, shown)
 
 
@@ -77,12 +78,12 @@ def bound_log_probs(
 
     Where the client has not `limited` the tokens, `max_tokens` is lowered to what fits.
     """
-    of_prompts = sum(len(each.input_ids) * each.prompt_log_probs for each in prompts)
-    tokens = of_prompts + sum(each.sampling.max_tokens for each in prompts)
+    of_prompts = sum(len(each.engine.input_ids) * each.engine.prompt_log_probs for each in prompts)
+    tokens = of_prompts + sum(each.engine.sampling.max_tokens for each in prompts)
     if (count := tokens * made * (top + 1)) <= MAX_LOG_PROBS:
         return prompts
     fits = (MAX_LOG_PROBS // (made * (top + 1)) - of_prompts) // len(prompts)
-    least = max(1, *(each.sampling.min_tokens for each in prompts))
+    least = max(1, *(each.engine.sampling.min_tokens for each in prompts))
     what = (
         f"log probabilities, which are {made} sequences of {len(prompts)} prompts, their tokens,"
         f" and {top} beside each; {MAX_LOG_PROBS} at most"
@@ -93,12 +94,16 @@ def bound_log_probs(
 
 
 def _lowered(request: GenerationRequest, fits: int, why: str) -> GenerationRequest:
-    sampling = request.sampling
-    if sampling.max_tokens <= fits:
+    asked = request.engine.sampling.max_tokens
+    if asked <= fits:
         return request
-    note = f"max_tokens {sampling.max_tokens} was lowered to {fits}: {why}"
-    lowered = replace(sampling, max_tokens=fits)
-    return replace(request, sampling=lowered, notes=(note, *request.notes))
+    note = f"max_tokens {asked} was lowered to {fits}: {why}"
+    return replace(_with_sampling(request, max_tokens=fits), notes=(note, *request.notes))
+
+
+def _with_sampling(request: GenerationRequest, **values: Any) -> GenerationRequest:
+    engine = request.engine
+    return replace(request, engine=replace(engine, sampling=replace(engine.sampling, **values)))
 
 
 class Sequences:

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -68,6 +68,9 @@ lint: setup ## ruff and mypy
 fmt: setup ## reformat and fix what ruff can fix
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
+
+surface: setup ## hold what users rely on to what was kept of it (ARGS=--keep: the change is meant)
+	@$(BIN)/python scripts/surface $(or $(ARGS),--check)
 
 bench: setup engine.tar ## measure the serving path against targets (ARGS="--only=NAME,NAME --quick")
 	@$(BIN)/python benchmarks/run_all.py engine.tar $(ARGS)

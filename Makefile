@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -12,7 +12,7 @@ TIMEOUT := 600
 CONFIG := configs/build/smollm2-135m-cpu.yaml
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock (PYTHON=python3.11)
 	@scripts/setup
@@ -95,6 +95,13 @@ wheels: setup ## write nix/wheels.json from the locks
 
 lock: ## resolve pyproject.toml into requirements/*.lock (needs uv)
 	@scripts/lock
+
+release: setup ## make dist/VERSION and the tag (VERSION=0.3.0 REGISTRY=host/me KEY= ARGS=--rehearse; docs/releases.md)
+	@$(BIN)/python scripts/release.py $(or $(VERSION),$(error VERSION=X.Y.Z)) $(if $(REGISTRY),--registry $(REGISTRY)) \
+	  $(if $(KEY),--key $(KEY)) $(if $(OSV),--osv $(OSV)) $(ARGS)
+
+vulnerabilities: setup ## hold the locks against known vulnerabilities (OSV=all.zip SBOM=image.spdx.json)
+	@$(BIN)/python scripts/vulnerabilities.py $(if $(OSV),--osv $(OSV)) $(if $(SBOM),--sbom $(SBOM)) $(ARGS)
 
 clean: ## remove .venv, engine.tar and all caches
 	rm -rf .venv .work dist engine.tar .mypy_cache .ruff_cache .pytest_cache .hypothesis

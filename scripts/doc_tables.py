@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import llms_txt
 import manifests
 import vllm_image_tables
+import vulnerabilities
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
@@ -147,6 +148,7 @@ TABLES = {
     "vllm image sizes": ("image-contents.md", vllm_image_tables.sizes),
     "vllm image wheels": ("image-contents.md", vllm_image_tables.wheels),
     "vllm image left out": ("image-contents.md", vllm_image_tables.left_out),
+    "not affected": ("supply-chain.md", vulnerabilities.table),
     "vllm image dropped": ("image-contents.md", vllm_image_tables.dropped),
 }
 """By mark: the page, and what makes the text between ``<!-- mark -->`` and ``<!-- /mark -->``."""

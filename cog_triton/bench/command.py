@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -11,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cog_triton.bench import export, plot, progress_line, report, server_metrics, worker_pool
+from cog_triton.bench import export, measurement, plot, progress_line, report, server_metrics
 from cog_triton.bench.http_client import Client, TransportError, split_url
+from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
-from cog_triton.bench.worker_pool import RunResult
 from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
 
@@ -51,16 +51,13 @@ class Outputs:
 
 def default_url(target: TargetName) -> str:
     """Base URL without --url: this machine, with the port of the settings."""
-    if target is TargetName.REPLICATE:
-        return "https://api.replicate.com"
     port = os.environ.get(_PORTS[target]) or KINDS[target].default_port
     return f"http://127.0.0.1:{port}"
 
 
 def api_key(target: TargetName) -> str | None:
     """API key for the target from the environment."""
-    names = {TargetName.REPLICATE: "REPLICATE_API_TOKEN", TargetName.OPENAI: "OPENAI_API_KEY"}
-    return os.environ.get(names.get(target, "")) or None
+    return (os.environ.get("OPENAI_API_KEY") or None) if target is TargetName.OPENAI else None
 
 
 def parse_inputs(pairs: Sequence[str]) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def run(
     outputs.check()
     prompts = PromptSource(levels[0]).describe()
     try:
-        runs = asyncio.run(_measure(levels, metrics_url, err))
+        runs = uvloop.run(_measure(levels, metrics_url, err))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
@@ -129,12 +126,12 @@ async def _measure(
     metrics_url: str | None,
     err: Console,
 ) -> list[plot.Level]:
-    notes = await worker_pool.warm_up(levels[0])
+    notes = await measurement.warm_up(levels[0])
     runs: list[plot.Level] = []
     for options in levels:
         before = await _scrape(options, metrics_url)
         with progress_line.display(err, options) as show:
-            done = await worker_pool.measure(options, show)
+            done = await measurement.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
         told = server_metrics.means(before or {}, after) if after is not None else {}
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton import __version__
+from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.run_metrics import RunMetrics
-from cog_triton.bench.worker_pool import RunResult
 from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
 

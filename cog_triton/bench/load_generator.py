@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,13 +37,11 @@ class Progress:
 
 @dataclass(slots=True)
 class LoadGenerator:
-    """Load generator of one process: number `part` of `parts`."""
+    """Load generator: `records` and `progress` are filled while it runs."""
 
     options: Options
     target: Target
     prompts: PromptSource
-    part: int = 0
-    parts: int = 1
     progress: Progress = field(default_factory=Progress)
     records: list[Record] = field(default_factory=list)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,6 +57,11 @@ class LoadGenerator:
         if options.unit is Unit.RPS:
             return min(int(options.rate * options.duration * 1.2) + 1, 2000)
         return min(int(options.rate) * 20, 2000)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` has ended it early."""
+        return self._stopped.is_set()
 
     def stop(self) -> None:
         """Stop: nothing more is sent, and requests in flight are cancelled."""
@@ -77,7 +81,7 @@ class LoadGenerator:
         stopping.cancel()
         driver.cancel()
         tasks = [driver, *self._tasks]
-        if self._stopped.is_set():
+        if self.stopped:
             for task in tasks:
                 task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
@@ -94,8 +98,8 @@ class LoadGenerator:
             duration=options.duration,
             requests=options.requests,
         )
-        for index in range(self.part, len(due), self.parts):
-            at = self._started + due[index]
+        for index, after in enumerate(due):
+            at = self._started + after
             await _sleep_until(at)
             self._spawn(self._send_one(index, at))
         await self._wait_for_all()
@@ -122,12 +126,12 @@ class LoadGenerator:
     async def _closed_loops(self) -> None:
         """Closed loop: `rate` users, each of whom sends the next request once answered."""
         await _sleep_until(self._started)
-        numbers = iter(range(self.part, 1 << 62, self.parts))
-        for _ in range(self.part, int(self.options.rate), self.parts):
+        numbers = itertools.count()
+        for _ in range(int(self.options.rate)):
             self._spawn(self._user(numbers))
         await self._wait_for_all()
 
-    async def _user(self, numbers: Any) -> None:
+    async def _user(self, numbers: Iterator[int]) -> None:
         due = self._started
         while not self._time_is_up(due):
             index = next(numbers)

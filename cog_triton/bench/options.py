@@ -18,7 +18,6 @@ class TargetName(str, enum.Enum):
     COG = "cog-triton"
     TRITON = "triton"
     OPENAI = "openai"
-    REPLICATE = "replicate"
 
 
 class Unit(str, enum.Enum):
@@ -63,7 +62,6 @@ class Options:
     requests: int | None = None
     arrival: Arrival = Arrival.POISSON
     batch_pause: float = 1.0
-    processes: int = 1
     warmup: int = 1
     seed: int = 0
     timeout: float = 600.0
@@ -79,19 +77,16 @@ class Options:
     model: str | None = None
     api: API = API.CHAT
     api_key: str | None = field(default=None, repr=False)
-    poll_interval: float = 0.5
     inputs: Mapping[str, Any] = field(default_factory=dict)
     slo: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validate values and their combinations; raises E1005."""
-        whole = self.unit is not Unit.RPS
         rules = {
             "rate": (self.rate > 0, "must be above 0"),
             "duration": (self.duration is None or self.duration > 0, "must be above 0"),
             "requests": (self.requests is None or self.requests > 0, "must be above 0"),
             "timeout": (self.timeout > 0, "must be above 0"),
-            "poll_interval": (self.poll_interval > 0, "must be above 0"),
             "batch_pause": (self.batch_pause >= 0, "must not be negative"),
             "tps": (self.tps is None or self.tps >= 0, "must not be negative; 0 is flat out"),
         }
@@ -100,18 +95,9 @@ class Options:
                 raise InvalidArgument(f"--{name.replace('_', '-')}={getattr(self, name)}: {rule}")
         if self.duration is None and self.requests is None:
             raise InvalidArgument("--duration, --requests: one of them must be given")
-        if whole and self.rate != int(self.rate):
+        if self.unit is not Unit.RPS and self.rate != int(self.rate):
             raise InvalidArgument(
                 f"--rate={self.rate:g}: must be a whole number with --unit {self.unit.value}"
-            )
-        if self.processes > 1 and self.unit is Unit.BATCH:
-            raise InvalidArgument(
-                f"--processes={self.processes}: a batch waits for all of it, so --unit batch is"
-                " sent by one process"
-            )
-        if self.processes > 1 and whole and self.rate < self.processes:
-            raise InvalidArgument(
-                f"--processes={self.processes}: must not be more than --rate {self.rate:g}"
             )
         if self.buffer_size is not None and self.output_method is not OutputMethod.BUFFER:
             raise InvalidArgument(

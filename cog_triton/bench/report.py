@@ -198,7 +198,7 @@ def _cell(summary: Summary, name: str, scale: float) -> str:
 
 def _generator(run: RunMetrics) -> Iterator[str]:
     own = run.generator
-    yield f"CPU of the busiest process: {own.cpu:.1%} of a core"
+    yield f"CPU: {own.cpu:.1%} of a core"
     yield f"Event-loop lag: p99 {own.lag_p99 * 1000:.1f} ms, max {own.lag_max * 1000:.1f} ms"
     yield f"Requests sent after they were due: p99 {own.late_p99 * 1000:.1f} ms"
     if own.warning:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from cog_triton.bench import slo
 from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.load_generator import lateness
+from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.percentiles import Concurrency, Summary, concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
-from cog_triton.bench.worker_pool import RunResult
 
 BUSY_CPU, BUSY_LAG_S = 0.85, 0.010
 """Thresholds beyond which the generator's own delays distort its measurements."""
@@ -45,7 +45,7 @@ class ServerMetric:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorHealth:
-    """Health of the load generator: CPU share of the busiest process, delays in seconds."""
+    """Health of the load generator: CPU as a share of a core, delays in seconds."""
 
     cpu: float
     lag_p99: float
@@ -113,7 +113,7 @@ def compute_metrics(
         rates=_rates(options, done, run.seconds),
         server=_server(options, done),
         prometheus=prometheus,
-        generator=_generator_health(run.usages, run.records),
+        generator=_generator_health(run.usage, run.records),
         notes=notes,
     )
 
@@ -169,11 +169,9 @@ def _expected(name: str, tps: float | None, record: Record) -> float | None:
     return follows.get(name)
 
 
-def _generator_health(
-    usages: Sequence[GeneratorUsage], records: Sequence[Record]
-) -> GeneratorHealth:
-    cpu = max((usage.cpu / usage.wall for usage in usages if usage.wall > 0), default=0.0)
-    lags = summarize(lag for usage in usages for lag in usage.lags)
+def _generator_health(usage: GeneratorUsage, records: Sequence[Record]) -> GeneratorHealth:
+    cpu = usage.cpu / usage.wall if usage.wall > 0 else 0.0
+    lags = summarize(usage.lags)
     late = summarize(lateness(list(records)))
     reasons = []
     if cpu > BUSY_CPU:
@@ -187,7 +185,7 @@ def _generator_health(
         whose = "" if cpu > BUSY_CPU / 2 else ", for others had this machine's cores"
         warning = (
             f"the load generator was a bottleneck: {' and '.join(reasons)}{whose}; its own delays"
-            " are in the numbers. Use --processes, a lower load or another machine"
+            " are in the numbers. Use a lower load, or another machine"
         )
     return GeneratorHealth(
         cpu,

@@ -16,11 +16,31 @@ from cog_triton.system.terminal import coded_errors, err
 _DEFAULT_DURATION_S = 30.0
 _LOAD, _REQUESTS, _OUTPUT = "Load", "Requests", "Output"
 
+_GONE = {
+    "processes": "one process sends all, some 65,000 events a second (docs/bench.md); for more, run"
+    " bench on several machines at once, each with a --seed of its own, and add their rates up",
+    "compare": "went; the files of --json have every number by name: compare them with jq",
+    "replicate": "the target replicate went; measure the image where you can run it with --target"
+    " cog-triton, and read metrics of Replicate's own answers",
+}
+"""What to use in the place of options of earlier versions."""
+
+
+def _target(name: str) -> TargetName:
+    if name == "replicate":
+        with coded_errors():
+            raise InvalidArgument(f"--target={name}: {_GONE['replicate']}")
+    try:
+        return TargetName(name)
+    except ValueError:
+        names = ", ".join(target.value for target in TargetName)
+        raise typer.BadParameter(f"{name!r} is not one of {names}.") from None
+
 
 def bench(
     target: Annotated[
         TargetName,
-        typer.Option(metavar="API", help="cog-triton, triton, openai or replicate."),
+        typer.Option(metavar="API", help="cog-triton, triton or openai.", parser=_target),
     ] = TargetName.COG,
     url: Annotated[
         str | None,
@@ -28,7 +48,7 @@ def bench(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Of triton: ensemble, or tensorrt_llm directly; of openai, replicate."),
+        typer.Option(help="Of triton: ensemble, or tensorrt_llm directly; of openai, a model."),
     ] = None,
     unit: Annotated[
         Unit,
@@ -79,12 +99,6 @@ def bench(
         int,
         typer.Option(help="Random seed of arrivals, lengths and prompts.", rich_help_panel=_LOAD),
     ] = 0,
-    processes: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Processes of the load generator.", rich_help_panel=_LOAD
-        ),
-    ] = 1,
     timeout: Annotated[
         float, typer.Option(help="Seconds for an answer.", rich_help_panel=_LOAD)
     ] = 600.0,
@@ -164,10 +178,6 @@ def bench(
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
-    poll_interval: Annotated[
-        float,
-        typer.Option(help="Seconds between polls of replicate.", rich_help_panel=_REQUESTS),
-    ] = 0.5,
     slo: Annotated[
         str,
         typer.Option(
@@ -195,14 +205,6 @@ def bench(
         Path | None,
         typer.Option("--plot", help="Plots as PNG; needs matplotlib.", rich_help_panel=_OUTPUT),
     ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            metavar="OLD NEW",
-            help="Compare two files of --json; measures nothing.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -213,6 +215,9 @@ def bench(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    processes: Annotated[int, typer.Option(hidden=True)] = 1,
+    poll_interval: Annotated[float | None, typer.Option(hidden=True)] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure a served model: latency, throughput and server metrics.
 
@@ -225,16 +230,15 @@ def bench(
     Example: cog-triton bench --target openai --sweep 1,2,4,8 --plot sweep.png
     """
     from cog_triton.bench import command, length_distribution
-    from cog_triton.bench import compare as comparing
     from cog_triton.bench import slo as objectives
 
     with coded_errors():
+        if processes != 1:
+            raise InvalidArgument(f"--processes={processes}: {_GONE['processes']}")
         if compare is not None:
-            console = Console(highlight=False, emoji=False)
-            console.print(comparing.table(*compare))
-            for line in comparing.differences(*compare):
-                console.print(f"differs: {line}", markup=False)
-            return
+            raise InvalidArgument(f"--compare={compare[0]}: {_GONE['compare']}")
+        if poll_interval is not None:
+            raise InvalidArgument(f"--poll-interval={poll_interval:g}: {_GONE['replicate']}")
         options = Options(
             url=url or command.default_url(target),
             target=target,
@@ -247,7 +251,6 @@ def bench(
             batch_pause=batch_pause,
             warmup=warmup,
             seed=seed,
-            processes=processes,
             timeout=timeout,
             input_lengths=length_distribution.parse("--n-input-tokens", n_input_tokens),
             output_lengths=(
@@ -264,7 +267,6 @@ def bench(
             stream=stream,
             ignore_eos=ignore_eos,
             inputs=command.parse_inputs(inputs or []),
-            poll_interval=poll_interval,
             slo=objectives.parse(slo),
         )
         levels = [options]

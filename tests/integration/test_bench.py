@@ -153,7 +153,7 @@ def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[s
 @pytest.mark.parametrize(
     ("target", "more"),
     [
-        ("cog-triton", ["--processes", "2"]),
+        ("cog-triton", []),
         ("triton", []),
         ("triton", ["--model", "tensorrt_llm"]),
         ("openai", []),

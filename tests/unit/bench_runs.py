@@ -7,9 +7,9 @@ from typing import Any
 
 from cog_triton.bench import length_distribution
 from cog_triton.bench.generator_usage import GeneratorUsage
+from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import OK, Record
-from cog_triton.bench.worker_pool import RunResult
 
 START = 1000.0
 
@@ -46,4 +46,4 @@ def run(*records: Record, cpu: float = 0.5, lag: float = 0.001, **changes: Any) 
     ended = max(item.ended for item in records)
     usage = GeneratorUsage(cpu=cpu, wall=10.0, lags=array("d", [lag] * 10))
     values = {"notes": (), "started": START, "ended": ended, "interrupted": False, **changes}
-    return RunResult(records=list(records), usages=[usage], **values)
+    return RunResult(records=list(records), usage=usage, **values)

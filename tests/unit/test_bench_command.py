@@ -71,7 +71,7 @@ def test_the_command_line_of_the_original(
 def test_json_csv_and_plot_files_are_written(server: ScriptedServer, tmp_path: Path) -> None:
     code, _ = run(
         *("--url", server.url, "--unit", "concurrency", "--rate", 2, "--requests", 6),
-        *("--processes", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"),
+        *("--processes", 1, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"),
         *("--n-input-tokens", "uniform:3-5", "--input", "max_tokens=7"),
     )
     assert code == 0
@@ -84,9 +84,6 @@ def test_json_csv_and_plot_files_are_written(server: ScriptedServer, tmp_path: P
     assert {item["max_tokens"] for item in posted} == {7}
     assert all(3 <= len(item["prompt"].split()) <= 5 for item in posted)
     assert len({item["prompt"] for item in posted}) > 3
-    code, said = run("--compare", tmp_path / "a.json", tmp_path / "a.json")
-    assert code == 0
-    assert "same" in said
 
 
 def test_a_sweep_measures_each_concurrency(server: ScriptedServer) -> None:
@@ -159,44 +156,12 @@ def test_ctrl_c_reports_the_requests_so_far() -> None:
     assert "Requests: interrupted; 2 completed, 0 failed, 1 cut off" in said
 
 
-def test_workers_end_when_their_parent_is_killed(server: ScriptedServer) -> None:
-    process = subprocess.Popen(
-        [*BENCH, server.url, "--duration", "60", "--rate", "20"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        arrived(server, 6)  # beyond what the parent asks for itself
-        children = _children(process.pid)
-        assert children
-    finally:
-        process.kill()
-        process.wait()
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() and _alive(pid) for pid in children):
-            return
-        time.sleep(0.1)
-    raise AssertionError("a load generator outlived its parent")
-
-
 def arrived(server: ScriptedServer, count: int) -> None:
-    """Wait for that many requests, past the start of two processes on a busy machine."""
+    """Wait for that many requests, past the start of a process on a busy machine."""
     deadline = time.monotonic() + 60
     while len(server.requests) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(word) for word in text.split()]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
@@ -230,7 +195,10 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
         ("--sweep 1,2 --rate 3", "--sweep: sets"),
         ("--input x", "--input='x': must be NAME=VALUE"),
         ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
-        ("--target replicate --model a/b", "E1007 Unauthorized: REPLICATE_API_TOKEN is not set"),
+        ("--target replicate --model a/b", "E1005 InvalidArgument: --target=replicate: the target"),
+        ("--processes 4", "E1005 InvalidArgument: --processes=4: one process sends all"),
+        ("--compare a.json b.json", "E1005 InvalidArgument: --compare=a.json: went; the files of"),
+        ("--poll-interval 2", "--poll-interval=2: the target replicate went"),
         ("--prompt-file /nowhere.jsonl", "--prompt-file='/nowhere.jsonl': cannot be read"),
         ("--tokenizer /nowhere", "E2102"),
         ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),

@@ -263,27 +263,12 @@ def test_a_stop_cancels_running_requests(unit: Unit) -> None:
     assert {record.status for record in records} == {CUT}
 
 
-@pytest.mark.parametrize("unit", [Unit.RPS, Unit.CONCURRENCY])
-def test_processes_share_the_requests_without_overlap(unit: Unit) -> None:
-    async def part(number: int) -> list[Record]:
-        own = options(unit=unit, rate=200.0, requests=50)
-        generator = LoadGenerator(own, Slow(0, most=9), PromptSource(own), number, 3)
-        await generator.run(now())
-        return generator.records
-
-    parts = [asyncio.run(part(number)) for number in range(3)]
-    indexes = sorted(record.index for records in parts for record in records)
-    assert indexes == list(range(50))
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"rate": 0.0}, r"--rate=0.0: must be above 0"),
         ({"rate": 1.5, "unit": Unit.BATCH}, r"--rate=1.5: must be a whole number"),
         ({"requests": None}, "one of them must be given"),
-        ({"processes": 2, "unit": Unit.BATCH}, "sent by one process"),
-        ({"processes": 3, "unit": Unit.CONCURRENCY, "rate": 2.0}, "must not be more than --rate"),
         ({"buffer_size": 4}, "goes with --output-method buffer"),
         ({"tps": -1.0}, "must not be negative"),
         ({"duration": 0.0}, "--duration=0.0: must be above 0"),

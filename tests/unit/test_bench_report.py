@@ -11,17 +11,15 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bench_runs import options, record, run
-from rich.console import Console
 
-from cog_triton.bench import compare, export, length_distribution, plot, report
+from cog_triton.bench import export, length_distribution, plot, report
+from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options, OutputMethod, Unit
 from cog_triton.bench.request_record import CUT, FAILED
 from cog_triton.bench.run_metrics import compute_metrics
-from cog_triton.bench.worker_pool import RunResult
 from cog_triton.errors import InvalidArgument, MissingExtra
 
 GOLDEN = Path(__file__).parent / "golden" / "bench"
@@ -156,45 +154,6 @@ def test_csv_has_a_line_for_each_request() -> None:
     assert rows[0]["pieces"] == "2"
     assert rows[1]["output_tokens"] == ""
     assert (rows[3]["scheduled_s"], rows[3]["sent_s"], rows[3]["e2el_s"]) == ("2.000000", "", "")
-
-
-def saved(path: Path, scale: float, **changes: Any) -> Path:
-    """A measurement that takes `scale` times as long."""
-    own = options(rate=4.0, **changes)
-    records = [record(i, i * scale, *(scale * (i + at) for at in (0.5, 1.0))) for i in range(4)]
-    path.write_text(export.as_json(own, [(own, compute_metrics(own, run(*records), {}))]))
-    return path
-
-
-def compared(*paths: Path) -> str:
-    out = io.StringIO()
-    Console(file=out, width=200).print(compare.table(paths[0], paths[1]))
-    return out.getvalue()
-
-
-def test_comparison_of_two_measurements(tmp_path: Path) -> None:
-    fast, slow = saved(tmp_path / "a.json", 1.0, seed=1), saved(tmp_path / "b.json", 2.0, seed=2)
-    cells = {row[2]: row for row in _rows(compared(fast, slow))}
-    assert cells["request throughput, /s"][3:7] == ["1.000", "0.500", "0.500", "A"]
-    assert cells["TTFT mean, ms"][3:7] == ["500.000", "1000.000", "2.000", "A"]
-    assert cells["failure rate"][5:7] == ["-", "same"]
-    assert "B" in {line[6] for line in _rows(compared(slow, fast))}
-    assert {line[6] for line in _rows(compared(fast, fast))} == {"same"}
-    assert compare.differences(fast, slow) == ["seed: 1, 2"]
-
-
-def _rows(text: str) -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines()]
-    return [row for row in rows if len(row) > 6]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 2, "runs": [1]}'])
-def test_invalid_files_to_compare_are_refused(content: str, tmp_path: Path) -> None:
-    good, bad = saved(tmp_path / "a.json", 1.0), tmp_path / "bad.json"
-    bad.write_text(content)
-    for pair in ((good, bad), (bad, good), (good, tmp_path / "none.json")):
-        with pytest.raises(InvalidArgument, match="--compare="):
-            compare.table(*pair)
 
 
 def test_output_files_are_checked_before_measuring(tmp_path: Path) -> None:

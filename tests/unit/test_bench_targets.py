@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-import http_replies
 import pytest
 from bench_runs import options
 from scripted_server import Answer, Part, Request, event, serving, stream, whole
@@ -370,110 +368,6 @@ def test_openai_invalid_options_are_refused() -> None:
     assert "name one of the server's: a, b" in refusal(by_path(of_openai("a", "b"), CHAT), **OPENAI)
     no_key = {"/v1/models": whole(b"{}", "401 Unauthorized")}
     assert "E1007 Unauthorized" in refusal(by_path(no_key, CHAT), **OPENAI)
-
-
-class LookAlike:
-    """Replicate's API as its documents have it: create, stream, poll; not the service itself."""
-
-    def __init__(self, status: str = "succeeded", *, streams: bool = True) -> None:
-        self.status, self.streams = status, streams
-        self.created: list[tuple[str, Any]] = []
-        self.polls = 0
-        self.url = ""
-
-    def __call__(self, request: BaseHTTPRequestHandler) -> None:
-        if request.headers["Authorization"] != "Bearer r8_key":
-            http_replies.reply(request, 401, b'{"detail": "Unauthenticated"}')
-        elif request.command == "POST":
-            size = int(request.headers["Content-Length"])
-            self.created.append((request.path, json.loads(request.rfile.read(size))))
-            self.reply(request, 201, "starting")
-        elif request.path == "/stream":
-            assert request.headers["Accept"] == "text/event-stream"
-            text = "event: output\nid: 1:0\ndata: a\n\nevent: output\nid: 2:0\ndata: b\ndata: c\n\n"
-            body = f"{text}event: done\nid: 3:0\ndata: {{}}\n\n".encode()
-            http_replies.reply(request, 200, body, **{"Content-Type": "text/event-stream"})
-        elif request.path == "/get":
-            self.polls += 1
-            self.reply(request, 200, self.status if self.polls > 1 else "processing")
-        else:
-            http_replies.reply(request, 200 if "/me/" in request.path else 404, b"{}")
-
-    def reply(self, request: BaseHTTPRequestHandler, code: int, status: str) -> None:
-        urls = {"get": f"{self.url}/get"} | (
-            {"stream": f"{self.url}/stream"} if self.streams else {}
-        )
-        metrics = {"predict_time": 0.4, "output_token_count": 5} if self.polls > 1 else {}
-        body = {"id": "x", "status": status, "urls": urls, "metrics": metrics}
-        if status == "failed":
-            body["error"] = "E1001 PromptRequired: blank"
-        http_replies.reply(request, code, json.dumps(body).encode())
-
-    def measured(self, **changes: Any) -> tuple[Record, Any]:
-        with http_replies.serving(self) as self.url:
-            values = {
-                "target": TargetName.REPLICATE,
-                "model": "me/small",
-                "api_key": "r8_key",
-                "poll_interval": 0.01,
-                **changes,
-            }
-            return asyncio.run(_measure(self.url, ASKED, values))
-
-
-def test_replicate_predictions_are_streamed() -> None:
-    server = LookAlike()
-    record, _ = server.measured()
-    assert (record.status, record.error) == (OK, "")
-    assert record.pieces == 2
-    assert record.output_tokens == 5
-    assert record.sent < record.times[0] <= record.ended
-    assert record.server["predict_time"] == 0.4
-    body = {"input": {"prompt": "one two", "max_tokens": 5}, "stream": True}
-    assert server.created == [("/v1/models/me/small/predictions", body)]
-
-
-@pytest.mark.parametrize(
-    ("model", "path", "version"),
-    [
-        ("me/small:abc123", "/v1/predictions", "abc123"),
-        ("deployments/me/small", "/v1/deployments/me/small/predictions", None),
-    ],
-)
-def test_replicate_predictions_are_polled(model: str, path: str, version: str | None) -> None:
-    server = LookAlike()
-    record, _ = server.measured(model=model, stream=False, ignore_eos=True)
-    assert (record.status, record.ttft, record.output_tokens) == (OK, None, 5)
-    assert server.polls == 2
-    ((found, body),) = server.created
-    assert (found, body.get("version")) == (path, version)
-    assert body["input"]["min_tokens"] == 5
-
-
-def test_replicate_without_streaming_is_polled() -> None:
-    record, target = LookAlike(streams=False).measured()
-    assert (record.status, record.ttft) == (OK, None)
-    assert any("does not stream" in note for note in target.notes)
-
-
-def test_replicate_failed_prediction_has_a_code() -> None:
-    record, _ = LookAlike("failed").measured()
-    assert (record.status, record.code) == (FAILED, "E1001")
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"api_key": None}, "E1007 .*REPLICATE_API_TOKEN is not set"),
-        ({"api_key": "wrong"}, "E1007 .*is refused"),
-        ({"model": None}, "E1005 .*must be OWNER/NAME"),
-        ({"model": "small"}, "E1005 .*must be OWNER/NAME"),
-        ({"model": "you/small"}, "E1400 .*HTTP 404"),
-    ],
-)
-def test_replicate_invalid_options_are_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(CogTritonError, match=says):
-        LookAlike().measured(**changes)
 
 
 def test_api_keys_are_not_in_outputs() -> None:

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 RUN_WITH_M = {
     "cog_triton": "the cog-triton command",
     "cog_triton.backend.engine_process": "an engine, beside the stubs that serve it",
-    "cog_triton.bench.worker": "a process of the load generator",
     "cog_triton.builder.canary_run": "a built engine, asked for its canary",
     "cog_triton.builder.job": "a build in a process of its own",
     "cog_triton_prune": "pruning, in image builds that have no other command",

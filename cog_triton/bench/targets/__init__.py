@@ -7,14 +7,12 @@ from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.targets.base import Target
 from cog_triton.bench.targets.cog import CogTarget
 from cog_triton.bench.targets.openai import OpenAITarget
-from cog_triton.bench.targets.replicate import ReplicateTarget
 from cog_triton.bench.targets.triton import TritonTarget
 
 KINDS: dict[TargetName, type[Target]] = {
     TargetName.COG: CogTarget,
     TargetName.TRITON: TritonTarget,
     TargetName.OPENAI: OpenAITarget,
-    TargetName.REPLICATE: ReplicateTarget,
 }
 
 

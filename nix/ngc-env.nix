@@ -53,6 +53,7 @@
     OPAL_PREFIX = "/opt/hpcx/ompi"; # [ngc] where Open MPI was moved to
     TRT_ROOT = "/usr/local/tensorrt"; # [trtllm]
     TRT_VERSION = versions.tensorrt; # [trtllm]
+    CUDA_VERSION = versions.cuda; # [cuda] held against the driver's at every start
     CUDA_HOME = "/usr/local/cuda"; # [ngc]
     CUDA_MODULE_LOADING = "LAZY"; # [ngc] kernels are loaded when first used
     _CUDA_COMPAT_PATH = "/usr/local/cuda/compat"; # [ngc]

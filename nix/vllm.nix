@@ -122,6 +122,7 @@ image {
     NVIDIA_DRIVER_CAPABILITIES = "compute,utility";
     # CUDA 13.0's own requirement, which the container toolkit checks before it starts anything.
     NVIDIA_REQUIRE_CUDA = "cuda>=13.0";
+    CUDA_VERSION = version "nvidia-cuda-runtime";
   };
   labels = {
     "cog-triton.sm" = list;
@@ -130,6 +131,7 @@ image {
     "cog-triton.triton" = "nvidia-pytriton ${wheels.versions.nvidia-pytriton}";
     "cog-triton.vllm" = version "vllm";
     "cog-triton.torch" = version "torch";
+    "cog-triton.cuda" = version "nvidia-cuda-runtime";
     "cog-triton.driver" = ">=580";
     "run.cog.version" = wheels.versions.cog;
   };

@@ -13,14 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton.artifact import engine_manifest
+from cog_triton.artifact import cuda_support, engine_manifest
 from cog_triton.errors import EngineIncompatible
-from cog_triton.system.gpus import visible_gpus
+from cog_triton.system import nvidia_driver
+from cog_triton.system.gpus import hidden, visible_gpus
 from cog_triton.system.machine import Machine
 
 # The architectures of nix/archs.nix, each with images cog-triton-runner-SM and -runner-vllm-SM.
 RUNNER_SMS = (80, 86, 89, 90, 100, 103, 120)
 _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "tensorrt": "TensorRT"}
+
+
+def require_image(image_sm: str | None) -> None:
+    """Raise E1305 unless the image that this runs in can use the driver and the GPUs here.
+
+    Nothing is asked of a driver in an image for the CPU, or if CUDA_VISIBLE_DEVICES hides all.
+    """
+    cuda = cuda_support.cuda_of_image()
+    if cuda and image_sm != "cpu" and not hidden() and nvidia_driver.devices():
+        cuda_support.require_driver(cuda, nvidia_driver.installed(), "this image")
+    require_gpu(image_sm)
 
 
 def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:

@@ -25,6 +25,7 @@ def prepared(
     settings: Settings, name: ModelName | None, family: str | None, update: bool, repo: Path | None
 ) -> Settings:
     """`settings` for what is to be served, once that is fetched and converted."""
+    from cog_triton.artifact.compatibility import require_image
     from cog_triton.builder.cancellation import cancellable
     from cog_triton.errors import BuildCancelled
     from cog_triton.models.preparation import (
@@ -36,6 +37,8 @@ def prepared(
     from cog_triton.system.work_dir import require_usable
     from cog_triton.triton.serve_config import load_serve_config
 
+    if settings.cog_triton_engine is None:
+        require_image(settings.cog_triton_sm)
     if settings.cog_triton_config is not None:
         load_serve_config(settings.cog_triton_config)  # what is wrong there needs no download
     named = name or (None if repo is not None else default_model(settings))

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cog_triton.artifact import cuda_support
 from cog_triton.doctor import engine_check, hardware, model_check, software
 from cog_triton.doctor.check_result import Check, State, fail, ok
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
@@ -52,7 +53,7 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     yield hardware.gpu(settings.cog_triton_sm, gpus)
     here = [] if isinstance(gpus, EngineIncompatible) else gpus
     if here or settings.cog_triton_sm not in (None, "", "cpu"):
-        yield software.cuda_driver()
+        yield software.cuda_driver(cuda_support.cuda_of_image(), "this image", compat=False)
     model = wanted if wanted is not None and model_check.is_model(wanted) else None
     path = _configured(settings) if wanted is None else None if model else Path(wanted)
     needs, checked = None, None

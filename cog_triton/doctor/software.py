@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from cog_triton.artifact import cuda_support
 from cog_triton.doctor.check_result import Check, fail, ok, warn
-from cog_triton.errors import TritonStartFailed
+from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings
+from cog_triton.system import nvidia_driver
 from cog_triton.system.machine import backends_in
 from cog_triton.triton import launch
 from cog_triton.triton.installation import TritonInstallation, missing_libpython
@@ -64,31 +65,24 @@ def backends(triton: TritonInstallation) -> Check:
     return ok("backends", ", ".join(found))
 
 
-def cuda_driver(image: str | None = os.environ.get("CUDA_VERSION")) -> Check:
-    """Check the driver's CUDA version against the image's (CUDA_VERSION)."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+def cuda_driver(cuda: str | None, what: str, gpus: Sequence[str] = (), *, compat: bool) -> Check:
+    """Check the driver against `cuda` in `what`, as `cuda_support.require_driver` does."""
+    here = nvidia_driver.installed()
+    if here.cuda is None and here.version is None:
         return warn(
             "CUDA driver",
             "no libcuda.so.1: engines for the CPU only",
             "for a GPU install NVIDIA's driver, and start containers with --gpus=all",
         )
-    number = ctypes.c_int()
-    code = library.cuDriverGetVersion(ctypes.byref(number))
-    if code:
-        return fail("CUDA driver", f"CUDA error {code}", "reinstall NVIDIA's driver")
-    here = (number.value // 1000, number.value % 1000 // 10)
-    text = f"CUDA {here[0]}.{here[1]}"
-    if not image:
-        return ok("CUDA driver", text)
-    wanted = tuple(int(part) for part in image.split(".")[:2] if part.isdecimal())
-    found = f"{text}; this image has CUDA {image}"
-    if here[:1] < wanted[:1]:
-        return fail("CUDA driver", found, "update NVIDIA's driver, or use an older image")
-    if here < wanted:
-        return warn("CUDA driver", found, "update NVIDIA's driver if kernels do not load")
-    return ok("CUDA driver", found)
+    if cuda is None:
+        return ok("CUDA driver", str(here))
+    try:
+        remark = cuda_support.require_driver(cuda, here, what, gpus, compat=compat)
+    except EngineIncompatible as error:
+        return fail("CUDA driver", error.detail, "see docs/images.md, Drivers")
+    if remark is not None:
+        return warn("CUDA driver", remark, "update NVIDIA's driver to be sure")
+    return ok("CUDA driver", f"{here}; {what} has CUDA {cuda}")
 
 
 def mpirun(settings: Settings, ranks: int) -> Check:

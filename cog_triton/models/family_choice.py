@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from cog_triton.artifact import cuda_support
 from cog_triton.errors import EngineIncompatible, InvalidArgument, MissingExtra, TritonStartFailed
 from cog_triton.models.model_name import ModelName
 from cog_triton.packages.vllm_environment import VLLMEnvironment
@@ -53,8 +54,12 @@ def find_vllm(work_dir: Path) -> VLLMInstallation | None:
     return VLLMInstallation(site, environment.python)
 
 
-def choose(name: ModelName, forced: str | None, work_dir: Path) -> FamilyChoice:
+def choose(
+    name: ModelName, forced: str | None, work_dir: Path, *, on_cpu: bool = False
+) -> FamilyChoice:
     """The family for a model that is no engine yet; `forced` is the user's own choice.
+
+    In an image for the CPU, `on_cpu`, GPUs are not looked for.
 
     Raises:
         InvalidArgument: `forced` is no family, or takes no such model.
@@ -68,7 +73,7 @@ def choose(name: ModelName, forced: str | None, work_dir: Path) -> FamilyChoice:
         )
     if forced not in (None, *FAMILIES):
         raise InvalidArgument(f"--family {forced!r}: must be one of {', '.join(FAMILIES)}")
-    gpus = visible_gpus()
+    gpus = [] if on_cpu or forced == "openvino" else visible_gpus()
     if forced == "vllm" and not gpus:
         raise EngineIncompatible("--family vllm: this machine has no NVIDIA GPU that CUDA can see")
     if name.kind in ("gguf", "package"):
@@ -82,6 +87,7 @@ def choose(name: ModelName, forced: str | None, work_dir: Path) -> FamilyChoice:
     if forced == "openvino":
         return FamilyChoice("openvino", "--family says so", "without that: by machine")
     if vllm is not None and gpus:
+        cuda_support.require_packages([str(vllm.site)], f"vLLM in {vllm.site}")
         why = "--family says so" if forced else "this machine has a GPU and vLLM"
         return FamilyChoice("vllm", why, "for the CPU: --family openvino", vllm)
     if forced == "vllm":

@@ -96,6 +96,7 @@ class Preparation:
         self._echo = echo
         self._family = family
         self._update = update
+        self._on_cpu = settings.cog_triton_sm == "cpu"
         self._plain_http = settings.plain_http_registries
 
     def prepare(self, name: ModelName) -> Prepared:
@@ -109,7 +110,7 @@ class Preparation:
             self._echo(name.remark)
         if name.kind == "engine":
             return self._engine(name)
-        choice = family_choice.choose(name, self._family, self._work_dir)
+        choice = family_choice.choose(name, self._family, self._work_dir, on_cpu=self._on_cpu)
         if name.kind == "hub":
             return self._hub(name, choice)
         self._say(name.text, choice)
@@ -137,7 +138,7 @@ class Preparation:
                 f"--family {self._family}: {name.text} is an engine,{its}: leave --family out"
             )
         family = name.family or _family_of_tar(name)
-        if family == "openvino" or (family is None and not visible_gpus()):
+        if family == "openvino" or (family is None and (self._on_cpu or not visible_gpus())):
             provide(OPENVINO, self._packages, self._echo)
         found = family_choice.find_vllm(self._work_dir) if family == "vllm" else None
         weights = str(name.path or self._pinned(name.text))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from cog_triton import __version__, errors
-from cog_triton.artifact.compatibility import require_gpu
+from cog_triton.artifact.compatibility import require_image
 from cog_triton.serving.cog_environment import cog_environment, engine_environment
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, still_starting
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
@@ -89,7 +89,7 @@ class CogServer:
         """
         settings = self._settings
         if settings.cog_triton_engine is None:
-            require_gpu(settings.cog_triton_sm)
+            require_image(settings.cog_triton_sm)
         require_usable(settings.work_dir)
         prediction_directory.require_usable(user_namespace=not settings.mpi_hosts)
         open_files.raise_soft_limit()

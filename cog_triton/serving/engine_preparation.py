@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton.artifact import compatibility
+from cog_triton.artifact import compatibility, cuda_support
 from cog_triton.download.redaction import redact_address
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
@@ -99,7 +100,7 @@ async def open_configured(
 ) -> tuple[EngineFamily, ServeConfig]:
     """Fetch and open the engine; returns it with its serve config, which settings add to."""
     if settings.cog_triton_engine is None:
-        compatibility.require_gpu(settings.cog_triton_sm)
+        compatibility.require_image(settings.cog_triton_sm)
     require_usable(settings.work_dir)
     config = find_serve_config(settings.cog_triton_config)
     family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
@@ -112,6 +113,8 @@ async def open_configured(
         if settings.lws_leader_address and family.nodes > 1:
             more[LEADER] = settings.lws_leader_address
         python = settings.cog_triton_vllm_python
+        sites = python.parents[1].glob("lib/python3.*/site-packages") if python else sys.path
+        cuda_support.require_packages([*map(str, sites)], "vLLM")
         if python and "engine_python" not in config.arguments_of(ENGINE_MODEL):
             more["engine_python"] = str(python)
     return family, config.with_overrides(ENGINE_MODEL, more) if more else config

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from cog_triton.artifact.compatibility import require_gpu
+from cog_triton.artifact.compatibility import require_image
 from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
@@ -115,7 +115,7 @@ async def _model_repository(
                 f"--model-repo={str(repository)!r}: must be a directory of Triton models, each with"
                 " its config.pbtxt"
             )
-        require_gpu(settings.cog_triton_sm)
+        require_image(settings.cog_triton_sm)
         require_usable(settings.work_dir)
         run_dir = fresh_run_dir(settings.work_dir)
         secrets = os.environ.keys() - SERVER_KEYS

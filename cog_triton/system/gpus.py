@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 from cog_triton.errors import EngineIncompatible
+from cog_triton.system import nvidia_driver
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 """Variable of the GPUs that a process may use, in their order."""
@@ -13,13 +15,31 @@ _CAPABILITY_MINOR = 76
 _CUDA_SUCCESS = 0
 _CUDA_ERROR_NO_DEVICE = 100
 _MAX_NAME = 256
+_NONE = ("", "-1", "NoDevFiles")
+# Of cuda.h's CUresult.
+_MEANINGS = {
+    3: "CUDA cannot be initialized",
+    34: "libcuda is a stub",
+    802: "the NVLink fabric is not ready: start nvidia-fabricmanager",
+    803: "libcuda and the driver are of versions that do not go together",
+    804: "the forward compatibility library (cuda-compat) is for data centre GPUs alone",
+    999: "the driver failed; see dmesg",
+}
+
+
+def hidden() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES hides all GPUs, which chooses the CPU."""
+    return os.environ.get(VISIBLE_GPUS) in _NONE
 
 
 def visible_gpus() -> list[int]:
-    """SM of each GPU in CUDA's order, as 90 for 9.0; empty without GPU or driver.
+    """SM of each GPU in CUDA's order, as 90 for 9.0; empty without an NVIDIA GPU.
+
+    An empty CUDA_VISIBLE_DEVICES hides all, and nothing is asked then.
 
     Raises:
-        EngineIncompatible: the driver fails; carries CUDA's error number.
+        EngineIncompatible: an NVIDIA GPU is here that CUDA cannot use, so that nothing falls back
+            to the CPU in silence; carries the driver's version and what to do.
     """
     return [_capability(cuda, index) for cuda, index in _devices()]
 
@@ -34,18 +54,41 @@ def gpu_memory() -> list[int]:
     return [_memory(cuda, index) for cuda, index in _devices()]
 
 
+def free_memory() -> list[int | None]:
+    """Bytes free on each GPU of `visible_gpus`, None where unknown; raises as that does."""
+    return [nvidia_driver.free_memory(_bus_id(cuda, index)) for cuda, index in _devices()]
+
+
 def _devices() -> list[tuple[ctypes.CDLL, int]]:
+    if hidden():
+        return []
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
+        _require_none("there is no libcuda.so.1")
         return []
+    count = ctypes.c_int()
     try:
         _call(cuda, "cuInit", 0)
-        count = ctypes.c_int()
         _call(cuda, "cuDeviceGetCount", ctypes.byref(count))
     except _NoDevice:
+        _require_none(f"CUDA finds no GPU (error {_CUDA_ERROR_NO_DEVICE})")
         return []
     return [(cuda, index) for index in range(count.value)]
+
+
+def _require_none(problem: str) -> None:
+    """Raise E1305 if there is an NVIDIA GPU, which `problem` keeps CUDA from."""
+    if here := nvidia_driver.devices():
+        raise EngineIncompatible(
+            f"{', '.join(here)} is here, {nvidia_driver.installed()}, and {problem}: {_ADVICE}"
+        )
+
+
+_ADVICE = (
+    "start containers with --gpus=all (NVIDIA_DRIVER_CAPABILITIES=compute,utility), set"
+    f" {VISIBLE_GPUS}= (empty) to serve on the CPU, or update NVIDIA's driver"
+)
 
 
 class _NoDevice(Exception):
@@ -72,12 +115,20 @@ def _memory(cuda: ctypes.CDLL, index: int) -> int:
     return size.value
 
 
+def _bus_id(cuda: ctypes.CDLL, index: int) -> str:
+    text = ctypes.create_string_buffer(_MAX_NAME)
+    _call(cuda, "cuDeviceGetPCIBusId", text, _MAX_NAME, index)
+    return text.value.decode("utf-8", "replace")
+
+
 def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
     code = cuda[name](*arguments)
     if code == _CUDA_ERROR_NO_DEVICE:
         raise _NoDevice
     if code != _CUDA_SUCCESS:
+        why = f", {_MEANINGS[code]}" if code in _MEANINGS else ""
         raise EngineIncompatible(
-            f"NVIDIA's driver answers {name} with CUDA error {code}: it may be too old for this"
-            " image's CUDA, whose driver floor is in the label cog-triton.driver"
+            f"NVIDIA's driver answers {name} with CUDA error {code}{why}; here is"
+            f" {nvidia_driver.installed()}, which may be too old for this image's CUDA (its floor"
+            f" is the label cog-triton.driver): {_ADVICE}"
         )

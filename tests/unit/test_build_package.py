@@ -32,7 +32,8 @@ class Driver:
         self._gpus = gpus
 
     def __call__(self, name: str) -> Driver:
-        assert name == "libcuda.so.1"
+        if name != "libcuda.so.1":
+            raise OSError(name)
         return self
 
     def __getitem__(self, name: str) -> Callable[..., int]:

@@ -20,6 +20,8 @@ from cog_triton.engines.base import StepEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import OWNER, STEPS, TOKENS
 from cog_triton.errors import CogTritonError
+from cog_triton.ipc.connection import Connection as Control
+from cog_triton.keeper.keeper_messages import Stop
 from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
 
@@ -28,9 +30,9 @@ _STATS_PERIOD_S = 0.1
 
 
 def run_engine(
-    engine: StepEngine, control: Connection, listener: socket.socket, progress: SharedTime
+    engine: StepEngine, control: Control, listener: socket.socket, progress: SharedTime
 ) -> None:
-    """Serve `engine` to who connects to `listener`, until `control` brings None.
+    """Serve `engine` to who connects to `listener`, until `control` brings `Stop`.
 
     `progress` is set to when the next step is due. Raises EOFError or OSError when the process at
     the other end of `control` is gone.
@@ -46,7 +48,7 @@ class _EngineLoop:
     def __init__(
         self,
         engine: StepEngine,
-        control: Connection,
+        control: Control,
         listener: socket.socket,
         progress: SharedTime,
     ) -> None:
@@ -84,8 +86,9 @@ class _EngineLoop:
     def close(self) -> None:
         for peer in self._peers:
             peer.close()
-        for connection in (*self._strangers, self._control):
+        for connection in self._strangers:
             connection.close()
+        self._control.close()
         self._listener.close()
 
     def _tell_due(self, wait: float | None, *, held: bool) -> None:
@@ -105,14 +108,14 @@ class _EngineLoop:
 
     def _receive_all(self, wait: float | None) -> bool:
         """Wait, then take one message of each peer that has one; returns whether to go on."""
-        sources: list[Peer | Connection | socket.socket]
+        sources: list[Peer | Connection | Control | socket.socket]
         sources = [*self._peers, *self._strangers, self._control, self._listener]
         readable, _, _ = select.select(sources, self._behind(), [], wait)
         for source in readable:
             if isinstance(source, Peer):
                 self._receive(source)
             elif source is self._control:
-                self._closed = self._control.recv() is None
+                self._closed = isinstance(self._control.receive(), Stop)
             elif isinstance(source, Connection):
                 self._greet(source)
             elif (connection := local_socket.accept(self._listener)) is not None:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from cog_triton.backend import triton_log
 from cog_triton.backend.engine_loop import run_engine
 from cog_triton.errors import CogTritonError
-from cog_triton.keeper.keeper_messages import Attach, Opened
+from cog_triton.ipc.connection import Connection
+from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened
 from cog_triton.system import gc_tuning, local_socket
 from cog_triton.system.shared_time import SharedTime
 
@@ -30,14 +31,14 @@ def main() -> None:
     """
     name, parameters, keeper, number, address = sys.argv[1:]
     triton_log.install()
-    control = local_socket.connect(keeper)
+    control = Connection.to(keeper)
     control.send(Attach(int(number), os.getpid()))
     module, _, attribute = name.partition(":")
     engine = getattr(importlib.import_module(module), attribute)
     try:
         opened = engine.from_parameters(json.loads(parameters))
     except CogTritonError as error:
-        control.send(error)
+        control.send(NotOpened(error))
         raise
     gc_tuning.tune_for_serving()
     # Not before: what the engine forks would listen, too.

@@ -25,9 +25,9 @@ from cog_triton.door.private_json import read_json
 from cog_triton.door.private_ports import PrivatePorts
 from cog_triton.door.upstream import Upstream, Variant
 from cog_triton.door.upstream_table import Upstreams
+from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import Rest, RestChanged, Rouse
 from cog_triton.settings import Settings
-from cog_triton.system import local_socket
 
 _LOG = logging.getLogger(__name__)
 _KEEPER = "COG_TRITON_ENGINE_KEEPER_NAME"
@@ -284,11 +284,11 @@ def _stopping() -> errors.TritonUnavailable:
 
 def _answer(keeper: str, order: Rest | Rouse) -> errors.CogTritonError | None:
     try:
-        with local_socket.connect(keeper) as connection:
+        with Connection.to(keeper) as connection:
             connection.send(order)
-            if not connection.poll(_ORDER_S):
-                return errors.TritonUnavailable("the engine keeper does not answer")
-            answer = connection.recv()
+            answer = connection.receive(_ORDER_S)
+    except TimeoutError:
+        return errors.TritonUnavailable("the engine keeper does not answer")
     except (OSError, EOFError) as error:
         return errors.TritonUnavailable(
             f"the engine has no keeper that answers, as TensorRT-LLM's has none: {error}"

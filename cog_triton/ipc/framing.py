@@ -1,11 +1,11 @@
 """Frames between processes: each payload follows its length, four bytes, big-endian.
 
-One framing for control messages and for tokens, read in blocks, in asyncio or as bytes arrive.
+One framing for control messages and for tokens, read in blocks or as bytes arrive; `stream` has it
+in asyncio.
 """
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
 import struct
@@ -14,7 +14,10 @@ from contextlib import suppress
 
 MAX_FRAME = 1 << 30
 """Bytes of the largest payload that is read, unless the reader bounds it otherwise."""
-_LENGTH = struct.Struct("!I")
+CONTROL_LIMIT = 16 << 20
+"""Bytes of the largest payload of a control message."""
+LENGTH = struct.Struct("!I")
+"""What is before each payload."""
 _CHUNK = 1 << 18
 
 
@@ -24,8 +27,8 @@ class FrameError(ConnectionError):
 
 def frame(payload: bytes) -> bytes:
     """The payload with its length before it; raises FrameError above `MAX_FRAME`."""
-    _check(len(payload), MAX_FRAME)
-    return _LENGTH.pack(len(payload)) + payload
+    check(len(payload), MAX_FRAME)
+    return LENGTH.pack(len(payload)) + payload
 
 
 class FrameDecoder:
@@ -39,10 +42,10 @@ class FrameDecoder:
         """The payloads that `data` completes; raises FrameError for one above the limit."""
         buffer, at, payloads = self._buffer, 0, []
         buffer += data
-        while len(buffer) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, at)
-            _check(length, self._limit)
-            start, end = at + _LENGTH.size, at + _LENGTH.size + length
+        while len(buffer) - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, at)
+            check(length, self._limit)
+            start, end = at + LENGTH.size, at + LENGTH.size + length
             if end > len(buffer):
                 break
             payloads.append(bytes(buffer[start:end]))
@@ -89,21 +92,7 @@ class FrameSocket:
         self.socket.close()
 
 
-async def receive(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> bytes:
-    """The next payload; raises EOFError when the peer is gone, or its frame is above the limit."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        _check(length, limit)
-        return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise EOFError from error
-
-
-def send(writer: asyncio.StreamWriter, payload: bytes) -> None:
-    """Queue a payload, without waiting; nothing is sent to a peer that is gone."""
-    writer.write(frame(payload))
-
-
-def _check(length: int, limit: int) -> None:
+def check(length: int, limit: int) -> None:
+    """Raise FrameError for a length above the limit."""
     if length > limit:
         raise FrameError(f"a frame of {length} bytes; {limit} at most")

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 
 from cog_triton.errors import CogTritonError, TritonUnavailable
+from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import (
     KEEPER_VARIABLE,
     REPLICAS_VARIABLE,
@@ -19,7 +19,6 @@ from cog_triton.keeper.keeper_messages import (
     Locate,
     Release,
 )
-from cog_triton.system import local_socket
 
 
 def keeper_name() -> str:
@@ -44,7 +43,7 @@ class EngineLease:
     def __init__(self, keeper: str, spec: EngineSpec, owner: int = 0, replica: int = 0) -> None:
         """`owner` is the process id of the stub's tritonserver, killed when the stub dies."""
         self._request = LeaseRequest(spec, owner, replica)
-        self._connection: Connection = local_socket.connect(keeper)
+        self._connection = Connection.to(keeper)
 
     def obtain(self) -> str:
         """Wait for an engine, in place of the last one, which is lost; returns its address.
@@ -53,7 +52,7 @@ class EngineLease:
         EOFError or OSError when the keeper is gone.
         """
         self._connection.send(self._request)
-        answer = self._connection.recv()
+        answer = self._connection.receive()
         if isinstance(answer, LeaseRefused):
             if isinstance(answer.error, CogTritonError):
                 raise answer.error
@@ -80,9 +79,9 @@ def locate_engine(keeper: str, owner: int, replica: int = 0) -> str:
 
     Waits for a moment; raises OSError or EOFError where there is none yet.
     """
-    with local_socket.connect(keeper) as connection:
+    with Connection.to(keeper) as connection:
         connection.send(Locate(owner, replica))
-        answer = connection.recv()
+        answer = connection.receive()
     if answer.address is None:
         raise ConnectionRefusedError("no engine is leased yet")
     return str(answer.address)

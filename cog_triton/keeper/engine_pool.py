@@ -14,7 +14,6 @@ from cog_triton.errors import CogTritonError, EngineNotParked, EngineNotRestored
 from cog_triton.keeper.engine_parking import EngineParking
 from cog_triton.keeper.keeper_messages import EngineDied, EnginesKept, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.keeper.sleep_messages import is_parkable, is_spare_first
 
 _log = logging.getLogger(__name__)
 _LOGS_KEPT = 3
@@ -67,7 +66,7 @@ class EnginePool:
             if await self._taken(free):
                 return free
         engine = await self._begin(spec)
-        if self._spare and is_spare_first(spec):
+        if self._spare and spec.is_spare_first:
             engine = await self._after_spare(engine)
         if await self._taken(engine):
             return engine
@@ -81,7 +80,7 @@ class EnginePool:
         """
         self._roused.clear()
         for engine in [one for one in self._engines if one.state is EngineState.LEASED]:
-            if not is_parkable(engine.spec):
+            if not engine.spec.is_parkable:
                 continue
             try:
                 _log.info("engine %d rests: %s", engine.number, await self._parking.park(engine))
@@ -234,7 +233,7 @@ class EnginePool:
 
     async def _park(self, engine: KeptEngine) -> bool:
         """Park a spare, if its family can be; returns whether it is parked."""
-        if not is_parkable(engine.spec):
+        if not engine.spec.is_parkable:
             _log.info("spare engine %d is ready", engine.number)
             return False
         try:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
+from cog_triton.ipc.stream import Stream
 from cog_triton.keeper import watchdog
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_messages import (
@@ -26,7 +27,7 @@ from cog_triton.keeper.keeper_messages import (
     KillLeased,
     Watch,
 )
-from cog_triton.system import local_socket, message_stream, reaper
+from cog_triton.system import reaper
 from cog_triton.system.free_memory import resident_bytes
 
 _PROGRAM = "cog_triton.keeper.keeper_process"
@@ -65,7 +66,7 @@ class KeeperClient:
         ]
         self._process: reaper.Reaped | None = None
         self._following: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._stream: Stream | None = None
         self._deaths: asyncio.Queue[EngineDied] = asyncio.Queue()
         self._leased = asyncio.Event()
         self._kept = EnginesKept()
@@ -105,22 +106,21 @@ class KeeperClient:
                 stdout=log,
                 stderr=log,
             )
-        address = local_socket.address(self.name)
         for _ in range(round(_START_TIMEOUT_S / _POLL_S)):
             with suppress(OSError):
-                reader, self._writer = await asyncio.open_unix_connection(address)
+                self._stream = await Stream.to(self.name)
                 break
             if not self.alive:
                 break
             await asyncio.sleep(_POLL_S)
         else:
             self.kill()
-        if self._writer is None:
+        if self._stream is None:
             said = log_path.read_text("utf-8", "replace")
             raise TritonStartFailed(f"the engine keeper does not start (log: {log_path}):\n{said}")
-        message_stream.send(self._writer, Watch())
+        self._stream.send(Watch())
         self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
-        self._following = asyncio.ensure_future(self._until_lost(reader, self._writer))
+        self._following = asyncio.ensure_future(self._until_lost(self._stream))
 
     def engine_memory(self) -> Mapping[str, int]:
         """Resident memory in bytes of engine processes, those at work and spares."""
@@ -153,8 +153,8 @@ class KeeperClient:
 
     def kill_engine(self, reason: str, replica: int | None = None) -> None:
         """Kill the engine leased as `replica`, or all, for a fault; `wait_for_death` tells it."""
-        if self._writer is not None:
-            message_stream.send(self._writer, KillLeased(reason, replica))
+        if self._stream is not None:
+            self._stream.send(KillLeased(reason, replica))
 
     async def stop(self) -> None:
         """End its engines and the keeper, in time or killed."""
@@ -168,18 +168,18 @@ class KeeperClient:
         """Kill the keeper and its engines; none is left when this returns."""
         if self._following is not None:
             self._following.cancel()
-        if self._writer is not None:
-            self._writer.close()
+        if self._stream is not None:
+            self._stream.close()
         if self._process is not None:
             self._process.kill()
-        self._following = self._writer = self._process = None
+        self._following = self._stream = self._process = None
 
-    async def _until_lost(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _until_lost(self, stream: Stream) -> None:
         """Take messages until the keeper has died, was stopped, or hangs; the next start kills it.
 
         The same goes for its reaper, and for a keeper that cannot be watched.
         """
-        ends = [asyncio.ensure_future(end) for end in (self._read(reader), self._watch(writer))]
+        ends = [asyncio.ensure_future(end) for end in (self._read(stream), self._watch(stream))]
         try:
             (first, *_), _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             error = first.exception()
@@ -191,17 +191,17 @@ class KeeperClient:
             for end in ends:
                 end.cancel()
 
-    async def _watch(self, writer: asyncio.StreamWriter) -> str:
+    async def _watch(self, stream: Stream) -> str:
         assert self._process is not None
         root = self._process.process.pid
-        pid = local_socket.peer_pid(writer.get_extra_info("socket"))
+        pid = stream.peer_pid
         self._due = time.monotonic() + _SILENCE_S
         return await watchdog.watch(_KEEPER, pid, lambda: {root, pid}, lambda: self._due)
 
-    async def _read(self, reader: asyncio.StreamReader) -> str:
+    async def _read(self, stream: Stream) -> str:
         try:
             while True:
-                event = await message_stream.receive(reader)
+                event = await stream.receive()
                 self._due = time.monotonic() + _SILENCE_S
                 if isinstance(event, EngineLeased):
                     self._leased.set()

@@ -1,4 +1,4 @@
-"""Messages of the engine keeper: with stubs, engine processes and the supervisor.
+"""Messages of the engine keeper: with stubs, engine processes, the supervisor and the front door.
 
 The first message of a connection says who connects: an `Attach`, a `LeaseRequest`, a `Locate` or a
 `Watch`.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import Self
 
 from cog_triton.errors import CogTritonError
+from cog_triton.ipc.messages import message
 
 KEEPER_VARIABLE = "COG_TRITON_ENGINE_KEEPER"
 """Environment variable of tritonserver with the name of the keeper's socket."""
@@ -21,6 +22,13 @@ REPLICAS_VARIABLE = "COG_TRITON_ENGINE_REPLICAS"
 
 HEARTBEAT_S = 0.25
 """Longest silence of a keeper that is well."""
+CHECKPOINT_VARIABLE = "PARK_CHECKPOINT"
+"""The keeper's variable: with 0 it leaves the driver's checkpoint calls out."""
+PARKABLE = "parkable"
+"""Parameter of an engine: "true" where it is to be able to sleep."""
+SPARE_LOADS = "spare_loads"
+"""Parameter of an engine that can be parked: whether a spare loads "beside" one that serves, or
+"first", since the GPU has no room for both."""
 GPUS = "gpus="
 """Begin of an argument of the keeper's program: the GPUs of one engine."""
 
@@ -38,6 +46,22 @@ class EngineSpec:
     python: str
     isolated: bool = False
 
+    @property
+    def is_parkable(self) -> bool:
+        """Whether such engines can be parked."""
+        return dict(self.parameters).get(PARKABLE) == "true"
+
+    @property
+    def is_spare_first(self) -> bool:
+        """Whether the spare must be loaded and parked before the engine that serves is."""
+        return self.is_parkable and dict(self.parameters)[SPARE_LOADS] == "first"
+
+    def parkable(self) -> Self:
+        """That of an engine which can be parked, where its family can be; else the same."""
+        if SPARE_LOADS not in dict(self.parameters):
+            return self
+        return replace(self, parameters=tuple(sorted({*self.parameters, (PARKABLE, "true")})))
+
     @classmethod
     def of(cls, engine: str, parameters: Mapping[str, str]) -> Self:
         """For the Python that `parameters` name as ``engine_python``, by default our own."""
@@ -50,6 +74,7 @@ class EngineSpec:
         )
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Attach:
     """From an engine process that has started: its number, and its process id."""
@@ -58,6 +83,7 @@ class Attach:
     pid: int
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Opened:
     """From an engine process that has loaded its engine, and listens.
@@ -68,6 +94,45 @@ class Opened:
     progress: int | None = field(default=None, compare=False)
 
 
+@message
+@dataclass(frozen=True, slots=True)
+class NotOpened:
+    """From an engine process whose engine does not load."""
+
+    error: CogTritonError
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class FallAsleep:
+    """To an engine that nobody uses: move the weights to host memory, drop the KV cache."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """To an engine that sleeps: move the weights back, and make a new KV cache."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class SleepChanged:
+    """From the engine: it has done so; or `error`, then it is as before.
+
+    `shares` says why what is left on its GPUs cannot be checkpointed, where that is known.
+    """
+
+    error: CogTritonError | None = None
+    shares: str | None = None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To an engine: end now."""
+
+
+@message
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
     """From a stub: lease an engine for the tritonserver `owner`, 0 for none.
@@ -81,11 +146,13 @@ class LeaseRequest:
     replica: int = 0
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Release:
     """From a stub: the lease ends as intended."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Locate:
     """From another stub of tritonserver `owner`: where is the engine leased as `replica`?"""
@@ -94,6 +161,7 @@ class Locate:
     replica: int = 0
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Leased:
     """To stubs: the engine listens on the socket `address`; None where it is not known yet."""
@@ -101,6 +169,7 @@ class Leased:
     address: str | None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class LeaseRefused:
     """To a stub: the engine does not load; `error` is its coded error, or what is known."""
@@ -108,11 +177,13 @@ class LeaseRefused:
     error: CogTritonError | str
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Watch:
     """From the supervisor: tell what happens to engines."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class KillLeased:
     """From the supervisor: kill the engine leased as `replica`, or all, as they are at fault."""
@@ -121,21 +192,25 @@ class KillLeased:
     replica: int | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
     """To the supervisor: an engine process runs, and loads its engine."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Rest:
     """From a front door that swaps models: park the leased engines, which have no requests."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Rouse:
     """From a front door that swaps models: take the leased engines back."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RestChanged:
     """To the front door: it is done, or `error` says why the engine stays on the GPU."""
@@ -143,6 +218,7 @@ class RestChanged:
     error: CogTritonError | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EngineDied:
     """To the supervisor: an engine process died; `leased` unless it was a spare.
@@ -156,6 +232,7 @@ class EngineDied:
     serving: int = 0
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EnginesKept:
     """To the supervisor: process ids of the engines' reapers, of those at work and of spares.
@@ -167,6 +244,7 @@ class EnginesKept:
     spare: tuple[int, ...] = ()
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EngineLeased:
     """To the supervisor: a stub has got the lease of an engine."""

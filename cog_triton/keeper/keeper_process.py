@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import CogTritonError
+from cog_triton.ipc.stream import Server, Stream
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
     GPUS,
@@ -41,8 +42,7 @@ from cog_triton.keeper.keeper_messages import (
     Watch,
 )
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.keeper.sleep_messages import parkable
-from cog_triton.system import local_socket, log_format, message_stream
+from cog_triton.system import log_format
 
 _log = logging.getLogger("cog_triton.keeper.keeper_process")  # it is run as __main__
 _LOCATE_S = 0.5
@@ -72,21 +72,17 @@ class EngineKeeper:
         self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
         self._parks = spare or parks
         self._gpus = gpus
-        self._watchers: set[asyncio.StreamWriter] = set()
+        self._watchers: set[Stream] = set()
         self._leases: dict[tuple[int, int], KeptEngine] = {}
         self._leased = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until `stop`; then end all engines."""
-        address = local_socket.address(self._name)
-        server = await asyncio.start_unix_server(self._accept, address)
+        server = Server(self._name, self._serve_peer)
         await stop.wait()
         server.close()
         await self._pool.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await server.stop()
 
     def _start_engine(self, spec: EngineSpec) -> KeptEngine:
         number = next(self._numbers)
@@ -97,49 +93,34 @@ class EngineKeeper:
 
     def _tell(self, event: EngineEvent) -> None:
         for watcher in self._watchers:
-            message_stream.send(watcher, event)
-            message_stream.send(watcher, self._pool.kept())
+            watcher.send(event)
+            watcher.send(self._pool.kept())
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not local_socket.is_same_user(writer.get_extra_info("socket")):
-            writer.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve_peer(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _serve_peer(self, stream: Stream) -> None:
+        message = await stream.receive()
+        if isinstance(message, Attach):
+            engine = self._pool.engine(message.number)
+            if engine is not None:
+                self._tell(EngineStarted())
+                await engine.attached(message.pid, stream)
+        elif isinstance(message, LeaseRequest):
+            await self._serve_lease(message, stream)
+        elif isinstance(message, Locate):
+            await self._locate(message, stream)
+        elif isinstance(message, Watch):
+            await self._serve_watcher(stream)
+        elif isinstance(message, Rest | Rouse):
+            await self._change_rest(message, stream)
 
-    async def _serve_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            message = await message_stream.receive(reader)
-            if isinstance(message, Attach):
-                engine = self._pool.engine(message.number)
-                if engine is not None:
-                    self._tell(EngineStarted())
-                    await engine.attached(message.pid, reader, writer)
-            elif isinstance(message, LeaseRequest):
-                await self._serve_lease(message, reader, writer)
-            elif isinstance(message, Locate):
-                await self._locate(message, writer)
-            elif isinstance(message, Watch):
-                await self._serve_watcher(reader, writer)
-            elif isinstance(message, Rest | Rouse):
-                await self._change_rest(message, writer)
-        except EOFError:
-            pass
-        finally:
-            writer.close()
-
-    async def _change_rest(self, order: Rest | Rouse, writer: asyncio.StreamWriter) -> None:
+    async def _change_rest(self, order: Rest | Rouse, stream: Stream) -> None:
         error = None
         try:
             await (self._pool.rest() if isinstance(order, Rest) else self._pool.rouse())
         except CogTritonError as failed:
             error = failed
-        message_stream.send(writer, RestChanged(error))
+        stream.send(RestChanged(error))
 
-    async def _serve_lease(
-        self, request: LeaseRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve_lease(self, request: LeaseRequest, stream: Stream) -> None:
         """Lease engines to one stub, one after the other, until it says `Release` or hangs up."""
         owner, place = request.owner, (request.owner, request.replica)
         # By descriptor: a process that is gone may have its number taken by another.
@@ -150,16 +131,16 @@ class EngineKeeper:
             while isinstance(message, LeaseRequest):
                 if engine is not None:
                     await engine.end(_DEATH_S, "the connection to the engine's process has ended")
-                following = asyncio.ensure_future(message_stream.receive(reader))
+                following = asyncio.ensure_future(stream.receive())
                 try:
                     engine = await self._lease(message.spec, following)
                     if engine is not None:
                         await self._publish(place, engine)
-                        message_stream.send(writer, Leased(engine.address))
+                        stream.send(Leased(engine.address))
                         self._tell(EngineLeased())
                     message = await following
                 except EngineNotLoaded as error:
-                    message_stream.send(writer, LeaseRefused(error.error))
+                    stream.send(LeaseRefused(error.error))
                     return
                 finally:
                     following.cancel()
@@ -179,7 +160,7 @@ class EngineKeeper:
 
     async def _lease(self, spec: EngineSpec, following: asyncio.Future[Any]) -> KeptEngine | None:
         """Lease an engine; None if `following`, the stub's next message or its end, comes first."""
-        leasing = asyncio.ensure_future(self._pool.lease(parkable(spec) if self._parks else spec))
+        leasing = asyncio.ensure_future(self._pool.lease(spec.parkable() if self._parks else spec))
         await asyncio.wait({leasing, following}, return_when=asyncio.FIRST_COMPLETED)
         if leasing.done():
             return leasing.result()
@@ -193,7 +174,7 @@ class EngineKeeper:
             _, engine.replica = place
             self._leased.notify_all()
 
-    async def _locate(self, asked: Locate, writer: asyncio.StreamWriter) -> None:
+    async def _locate(self, asked: Locate, stream: Stream) -> None:
         place = asked.owner, asked.replica
 
         def is_leased() -> bool:
@@ -204,26 +185,24 @@ class EngineKeeper:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._leased.wait_for(is_leased), _LOCATE_S)
         address = self._leases[place].address if is_leased() else None
-        message_stream.send(writer, Leased(address))
+        stream.send(Leased(address))
 
-    async def _serve_watcher(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._watchers.add(writer)
-        beating = asyncio.ensure_future(self._beat(writer))
+    async def _serve_watcher(self, stream: Stream) -> None:
+        self._watchers.add(stream)
+        beating = asyncio.ensure_future(self._beat(stream))
         try:
             while True:
-                message = await message_stream.receive(reader)
+                message = await stream.receive()
                 if isinstance(message, KillLeased):
                     self._pool.kill_leased(message.reason, message.replica)
         finally:
             beating.cancel()
-            self._watchers.discard(writer)
+            self._watchers.discard(stream)
 
-    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+    async def _beat(self, stream: Stream) -> None:
         """Tell again and again what is known, as a sign of life."""
         while True:
-            message_stream.send(writer, self._pool.kept())
+            stream.send(self._pool.kept())
             await asyncio.sleep(HEARTBEAT_S)
 
 

@@ -16,10 +16,18 @@ from functools import partial
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, EngineNotRestored
+from cog_triton.ipc.stream import Stream
 from cog_triton.keeper import watchdog
-from cog_triton.keeper.keeper_messages import EngineSpec, Opened
-from cog_triton.keeper.sleep_messages import FallAsleep, SleepChanged, WakeUp
-from cog_triton.system import isolated_python, message_stream, reaper
+from cog_triton.keeper.keeper_messages import (
+    EngineSpec,
+    FallAsleep,
+    NotOpened,
+    Opened,
+    SleepChanged,
+    Stop,
+    WakeUp,
+)
+from cog_triton.system import isolated_python, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.process_state import with_descendants
 from cog_triton.system.shared_time import SharedTimeReader, file_of
@@ -84,7 +92,7 @@ class KeptEngine:
         self._cleaned = asyncio.Event()
         self._error: CogTritonError | None = None
         self._reason: str | None = None
-        self._control: asyncio.StreamWriter | None = None
+        self._control: Stream | None = None
         self._answers: asyncio.Queue[SleepChanged] = asyncio.Queue()
         self._descriptors: list[int] = []
         command = [spec.python, "-m", _PROGRAM, spec.engine, json.dumps(dict(spec.parameters))]
@@ -104,14 +112,12 @@ class KeptEngine:
         """Process id of the reaper, above all of the engine's processes."""
         return self._process.process.pid
 
-    async def attached(
-        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def attached(self, pid: int, stream: Stream) -> None:
         """Follow the connection that its process `pid` has made, until that ends."""
-        self.pid, self._control = pid, writer
+        self.pid, self._control = pid, stream
         try:
             self._watch_exit(pid)
-            message = await message_stream.receive(reader)
+            message = await stream.receive()
             if isinstance(message, Opened):
                 self.load_s = time.monotonic() - self._began
                 self.state = EngineState.READY
@@ -119,10 +125,10 @@ class KeptEngine:
                 _log.info("engine process %d has loaded in %.2f s", self.number, self.load_s)
                 self._watching.cancel()
                 self._watching = asyncio.ensure_future(self._watch(pid, message.progress))
-            elif isinstance(message, CogTritonError):
-                self._error = message
+            elif isinstance(message, NotOpened):
+                self._error = message.error
             while True:
-                self._answers.put_nowait(await message_stream.receive(reader))
+                self._answers.put_nowait(await stream.receive())
         except (EOFError, ProcessLookupError):
             pass
         self._end()
@@ -133,7 +139,7 @@ class KeptEngine:
         Raises the coded error that it answers with, or E2111 when it ends or does not answer.
         """
         assert self._control is not None
-        message_stream.send(self._control, order)
+        self._control.send(order)
         answered = asyncio.ensure_future(self._answers.get())
         ended = asyncio.ensure_future(self._ended.wait())
         await asyncio.wait(
@@ -189,7 +195,7 @@ class KeptEngine:
     async def close(self) -> None:
         """Ask it to end; one that does not in time, or is parked and cannot, is killed."""
         if self._control is not None and self.state not in (EngineState.DEAD, EngineState.PARKED):
-            message_stream.send(self._control, None)
+            self._control.send(Stop())
             await self.end(_CLOSE_TIMEOUT_S, "the engine's process did not end in time")
         self.kill("the engine was closed")
 

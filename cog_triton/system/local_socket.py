@@ -39,6 +39,12 @@ def listen(name: str) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> Connection | None:
+    """Accept a peer, as `accept_socket` does."""
+    accepted = accept_socket(listener)
+    return None if accepted is None else Connection(accepted.detach())
+
+
+def accept_socket(listener: socket.socket) -> socket.socket | None:
     """Accept a peer; None if it is gone already, or not of our own user."""
     try:
         accepted, _ = listener.accept()
@@ -48,10 +54,15 @@ def accept(listener: socket.socket) -> Connection | None:
     if not is_same_user(accepted):
         accepted.close()
         return None
-    return Connection(accepted.detach())
+    return accepted
 
 
 def connect(name: str) -> Connection:
+    """Connect to `listen`'s socket, as `connect_socket` does."""
+    return Connection(connect_socket(name).detach())
+
+
+def connect_socket(name: str) -> socket.socket:
     """Connect to `listen`'s socket; raises OSError while nobody listens."""
     own = socket.socket(socket.AF_UNIX)
     try:
@@ -61,7 +72,7 @@ def connect(name: str) -> Connection:
     except OSError:
         own.close()
         raise
-    return Connection(own.detach())
+    return own
 
 
 def is_same_user(own: socket.socket) -> bool:

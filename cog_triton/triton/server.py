@@ -16,7 +16,7 @@ from typing import Any
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
-from cog_triton.keeper.sleep_messages import CHECKPOINT_VARIABLE
+from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE
 from cog_triton.settings import Settings
 from cog_triton.system import malloc_tuning, reaper
 from cog_triton.system.oom_kills import OomKills

@@ -15,10 +15,10 @@ from typing import Any
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError
-from cog_triton.keeper.keeper_messages import Attach, EngineSpec
+from cog_triton.ipc.stream import Server, Stream
+from cog_triton.keeper.keeper_messages import PARKABLE, Attach, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.keeper.sleep_messages import PARKABLE
-from cog_triton.system import local_socket, message_stream
+from cog_triton.system import local_socket
 from cog_triton.system.checkpoint_process import CheckpointProcess
 from cog_triton.text.sampling import SamplingParams
 
@@ -36,12 +36,12 @@ async def lone_engine(
     parameters |= {"engine_python": str(python)} if python else {}
     started: list[KeptEngine] = []
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        attach = await message_stream.receive(reader)
+    async def accept(stream: Stream) -> None:
+        attach = await stream.receive()
         assert isinstance(attach, Attach)
-        await started[0].attached(attach.pid, reader, writer)
+        await started[0].attached(attach.pid, stream)
 
-    server = await asyncio.start_unix_server(accept, local_socket.address(name))
+    server = Server(name, accept)
     engine = KeptEngine(1, EngineSpec.of(HOST, parameters), name, logs)
     started.append(engine)
     try:

@@ -12,13 +12,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.step_items import OWNER
-from cog_triton.errors import CogTritonError
-from cog_triton.keeper.keeper_messages import Attach, Opened
+from cog_triton.ipc.connection import Connection
+from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened, Stop
 from cog_triton.system import isolated_python, local_socket
 
 PATIENCE_S = 60
@@ -41,16 +40,16 @@ class StartedEngine(EngineClient):
         self._process = subprocess.Popen([*program, keeper, "1", self.socket], env=environment)
         with listener:
             self._control = self._accepted(listener)
-        assert self._control.recv() == Attach(1, self._process.pid)
+        assert self._control.receive() == Attach(1, self._process.pid)
         try:
-            opened = self._control.recv()
+            opened = self._control.receive()
         except EOFError as error:
             self._control.close()
             raise RuntimeError(f"the engine did not load: {self._process.wait()}") from error
-        if isinstance(opened, CogTritonError):
+        if isinstance(opened, NotOpened):
             self._control.close()
             self._process.wait()
-            raise opened
+            raise opened.error
         assert opened == Opened()
         connection = local_socket.connect(self.socket)
         connection.send(OWNER)
@@ -60,18 +59,17 @@ class StartedEngine(EngineClient):
     def _accepted(self, listener: socket.socket) -> Connection:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            if (connection := local_socket.accept(listener)) is not None:
-                return connection
+            if (accepted := local_socket.accept_socket(listener)) is not None:
+                return Connection(accepted)
             time.sleep(0.005)
         raise RuntimeError("the engine's process does not attach")
 
     def close(self) -> None:
         """End the owner's connection and the process."""
         super().close()
-        if not self._control.closed:
-            if self._process.poll() is None:
-                with suppress(OSError):
-                    self._control.send(None)
-            self._control.close()
+        if self._process.poll() is None:
+            with suppress(OSError):
+                self._control.send(Stop())
+        self._control.close()
         self._process.wait(PATIENCE_S)
         shutil.rmtree(self._links, ignore_errors=True)

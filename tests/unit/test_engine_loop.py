@@ -6,11 +6,11 @@ import itertools
 import math
 import os
 import secrets
+import socket
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +23,8 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem, decode
 from cog_triton.errors import InvalidArgument, TritonUnavailable
+from cog_triton.ipc.connection import Connection as Control
+from cog_triton.keeper.keeper_messages import Stop
 from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
 from cog_triton.text.sampling import SamplingParams
@@ -61,7 +63,7 @@ class World:
         self.engine = Engine()
         self.progress = SharedTime()
         self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
-        self.control, self._theirs = Pipe()
+        self.control, self._theirs = map(Control, socket.socketpair())
         self._listener = local_socket.listen(self.socket)
         self.ended: list[object] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -83,7 +85,7 @@ class World:
     def close(self) -> None:
         self.engine.pause = 0
         if self._thread.is_alive():
-            self.control.send(None)
+            self.control.send(Stop())
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         for connection in [*self.guests, self.control, self._theirs]:
@@ -322,7 +324,7 @@ def test_the_keeper_ends_the_engine(world: World) -> None:
     guest = world.greeted()
     submit(guest, 1, 1, FOREVER)
     receive(guest)
-    world.control.send(None)
+    world.control.send(Stop())
     world.until_over()
     assert world.ended == [None]
     with pytest.raises((EOFError, ConnectionError)):  # noqa: PT012

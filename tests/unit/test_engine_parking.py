@@ -17,11 +17,11 @@ from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm.engine_sleep import shared_memory
 from cog_triton.errors import EngineNotParked, EngineNotRestored
+from cog_triton.ipc.stream import Server, Stream
 from cog_triton.keeper.engine_parking import EngineParking
-from cog_triton.keeper.keeper_messages import Attach, EngineSpec
+from cog_triton.keeper.keeper_messages import PARKABLE, Attach, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.keeper.sleep_messages import PARKABLE
-from cog_triton.system import local_socket, message_stream
+from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
@@ -52,13 +52,13 @@ def run(directory: Path, scenario: Scenario, **arguments: Any) -> None:
         name = f"cog-triton-test-{secrets.token_hex(8)}"
         engine: KeptEngine | None = None
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            attach = await message_stream.receive(reader)
+        async def accept(stream: Stream) -> None:
+            attach = await stream.receive()
             assert isinstance(attach, Attach)
             assert engine is not None
-            await engine.attached(attach.pid, reader, writer)
+            await engine.attached(attach.pid, stream)
 
-        server = await asyncio.start_unix_server(accept, local_socket.address(name))
+        server = Server(name, accept)
         engine = KeptEngine(1, EngineSpec.of(HOST, parameters), name, directory)
         parking = EngineParking()
         try:

@@ -19,8 +19,7 @@ from vllm_hosts import ABC, ask, token_ids, tokens
 
 from cog_triton.backend.leased_engine import LeasedEngine
 from cog_triton.errors import TritonUnavailable
-from cog_triton.keeper.keeper_messages import EngineSpec
-from cog_triton.keeper.sleep_messages import SPARE_LOADS
+from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
 PATIENCE_S = 60

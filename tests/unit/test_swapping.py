@@ -22,9 +22,9 @@ from cog_triton.door.private_ports import PrivatePorts
 from cog_triton.door.swapping import Swapping, model_of
 from cog_triton.door.upstream import Chain, Upstream, Variant
 from cog_triton.door.upstream_table import Route, Upstreams
+from cog_triton.ipc import stream as ipc_stream
 from cog_triton.keeper.keeper_messages import RestChanged
 from cog_triton.settings import load_settings
-from cog_triton.system import local_socket, message_stream
 from cog_triton.system.reaper import Reaped
 
 KEEPER = "COG_TRITON_ENGINE_KEEPER_NAME"
@@ -61,16 +61,18 @@ class Models:
 
     @asynccontextmanager
     async def keeper(self, model: str, name: str) -> AsyncIterator[None]:
-        async def obey(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            order = type(await message_stream.receive(reader)).__name__
+        async def obey(stream: ipc_stream.Stream) -> None:
+            order = type(await stream.receive()).__name__
             self.orders.append(f"{model} {order}")
             error = self.errors.get(self.orders[-1])
-            message_stream.send(writer, RestChanged(error))
-            await writer.drain()
-            writer.close()
+            stream.send(RestChanged(error))
 
-        async with await asyncio.start_unix_server(obey, local_socket.address(name)):
+        server = ipc_stream.Server(name, obey)
+        try:
             yield
+        finally:
+            server.close()
+            await server.stop()
 
     def upstream(self, model: str, port: int, environment: dict[str, str]) -> Upstream:
         chain = Chain(cast(Reaped, Living()), PrivatePorts([]), None, environment, Variant())

@@ -30,7 +30,7 @@ from cog_triton.errors import (
     InvalidPredictorConfig,
     TritonUnavailable,
 )
-from cog_triton.keeper.sleep_messages import SPARE_LOADS
+from cog_triton.keeper.keeper_messages import SPARE_LOADS
 from cog_triton.serving import engine_preparation
 from cog_triton.serving.engine_node import serve_node
 from cog_triton.settings import load_settings

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from started_keeper import Keeper
 
+from cog_triton.ipc.stream import Stream
 from cog_triton.keeper import kept_engine, watchdog
 from cog_triton.keeper.keeper_messages import EngineDied
 from cog_triton.keeper.kept_engine import KeptEngine
-from cog_triton.system import message_stream
 from cog_triton.triton import liveness
 
 NO_DESCRIPTOR = OSError(errno.EMFILE, "Too many open files")
@@ -98,7 +98,7 @@ def test_an_engine_that_cannot_be_watched_is_killed_unless_it_has_ended(
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(watchdog, "watch"), (message_stream, "receive")], ids=["watch", "read"]
+    ("module", "name"), [(watchdog, "watch"), (Stream, "receive")], ids=["watch", "read"]
 )
 def test_a_keeper_that_cannot_be_watched_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, name: str

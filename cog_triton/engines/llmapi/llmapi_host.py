@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,11 @@ from cog_triton.engines.llmapi.output_converter import OutputConverter, failed
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.step_items import STEPS
-from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
+from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen
 from cog_triton.errors import TritonUnknownError
+from cog_triton.ipc.connection import Connection
+from cog_triton.ipc.stream import Stream
+from cog_triton.keeper.keeper_messages import Stop
 
 _log = logging.getLogger(__name__)
 
@@ -74,10 +76,10 @@ class LLMAPIHost:
             self._engine.shutdown()
 
     async def _serve(self, control: Connection, listener: socket.socket) -> None:
-        keeper = await wrap_connection(control, self._order)
+        keeper = await Stream.of(control.dup())
         server = await listen(listener, self._accept_peer, self._order)
         try:
-            while await keeper.receive() is not None:
+            while not isinstance(await keeper.receive(), Stop):
                 pass  # orders to sleep are not given: the engine cannot be parked
         finally:
             server.close()

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import cancelled, failed, prompt_length
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
-from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen, wrap_connection
+from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, MetricsRequest, TextRequest
 from cog_triton.engines.vllm.image_decoding import decode_images, image_error
 from cog_triton.engines.vllm.image_models import check_images
@@ -45,7 +44,9 @@ from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_re
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.images.image_limits import ImagePart
-from cog_triton.keeper.sleep_messages import PARKABLE, FallAsleep
+from cog_triton.ipc.connection import Connection
+from cog_triton.ipc.stream import Stream
+from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, Stop
 from cog_triton.system.log_format import request_id
 
 _log = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class VLLMHost:
         self._kv_cache.record(measurements)
 
     async def _serve(self, control: Connection, listener: socket.socket) -> None:
-        keeper = await wrap_connection(control, self._order)
+        keeper = await Stream.of(control.dup())
         server = await listen(listener, self._accept_peer, self._order)
         obeying = asyncio.create_task(self._obey(keeper))
         watching = asyncio.create_task(self._watch_health())
@@ -157,13 +158,13 @@ class VLLMHost:
             await asyncio.gather(*tasks, return_exceptions=True)
             keeper.close()
 
-    async def _obey(self, keeper: Peer) -> None:
+    async def _obey(self, keeper: Stream) -> None:
         """Sleep and wake up as the keeper orders, until it asks to stop; EOFError without it."""
         sleep = EngineSleep(self._engine, self._model.arguments)
-        while (order := await keeper.receive()) is not None:
+        while not isinstance(order := await keeper.receive(), Stop):
             if isinstance(order, FallAsleep):
                 await self._until_idle()
-            keeper.write(await sleep.obey(order, running=sum(map(len, self._running.values()))))
+            keeper.send(await sleep.obey(order, running=sum(map(len, self._running.values()))))
 
     async def _until_idle(self) -> None:
         """Wait for requests whose clients have just left."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from cog_triton.engines.vllm.model_directory import weight_bytes
 from cog_triton.errors import CogTritonError, EngineNotParked
-from cog_triton.keeper.sleep_messages import FallAsleep, SleepChanged, WakeUp
+from cog_triton.keeper.keeper_messages import FallAsleep, SleepChanged, WakeUp
 from cog_triton.system.host_memory import host_memory
 
 _OF_A_PROCESS = 4 << 30

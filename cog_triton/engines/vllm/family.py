@@ -25,7 +25,7 @@ from cog_triton.engines.vllm.vllm_version import (
     require_tested,
 )
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
-from cog_triton.keeper.sleep_messages import SPARE_LOADS
+from cog_triton.keeper.keeper_messages import SPARE_LOADS
 from cog_triton.system.secret_variables import HUB_TOKENS
 
 _log = logging.getLogger(__name__)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 from cog_triton.engines.request import TokenEvent
@@ -112,12 +110,6 @@ class Peer:
         """Flush what is queued and hang up."""
         self.flush()
         self._writer.close()
-
-
-async def wrap_connection(connection: Connection, order: SendOrder) -> Peer:
-    """Wrap an open connection as a peer."""
-    own = socket.socket(fileno=os.dup(connection.fileno()))
-    return Peer(*await asyncio.open_unix_connection(sock=own), order)
 
 
 async def listen(

@@ -1,0 +1,59 @@
+"""Connections of own processes, which carry messages and block; `stream` has them in asyncio.
+
+Both ends of a local socket are of our own user, see `cog_triton.system.local_socket`.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from typing_extensions import Self
+
+from cog_triton.ipc.framing import CONTROL_LIMIT, FrameSocket
+from cog_triton.ipc.messages import decode, encode
+from cog_triton.system import local_socket
+
+
+class Connection:
+    """A connection that blocks; one thread sends, one receives."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._frames = FrameSocket(own, CONTROL_LIMIT)
+
+    @classmethod
+    def to(cls, name: str) -> Self:
+        """Connect to the local socket `name`; raises OSError while nobody listens there."""
+        return cls(local_socket.connect_socket(name))
+
+    def fileno(self) -> int:
+        """Descriptor, for select; see `FrameSocket.fileno`."""
+        return self._frames.fileno()
+
+    def send(self, message: Any) -> None:
+        """Send a message; raises OSError at a hang-up."""
+        self._frames.send(encode(message))
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """The next message; raises EOFError or OSError when the peer is gone.
+
+        Among those are TimeoutError, when it is silent for `timeout` seconds, and FrameError for
+        what is no message.
+        """
+        if timeout is not None and not self._frames.poll(timeout):
+            raise TimeoutError(f"silent for {timeout:g} s")
+        return decode(self._frames.receive())
+
+    def close(self) -> None:
+        """Hang up."""
+        self._frames.close()
+
+    def dup(self) -> socket.socket:
+        """The socket again, for a `Stream`; this object is only to be closed afterwards."""
+        return self._frames.socket.dup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from cog_triton import errors
 from cog_triton.builder.combinations import rules
@@ -21,6 +23,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.serving import resume
 from cog_triton.settings import Settings
+from cog_triton.text.sampling import SAMPLING, Library
 
 sys.path.insert(0, str(Path(__file__).parent))
 import llms_txt
@@ -137,7 +140,32 @@ def resumption() -> str:
     return resume.table({name: family.resume_rules for name, family in families.items()})
 
 
+def request_fields() -> str:
+    """What each interface calls a sampling parameter, and the values that it takes."""
+    titles = ("field", "any engine", "`/predictions`", "`/v1`", "`tensorrt_llm`", "vLLM")
+    lines = [f"| {' | '.join((*titles, 'LLM API', 'OpenVINO'))} |", "|---" * 8 + "|"]
+    for row in SAMPLING:
+        names = [row.libraries.get(library, row.name) for library in get_args(Library)]
+        cells = [
+            "; ".join(rule.text.removeprefix("must ").removeprefix("be ") for rule in row.rules),
+            _bounds(row.inputs),
+            _bounds(row.body),
+            f"`{row.tensor}`" if row.tensor else "of our own API",
+            *(f"`{name}`" if name else "" for name in names),
+        ]
+        lines.append(f"| `{row.name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _bounds(given: Mapping[str, float] | None) -> str:
+    if given is None:
+        return ""
+    words = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
+    return " ".join(words[name].format(value) for name, value in given.items()) or "any"
+
+
 TABLES = {
+    "request fields": ("openai.md", request_fields),
     "resume": ("supervision.md", resumption),
     "settings": ("settings.md", settings_tables),
     "errors": ("errors.md", errors.markdown_table),

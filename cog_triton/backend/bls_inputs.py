@@ -111,7 +111,6 @@ def to_prompt(options: InputOptions, inputs: Tensors) -> Prompt:
         if tensor is not None and (whole or name == "bad_words_list"):
             engine[name] = tensor
     engine |= _bias(options, inputs)
-    engine["request_output_len"] = inputs["max_tokens"]
     engine["streaming"] = np.array([[options.engine_streams and (streaming or beams == 1)]])
     engine.pop("exclude_input_in_output", None)
     if options.excludes_input and not engine["streaming"].any():

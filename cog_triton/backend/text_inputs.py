@@ -11,19 +11,12 @@ import numpy.typing as npt
 from cog_triton.engines.tensor_contract import ALIASES, flatten_words
 from cog_triton.errors import InvalidArgument, PromptRequired
 from cog_triton.text.prompt_encoder import PromptEncoder
+from cog_triton.text.sampling import SAMPLING
 from cog_triton.text.tokenizer import EngineTokenizer
 
 # Inputs of the ensemble and of tensorrt_llm_bls that are passed on: the engine's name by ours.
 ENGINE_NAMES = {
-    "min_tokens": "min_tokens",
-    "temperature": "temperature",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "length_penalty": "len_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
+    **{item.name: item.tensor for item in SAMPLING if item.tensor},
     "guided_decoding_guide_type": "guided_decoding_guide_type",
     "guided_decoding_guide": "guided_decoding_guide",
     "num_return_sequences": "num_return_sequences",
@@ -44,7 +37,6 @@ ENGINE_NAMES = {
 TEXT_NAMES = (
     "text_input",
     "decoder_text_input",
-    "max_tokens",
     "end_id",
     "pad_id",
     "stop_words",

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.text.sampling import SAMPLING
 
 _CHATS = "/v1/chat/completions has it"
 _CHANGE_THE_TEXT = {
@@ -17,7 +18,8 @@ _CHANGE_THE_TEXT = {
     **dict.fromkeys(("images", "image", "image_url", "image_urls"), _CHATS),
     **dict.fromkeys(("response_format", "structured_outputs", "json_schema"), _CHATS),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _CHATS),
-    **dict.fromkeys(("logit_bias", "min_p", "stop_token_ids", "chat_template_kwargs"), _CHATS),
+    **{item.name: _CHATS for item in SAMPLING if item.body is not None and item.inputs is None},
+    **dict.fromkeys(("stop_token_ids", "chat_template_kwargs"), _CHATS),
     **dict.fromkeys(("reasoning_effort", "ignore_eos", "n", "best_of"), _CHATS),
     **dict.fromkeys(("stop", "stop_words", "stop_strings"), "use stop_sequences"),
     **dict.fromkeys(("random_seed",), "use seed"),

@@ -18,10 +18,11 @@ class Abilities:
 
     `generation` is whether it answers with text, `embeddings` whether with embeddings.
     `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
-    told beside each token, `prompt_log_probs` whether those of the prompt's tokens are,
-    `structural_tags` whether calls amid text are guided from their opening on. `images` is how
-    many a prompt may have; `image_placeholder` stands for one in its text (``{}`` is the image's
-    number), None if only the model's chat template knows what does.
+    told beside each token, `prompt_log_probs` whether those of the prompt's tokens are, `sampling`
+    are those of `ABILITIES` that it heeds, `structural_tags` is whether calls amid text are guided
+    from their opening on. `images` is how many a prompt may have; `image_placeholder` stands for
+    one in its text (``{}`` is the image's number), None if only the model's chat template knows
+    what does.
     """
 
     generation: bool = True
@@ -29,8 +30,7 @@ class Abilities:
     guides: Set[GuideKind] = frozenset()
     top_log_probs: int = 0
     prompt_log_probs: bool = False
-    logit_bias: bool = False
-    min_p: bool = False
+    sampling: Set[str] = frozenset()
     structural_tags: bool = False
     images: int = 0
     image_placeholder: str | None = None

@@ -12,7 +12,7 @@ from cog_triton import errors
 from cog_triton.images.image_limits import ImagePart
 from cog_triton.ipc.messages import message
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.sampling import SamplingParams, row, rows
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -37,23 +37,23 @@ class EngineRequest:
 
     input_ids: Sequence[int]
     sampling: SamplingParams
-    end_id: int | None = None
-    pad_id: int | None = None
-    stop_words: tuple[tuple[int, ...], ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    end_id: int | None = row(None)
+    pad_id: int | None = row(None)
+    stop_words: tuple[tuple[int, ...], ...] = row((), tensor="stop_words_list")
+    bad_words: tuple[tuple[int, ...], ...] = row((), tensor="bad_words_list")
     guide: Guide | None = None
     adapter: str | None = None
     images: tuple[ImagePart, ...] = ()
-    streaming: bool = True
-    exclude_input_in_output: bool = False
-    return_log_probs: bool = False
-    top_log_probs: int = 0
-    prompt_log_probs: bool = False
-    embeds: bool = False
-    dimensions: int | None = None
-    resumed_tokens: int = 0
-    return_num_input_tokens: bool = False
-    return_num_output_tokens: bool = False
+    streaming: bool = row(True)
+    exclude_input_in_output: bool = row(False)
+    return_log_probs: bool = row(False)
+    top_log_probs: int = row(0, tensor="")
+    prompt_log_probs: bool = row(False, tensor="")
+    embeds: bool = row(False, tensor="")
+    dimensions: int | None = row(None, tensor="")
+    resumed_tokens: int = row(0, tensor="")
+    return_num_input_tokens: bool = row(False)
+    return_num_output_tokens: bool = row(False)
 
     @property
     def log_prob_width(self) -> int:
@@ -65,6 +65,10 @@ class EngineRequest:
         if self.end_id is None:
             return defaults
         return frozenset([self.end_id] if self.end_id >= 0 else [])
+
+
+REQUEST = rows(EngineRequest)
+"""Fields that are values of their own; prompt, guide, adapter and images have codecs."""
 
 
 @dataclass(frozen=True, slots=True)

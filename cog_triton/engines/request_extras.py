@@ -11,14 +11,15 @@ import json
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request import REQUEST, EngineRequest
 from cog_triton.errors import InvalidArgument
 from cog_triton.images.image_limits import ImagePart
+from cog_triton.text.sampling import SAMPLING
 
 EXTRAS = "request_extras"
 # Of an engine request, and of its sampling parameters.
-FIELDS = ("top_log_probs", "prompt_log_probs", "embeds", "dimensions", "resumed_tokens")
-SAMPLING = ("min_p", "logit_bias")
+_FIELDS = tuple(item.name for item in REQUEST if not item.tensor)
+_SAMPLING = tuple(item.name for item in SAMPLING if not item.tensor)
 IMAGES = "images"
 
 R = TypeVar("R", bound=EngineRequest)
@@ -26,9 +27,9 @@ R = TypeVar("R", bound=EngineRequest)
 
 def encode_extras(request: EngineRequest) -> dict[str, Any]:
     """The input of what a request asks beyond the contract; none if it asks nothing."""
-    values = {name: value for name in FIELDS if (value := getattr(request, name))}
+    values = {name: value for name in _FIELDS if (value := getattr(request, name))}
     sampling = request.sampling
-    values |= {name: value for name in SAMPLING if (value := getattr(sampling, name))}
+    values |= {name: value for name in _SAMPLING if (value := getattr(sampling, name))}
     if request.images:
         values[IMAGES] = [
             (image.where, base64.b64encode(image.data).decode("ascii")) for image in request.images
@@ -40,11 +41,11 @@ def decode_extras(request: R, text: str) -> R:
     """`request` with the extras that `encode_extras` wrote; raises E1005."""
     try:
         values = json.loads(text)
-        sampling = {name: values[name] for name in SAMPLING if name in values}
+        sampling = {name: values[name] for name in _SAMPLING if name in values}
         if "logit_bias" in sampling:
             bias = sampling["logit_bias"].items()
             sampling["logit_bias"] = {int(token): float(value) for token, value in bias}
-        own = {name: values[name] for name in FIELDS if name in values}
+        own = {name: values[name] for name in _FIELDS if name in values}
         if IMAGES in values:
             own[IMAGES] = tuple(
                 ImagePart(str(where), base64.b64decode(data)) for where, data in values[IMAGES]

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request import REQUEST, EngineRequest
 from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
 from cog_triton.text.guide import Guide, GuideKind
 from cog_triton.text.json_schema import OBJECT
-from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.sampling import SAMPLING, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,27 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SAMPLING = {
-    "request_output_len": "max_tokens",
-    "min_tokens": "min_tokens",
-    "temperature": "temperature",
-    "runtime_top_k": "top_k",
-    "runtime_top_p": "top_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "len_penalty": "length_penalty",
-    "seed": "seed",
-}
-_SCALARS = (
-    "end_id",
-    "pad_id",
-    "streaming",
-    "exclude_input_in_output",
-    "return_log_probs",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-)
+_SAMPLING = {item.tensor: item.name for item in SAMPLING if item.tensor}
+_SCALARS = tuple(item.name for item in REQUEST if item.tensor == item.name)
 # The value that turns an unsupported feature off; it may still be sent.
 _NEUTRAL: dict[str, float] = {
     "beam_width": 1,
@@ -78,7 +59,7 @@ _GUIDE_TYPES: Mapping[GuideKind, str] = {
     "grammar": "ebnf_grammar",
     "structural_tag": "structural_tag",
 }
-_WORDS = {"stop_words_list": "stop_words", "bad_words_list": "bad_words"}
+_WORDS = {item.tensor: item.name for item in REQUEST if item.tensor.endswith("_words_list")}
 SUPPORTED_INPUTS = frozenset(
     {*_SAMPLING, *_SCALARS, *_WORDS, _GUIDE_TYPE, _GUIDE, "input_ids", "input_lengths", LORA_NAME}
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
-from cog_triton.text.sampling import SamplingParams, resolve_seed
+from cog_triton.text.sampling import SAMPLING, SamplingParams
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -40,18 +40,14 @@ class PredictionInputs:
 
     def sampling(self) -> SamplingParams:
         """Sampling parameters, with a random seed if none was given; raises E1005, E1101, E1102."""
-        return SamplingParams(
-            max_tokens=self._max_tokens(),
-            min_tokens=min(self._min_tokens(), self._max_tokens()),
-            temperature=self.temperature,
-            top_k=max(int(self.top_k), 0),
-            top_p=self.top_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            length_penalty=self.length_penalty,
-            seed=resolve_seed(self.seed),
-        )
+        given = {
+            item.name: item.read(getattr(self, item.name))
+            for item in SAMPLING
+            if item.inputs is not None
+        }
+        given["max_tokens"] = self._max_tokens()
+        given["min_tokens"] = min(self._min_tokens(), self._max_tokens())
+        return SamplingParams(**given)
 
     def notes(self) -> list[str]:
         """What was asked for and has no effect, or not the one that it says."""

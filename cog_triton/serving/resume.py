@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.resume_rules import ResumeRules
-from cog_triton.text.sampling import MAX_LOGIT_BIAS, SamplingParams
+from cog_triton.text.sampling import MAX_LOGIT_BIAS, SAMPLING, SamplingParams
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # the golden ratio's, as SplitMix64 has it: offsets differ widely
 _MOST_BIAS = 100.0
@@ -122,11 +122,19 @@ def _length(rules: ResumeRules) -> str:
     return _ENDS if rules.max_input_len else "goes on"
 
 
+_CARRIED = ("max_tokens", "min_tokens", "seed")
+_SENT_AGAIN = ", ".join(
+    f"`{item.name}`"
+    for item in SAMPLING
+    if item.body is not None and item.name not in _CARRIED and not item.name.endswith("_penalty")
+)
+"""Parameters that a continuation has as the request had them."""
+
 PARAMETERS: Mapping[str, Callable[[ResumeRules], str]] = {
     "`max_tokens`, `min_tokens`": _always("less what was made"),
     "stop strings, stop token ids, detokenizer": _always(_FRONT_END),
     "usage, finish reason": _always("as of one request"),
-    "`temperature`, `top_k`, `top_p`, `min_p`, `logit_bias`": _always(_AGAIN),
+    _SENT_AGAIN: _always(_AGAIN),
     "`seed`": _always("derived from seed and tokens made"),
     "`repetition_penalty`": _always("counts prompt and output"),
     "`frequency_penalty`": _frequency,

@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonMalformedEvent
-from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.sampling import SAMPLING, SamplingParams
 from cog_triton.triton.client import TritonClient
 
-_SAMPLING = {
-    "temperature": "temperature",
-    "runtime_top_k": "top_k",
-    "runtime_top_p": "top_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-}
 _numbers = itertools.count(1)
 
 
@@ -63,7 +54,7 @@ class TokenRequest:
 
     def values(self) -> dict[str, Any]:
         """The request as JSON values; unset ones are left to the engine's defaults."""
-        sampling = {name: self.sampling.get(key) for name, key in _SAMPLING.items()}
+        sampling = {item.tensor: self.sampling.get(item.name) for item in SAMPLING if item.tensor}
         optional = {
             **sampling,
             "end_id": self.end_id,
@@ -74,10 +65,10 @@ class TokenRequest:
         return {
             "input_ids": list(self.input_ids),
             "input_lengths": len(self.input_ids),
-            "request_output_len": self.output_len,
             "beam_width": self.beam_width,
             "streaming": self.streaming,
             **{name: value for name, value in optional.items() if value is not None},
+            "request_output_len": self.output_len,
         }
 
 

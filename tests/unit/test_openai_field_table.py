@@ -31,8 +31,8 @@ def test_every_field_is_in_the_section() -> None:
 @pytest.mark.parametrize(
     ("family", "field", "able"),
     [
-        ("openvino", "min_p", lambda found: found.min_p),
-        ("openvino", "logit_bias", lambda found: found.logit_bias),
+        ("openvino", "min_p", lambda found: "min_p" in found.sampling),
+        ("openvino", "logit_bias", lambda found: "logit_bias" in found.sampling),
         ("openvino", "top_logprobs", lambda found: found.top_log_probs > 0),
         ("openvino", "guided_regex", lambda found: "regex" in found.guides),
         ("openvino", "guided_grammar", lambda found: "grammar" in found.guides),

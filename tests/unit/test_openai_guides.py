@@ -13,9 +13,9 @@ from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_extras import EXTRAS, decode_extras, encode_extras
 from cog_triton.errors import InvalidArgument
-from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.sampling import ABILITIES, SamplingParams
 
-ALL = Abilities(guides={"json_schema", "regex", "grammar"}, logit_bias=True, min_p=True)
+ALL = Abilities(guides={"json_schema", "regex", "grammar"}, sampling=frozenset(ABILITIES))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 GRAMMAR = 'root ::= "a"'
 GUIDES: list[tuple[dict[str, Any], tuple[str, str]]] = [

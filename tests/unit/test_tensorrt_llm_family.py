@@ -259,10 +259,10 @@ def test_greedy_decoding_is_sent_as_top_k_1(tmp_path: Path) -> None:
 
 def test_a_logit_bias_is_sent_as_embedding_bias(tmp_path: Path) -> None:
     unknown = tensorrt_llm_engines.family(tmp_path / "unknown")
-    assert not unknown.abilities.logit_bias
+    assert "logit_bias" not in unknown.abilities.sampling
     size = 50
     opened = tensorrt_llm_engines.family(tmp_path / "engine", pretrained_config__vocab_size=size)
-    assert opened.abilities.logit_bias
+    assert "logit_bias" in opened.abilities.sampling
     sampling = SamplingParams(max_tokens=3, logit_bias={2: -1.5, size - 1: 100.0})
     sent = opened.encode_request(replace(PLAIN, sampling=sampling))["embedding_bias"]
     assert (len(sent), sent[2], sent[-1]) == (size, -1.5, 100.0)

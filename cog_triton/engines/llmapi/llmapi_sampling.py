@@ -8,7 +8,6 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import note_length_penalty
 from cog_triton.errors import InvalidArgument
 
-_MAX_SEED = 2**63 - 1
 _NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _GUIDES = {"json_schema": "json"}
 
@@ -24,28 +23,18 @@ def from_engine_request(request: EngineRequest, *, penalties: bool) -> dict[str,
     """
     sampling = request.sampling
     note_length_penalty(request)
-    values: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "min_tokens": sampling.min_tokens,
-        "detokenize": False,
-    }
+    values = {**sampling.arguments("llmapi"), "detokenize": False}
     for name, neutral in _NEUTRAL.items():
-        value = getattr(sampling, name)
+        value = values[name]
         if value == neutral:
-            continue
-        if not penalties:
+            del values[name]
+        elif not penalties:
             raise InvalidArgument(
                 f"{name}={value}: TensorRT-LLM's sampler ignores penalties before 1.3, unless"
                 " llmapi.yaml has sampler_type: TRTLLMSampler"
             )
-        values[name] = value
     if sampling.greedy:
         values["top_k"] = 1
-    else:
-        values["temperature"] = sampling.temperature
-        values["top_k"] = sampling.top_k
-        values["top_p"] = sampling.top_p or 1.0
-        values["seed"] = sampling.seed & _MAX_SEED
     if request.return_log_probs:
         values["logprobs"] = 0
     if request.end_id is not None:

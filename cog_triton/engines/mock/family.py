@@ -17,6 +17,7 @@ from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import INPUTS
 from cog_triton.engines.resume_rules import ResumeRules
+from cog_triton.text.sampling import ABILITIES
 
 MAX_LORA_RANK = 64
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
@@ -40,7 +41,7 @@ class MockFamily(EngineFamily):
     # Penalties do not change its text.
     resume_rules = ResumeRules(frequency_penalty="sequence", presence_penalty="sequence")
     defaults = MockOptions()
-    abilities = Abilities(top_log_probs=20, prompt_log_probs=True, logit_bias=True, min_p=True)
+    abilities = Abilities(top_log_probs=20, prompt_log_probs=True, sampling=frozenset(ABILITIES))
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

@@ -155,8 +155,6 @@ class OpenVINOPipeline:
         if request.guide is not None and request.guide.kind == "grammar":
             # One that does not compile would end the pipeline, and all requests with it.
             raise InvalidArgument("guided_decoding_guide: this engine takes no grammars")
-        if request.sampling.logit_bias:
-            raise InvalidArgument("logit_bias: this engine does not support it")
         if request.top_log_probs:
             raise InvalidArgument("top_log_probs: this engine tells those of chosen tokens alone")
         note_length_penalty(request)
@@ -206,25 +204,21 @@ def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
     sampling = request.sampling
     config = og.GenerationConfig()
     config.apply_chat_template = False
-    config.max_new_tokens = sampling.max_tokens
-    config.min_new_tokens = sampling.min_tokens
+    values = sampling.arguments("openvino")
+    if not values.get("top_k"):
+        values.pop("top_k", None)  # all tokens are its default
+    for name, value in values.items():
+        setattr(config, name, value)
     if end_ids:
         config.eos_token_id = min(end_ids)
         config.stop_token_ids = set(end_ids)
     else:
         config.ignore_eos = True
-    config.repetition_penalty = sampling.repetition_penalty
-    config.presence_penalty = sampling.presence_penalty
-    config.frequency_penalty = sampling.frequency_penalty
     config.logprobs = int(request.return_log_probs)
     config.echo = request.prompt_log_probs
     config.do_sample = not sampling.greedy
     if config.do_sample:
-        config.temperature = sampling.temperature
-        config.top_p = sampling.top_p or 1.0
         config.min_p = min(sampling.min_p, _MOST_MIN_P)
-        if sampling.top_k:
-            config.top_k = sampling.top_k
         config.rng_seed = sampling.seed
     if request.guide is not None:
         guide = og.StructuredOutputConfig()

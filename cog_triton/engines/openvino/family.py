@@ -148,7 +148,7 @@ class OpenVINOFamily(EngineFamily):
         return Abilities(
             guides={"json_schema", "regex"},
             prompt_log_probs=True,
-            min_p=True,
+            sampling={"min_p"},
             structural_tags=True,
         )
 

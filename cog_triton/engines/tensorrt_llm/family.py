@@ -92,7 +92,7 @@ class TensorRTLLMFamily(EngineFamily):
         guided = self._parameters.guided_decoding_backend is not None
         return Abilities(
             guides={"json_schema", "regex", "grammar"} if guided else frozenset(),
-            logit_bias=self._vocab_size is not None,
+            sampling={"logit_bias"} if self._vocab_size is not None else frozenset(),
         )
 
     @property

@@ -27,6 +27,7 @@ from cog_triton.engines.vllm.vllm_version import (
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
 from cog_triton.keeper.keeper_messages import SPARE_LOADS
 from cog_triton.system.secret_variables import HUB_TOKENS
+from cog_triton.text.sampling import ABILITIES
 
 _log = logging.getLogger(__name__)
 
@@ -120,8 +121,7 @@ class VLLMFamily(EngineFamily):
             guides={"json_schema", "regex", "grammar"},
             top_log_probs=most if most >= 0 else _MAX_LOGPROBS,
             prompt_log_probs=True,
-            logit_bias=True,
-            min_p=True,
+            sampling=frozenset(ABILITIES),
             structural_tags=True,
             images=images.most,
             image_placeholder=images.placeholder,

@@ -14,7 +14,6 @@ from cog_triton.text import client_json
 
 LORA_NAME = "lora_name"
 NEWEST = types_of(None)
-_MAX_SEED = 2**63 - 1
 _KINDS = {"json_schema": "json"}
 # Fields that clients must not set.
 _INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
@@ -34,27 +33,11 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     Stop words are left out: vLLM takes them as text only. Bad words are passed as token ids;
     see `cog_triton.engines.vllm.engine_api.sampling_params`.
     """
-    sampling = request.sampling
     note_length_penalty(request)
-    values: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "min_tokens": sampling.min_tokens,
-        "temperature": 0.0 if sampling.greedy else sampling.temperature,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "detokenize": False,
-    }
-    if not sampling.greedy:
-        values["top_k"] = sampling.top_k
-        values["min_p"] = sampling.min_p
-        values["top_p"] = sampling.top_p or 1.0
-        values["seed"] = sampling.seed & _MAX_SEED  # vLLM keeps seeds in an int64
+    values = {"temperature": 0.0, **request.sampling.arguments("vllm"), "detokenize": False}
     if request.guide is not None:
         kind = _KINDS.get(request.guide.kind, request.guide.kind)
         values["structured_outputs"] = {kind: request.guide.text}
-    if sampling.logit_bias:
-        values["logit_bias"] = dict(sampling.logit_bias)
     if request.return_log_probs:
         values["logprobs"] = request.top_log_probs
         if request.prompt_log_probs:

@@ -7,6 +7,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.guide_fields import GivenGuide
 from cog_triton.serving.openai.requests import ChatRequest, OpenAIRequest
 from cog_triton.text.guide import Guide
+from cog_triton.text.sampling import ABILITIES
 
 
 def check_abilities(request: OpenAIRequest, abilities: Abilities) -> None:
@@ -20,8 +21,8 @@ def check_abilities(request: OpenAIRequest, abilities: Abilities) -> None:
             else "not supported: this engine tells the probability of the chosen token alone; use 0"
         )
         raise InvalidArgument(f"{field}={asked}: {rule}")
-    for name in ("logit_bias", "min_p"):
-        if getattr(request, name) and not getattr(abilities, name):
+    for name in ABILITIES:
+        if getattr(request, name) and name not in abilities.sampling:
             raise InvalidArgument(f"{name}: this engine does not support it")
     if request.prompt_log_probs and not abilities.prompt_log_probs:
         raise InvalidArgument(

@@ -24,7 +24,7 @@ from cog_triton.serving.openai.tool_requests import (
 )
 from cog_triton.system.log_notes import UnknownNames
 from cog_triton.system.printable import shortened
-from cog_triton.text.sampling import MAX_LOGIT_BIAS, MAX_TOKENS, SamplingParams, resolve_seed
+from cog_triton.text.sampling import MAX_TOKENS, SAMPLING, SamplingParams, bounds, resolve_seed
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,13 @@ def _without_fraction(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_without_fraction)]
 """A whole number, which some clients write as 1.0."""
 _MOST_LOG_PROBS = 20
-Count = Field(default=None, ge=0)
+
+
+def _sampled(name: str) -> Any:
+    """A field of the table, with its bounds."""
+    return Field(default=None, **bounds(name))
+
+
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = HashableFailFast()
 # Of the other endpoint: an answer that ignores it answers nothing.
@@ -124,17 +130,17 @@ class OpenAIRequest(GuideFields, ABC):
 
     model: str
     n: Whole | None = Field(default=None, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
-    min_tokens: int | None = Count
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-    seed: int | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=MAX_LOGIT_BIAS)
+    max_tokens: int | None = _sampled("max_tokens")
+    min_tokens: int | None = _sampled("min_tokens")
+    temperature: float | None = _sampled("temperature")
+    top_p: float | None = _sampled("top_p")
+    top_k: int | None = _sampled("top_k")
+    presence_penalty: float | None = _sampled("presence_penalty")
+    frequency_penalty: float | None = _sampled("frequency_penalty")
+    repetition_penalty: float | None = _sampled("repetition_penalty")
+    seed: int | None = _sampled("seed")
+    min_p: float | None = _sampled("min_p")
+    logit_bias: dict[str, float] | None = _sampled("logit_bias")
     stop: str | Annotated[list[str], _FAIL_FAST] | None = None
     stop_token_ids: Annotated[list[int], _FAIL_FAST] | None = None
     ignore_eos: bool | None = None
@@ -178,23 +184,11 @@ class OpenAIRequest(GuideFields, ABC):
 
     def sampling(self) -> SamplingParams:
         """Sampling parameters, with OpenAI's defaults for absent fields; raises E1005."""
-        return SamplingParams(
-            max_tokens=self.limit,
-            min_tokens=self.min_tokens or 0,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=max(self.top_k or 0, 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
-            min_p=self.min_p or 0.0,
-            logit_bias=_by_token(self.logit_bias or {}),
-            seed=resolve_seed(self.seed),
-        )
-
-    def biased_ids(self) -> list[int]:
-        """Token ids that have a bias."""
-        return list(_by_token(self.logit_bias or {}))
+        given: dict[str, Any] = {"top_p": 1.0, "seed": resolve_seed(None)}
+        for item in SAMPLING:
+            if item.body is not None and (value := getattr(self, item.name)) is not None:
+                given[item.name] = item.read(value)
+        return SamplingParams(**{**given, "max_tokens": self.limit})
 
     def stops(self) -> list[str] | None:
         """Stop strings; None for the server's default."""
@@ -361,16 +355,6 @@ def _check_combinations(request: OpenAIRequest) -> None:
             raise InvalidArgument("best_of: its answers cannot be streamed, unless n is the same")
     if isinstance(request, CompletionRequest) and request.max_tokens == 0 and not request.echo:
         raise InvalidArgument("max_tokens=0: only allowed with echo")
-
-
-def _by_token(bias: Mapping[str, float]) -> dict[int, float]:
-    """A bias by token id, which JSON has as text."""
-    for token, value in bias.items():
-        if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise InvalidArgument(f"logit_bias: {shortened(token)} is not a token id")
-        if not -100 <= value <= 100:
-            raise InvalidArgument(f"logit_bias.{token}={value:g}: must be from -100 to 100")
-    return {int(token): value for token, value in bias.items()}
 
 
 def _describe(error: ValidationError) -> str:

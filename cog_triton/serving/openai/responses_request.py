@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.printable import shortened
+from cog_triton.text.sampling import SAMPLING
 
 Object = dict[str, Any]
 # Names that both endpoints have, with the same meaning.
 _SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias"),
-    *("stop_token_ids", "parallel_tool_calls", "stream", "chat_template_kwargs"),
-    *("include_reasoning", "structured_outputs"),
+    *(item.name for item in SAMPLING if item.body is not None and item.name != "max_tokens"),
+    *("model", "stop", "ignore_eos", "stop_token_ids", "parallel_tool_calls", "stream"),
+    *("chat_template_kwargs", "include_reasoning", "structured_outputs"),
 )
 _IGNORED = (
     *("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key"),

@@ -56,7 +56,7 @@ from cog_triton.system.log_format import request_id
 from cog_triton.system.printable import shortened
 from cog_triton.text.detokenize import TokenText
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import MAX_TOKENS
+from cog_triton.text.sampling import ABILITIES, MAX_TOKENS, SAMPLING
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -238,10 +238,14 @@ class OpenAIRoutes:
         else:
             self._stop_limits.check("stop", stops)
         prompts = to_prompts(request)
-        made, shown = request.made, request.shown
+        made, shown, sampling = request.made, request.shown, request.sampling()
+        stop_token_ids = self._stop_token_ids(request)
+        for item in SAMPLING:
+            if item.ids:
+                self._check_ids(item.name, getattr(sampling, item.name))
         common = EngineRequest(
             input_ids=(),
-            sampling=request.sampling(),
+            sampling=sampling,
             end_id=-1 if request.ignore_eos else None,
             return_log_probs=request.log_probs or made > shown,
             top_log_probs=request.top_log_probs,
@@ -250,7 +254,6 @@ class OpenAIRoutes:
             guide=prompts.guide,
             images=prompts.images,
         )
-        stop_token_ids = self._stop_token_ids(request)
         planned = [
             self._generator.plan(
                 replace(common, input_ids=ids),
@@ -281,8 +284,7 @@ class OpenAIRoutes:
                 f"stop_token_ids: has {len(ids)}; {self._settings.max_stop_sequences} at most"
                 " (MAX_STOP_SEQUENCES)"
             )
-        for name, tokens in (("stop_token_ids", ids), ("logit_bias", request.biased_ids())):
-            self._check_ids(name, tokens)
+        self._check_ids("stop_token_ids", ids)
         return ids
 
     def _prompt_text(self, prompt: str | list[int]) -> str:
@@ -319,8 +321,7 @@ class OpenAIRoutes:
                 "embeddings": self._abilities.embeddings,
                 **self._planner.abilities,
                 "guides": sorted(self._abilities.guides),
-                "logit_bias": self._abilities.logit_bias,
-                "min_p": self._abilities.min_p,
+                **{name: name in self._abilities.sampling for name in ABILITIES},
                 "top_logprobs": self._abilities.top_log_probs,
                 "prompt_logprobs": self._abilities.prompt_log_probs,
                 "sequences": self._settings.max_sequences,

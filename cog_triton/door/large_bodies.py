@@ -11,11 +11,11 @@ from typing import TypeVar, cast
 from cog_triton import errors
 from cog_triton.door import large_bodies_child as child
 from cog_triton.door.message import Refused
-from cog_triton.system.python_child import PythonChild
+from cog_triton.ipc.child import PythonChild
 
 T = TypeVar("T")
 LARGE = 64 << 10
-_MOST = 1 << 32
+_MOST = 1 << 30
 _ANSWER_S = 30.0
 
 

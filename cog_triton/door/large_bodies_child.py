@@ -1,11 +1,11 @@
-"""Child process of the front door that parses large bodies: `python_child` around a call."""
+"""Child process of the front door that parses large bodies: `ipc.child` around a call."""
 
 from __future__ import annotations
 
 import pickle
 import sys
 
-from cog_triton.system import python_child
+from cog_triton.ipc import child
 
 RETURNED = b"R"
 RAISED = b"E"
@@ -21,4 +21,4 @@ def call(request: memoryview) -> tuple[bytes, bytes]:
 
 
 if __name__ == "__main__":
-    python_child.serve(int(sys.argv[1]), call)
+    child.serve(int(sys.argv[1]), call)

@@ -1,4 +1,4 @@
-"""Connections of own processes, which carry messages and block; `stream` has them in asyncio.
+"""Connections of own processes, which carry messages and block; `streams` has them in asyncio.
 
 Both ends of a local socket are of our own user, see `cog_triton.system.local_socket`.
 """

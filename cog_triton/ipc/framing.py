@@ -1,6 +1,6 @@
 """Frames between processes: each payload follows its length, four bytes, big-endian.
 
-One framing for control messages and for tokens, read in blocks or as bytes arrive; `stream` has it
+One framing for control messages and for tokens, read in blocks or as bytes arrive; `streams` has it
 in asyncio.
 """
 

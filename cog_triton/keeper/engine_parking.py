@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 
 from cog_triton.errors import EngineNotParked
+from cog_triton.keeper.checkpoint_process import CheckpointProcess
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, FallAsleep, WakeUp
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
 from cog_triton.system import reaper
-from cog_triton.system.checkpoint_process import CheckpointProcess
 from cog_triton.system.free_memory import resident_bytes
 
 _SLEEP_S = 120.0  # the first time host memory is pinned: 9 s for 16 GB

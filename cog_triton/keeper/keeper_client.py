@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
-from cog_triton.ipc.stream import Stream
+from cog_triton.ipc.streams import Stream
 from cog_triton.keeper import watchdog
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_messages import (

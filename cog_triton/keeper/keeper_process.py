@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import CogTritonError
-from cog_triton.ipc.stream import Server, Stream
+from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
     GPUS,

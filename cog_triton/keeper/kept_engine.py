@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from cog_triton.errors import CogTritonError, EngineNotRestored
-from cog_triton.ipc.stream import Stream
+from cog_triton.ipc.streams import Stream
 from cog_triton.keeper import watchdog
 from cog_triton.keeper.keeper_messages import (
     EngineSpec,

@@ -23,7 +23,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from cog_triton.system import python_child
+from cog_triton.ipc import child
 
 RENDERED = b"T"
 REFUSED = b"R"
@@ -133,7 +133,7 @@ def main() -> None:
     # Modules that rendering imports late count as used, not as the template's.
     render("{{ [1] | tojson }}{{ strftime_now('%Y') }}", 99, {})
     _limit(int(memory_bytes))
-    python_child.serve(int(descriptor), partial(_answer, cpu_seconds=float(cpu_seconds)))
+    child.serve(int(descriptor), partial(_answer, cpu_seconds=float(cpu_seconds)))
 
 
 if __name__ == "__main__":

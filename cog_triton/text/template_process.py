@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cog_triton.errors import BadMessages, TritonTokenizerError, TritonUnknownError
-from cog_triton.system.python_child import PythonChild
+from cog_triton.ipc.child import PythonChild
 from cog_triton.text import template_child as child
 
 CPU_S = 2.0

@@ -15,11 +15,11 @@ from typing import Any
 from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError
-from cog_triton.ipc.stream import Server, Stream
+from cog_triton.ipc.streams import Server, Stream
+from cog_triton.keeper.checkpoint_process import CheckpointProcess
 from cog_triton.keeper.keeper_messages import PARKABLE, Attach, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
 from cog_triton.system import local_socket
-from cog_triton.system.checkpoint_process import CheckpointProcess
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"

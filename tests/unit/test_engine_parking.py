@@ -17,7 +17,7 @@ from cog_triton.backend.engine_client import EngineClient
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm.engine_sleep import shared_memory
 from cog_triton.errors import EngineNotParked, EngineNotRestored
-from cog_triton.ipc.stream import Server, Stream
+from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.engine_parking import EngineParking
 from cog_triton.keeper.keeper_messages import PARKABLE, Attach, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine

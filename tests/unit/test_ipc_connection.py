@@ -14,7 +14,7 @@ import pytest
 from cog_triton.ipc import framing
 from cog_triton.ipc.connection import Connection
 from cog_triton.ipc.framing import FrameError
-from cog_triton.ipc.stream import Server, Stream
+from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.keeper_messages import Leased, Locate
 
 PATIENCE_S = 30

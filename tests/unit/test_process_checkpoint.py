@@ -11,8 +11,8 @@ import pytest
 from cuda_driver import CudaDriver, has_compiler
 
 from cog_triton.errors import EngineNotParked, EngineNotRestored
-from cog_triton.system.checkpoint_process import CheckpointProcess
-from cog_triton.system.cuda_checkpoint import ProcessState
+from cog_triton.keeper.checkpoint_process import CheckpointProcess
+from cog_triton.keeper.cuda_checkpoint import ProcessState
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 

@@ -22,7 +22,7 @@ from cog_triton.door.private_ports import PrivatePorts
 from cog_triton.door.swapping import Swapping, model_of
 from cog_triton.door.upstream import Chain, Upstream, Variant
 from cog_triton.door.upstream_table import Route, Upstreams
-from cog_triton.ipc import stream as ipc_stream
+from cog_triton.ipc import streams
 from cog_triton.keeper.keeper_messages import RestChanged
 from cog_triton.settings import load_settings
 from cog_triton.system.reaper import Reaped
@@ -61,13 +61,13 @@ class Models:
 
     @asynccontextmanager
     async def keeper(self, model: str, name: str) -> AsyncIterator[None]:
-        async def obey(stream: ipc_stream.Stream) -> None:
+        async def obey(stream: streams.Stream) -> None:
             order = type(await stream.receive()).__name__
             self.orders.append(f"{model} {order}")
             error = self.errors.get(self.orders[-1])
             stream.send(RestChanged(error))
 
-        server = ipc_stream.Server(name, obey)
+        server = streams.Server(name, obey)
         try:
             yield
         finally:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from started_keeper import Keeper
 
-from cog_triton.ipc.stream import Stream
+from cog_triton.ipc.streams import Stream
 from cog_triton.keeper import kept_engine, watchdog
 from cog_triton.keeper.keeper_messages import EngineDied
 from cog_triton.keeper.kept_engine import KeptEngine

@@ -21,7 +21,7 @@ from cog_triton.engines.step_items import STEPS
 from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen
 from cog_triton.errors import TritonUnknownError
 from cog_triton.ipc.connection import Connection
-from cog_triton.ipc.stream import Stream
+from cog_triton.ipc.streams import Stream
 from cog_triton.keeper.keeper_messages import Stop
 
 _log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_versi
 from cog_triton.errors import InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.images.image_limits import ImagePart
 from cog_triton.ipc.connection import Connection
-from cog_triton.ipc.stream import Stream
+from cog_triton.ipc.streams import Stream
 from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, Stop
 from cog_triton.system.log_format import request_id
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import cog_triton
+from cog_triton.ipc.framing import LENGTH, MAX_FRAME, check
 
-_HEADER = struct.Struct("<cQ")  # what is before each message: its kind and its size in bytes
+_KIND = 1  # bytes of a reply that are its kind
 _READY = b"G"
-_REQUEST = b"Q"
 # Such work needs none of the server's secrets. A server's processes are found by its directory.
 _ENVIRONMENT = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL"),
@@ -25,7 +24,7 @@ _ENVIRONMENT = (
 
 
 class PythonChild:
-    """Takes one request after the other, each a message and its reply; of one thread at a time."""
+    """Takes one request after the other, each a frame and its reply; of one thread at a time."""
 
     def __init__(self, module: str, *arguments: object, timeout: float) -> None:
         """Start it, with the socket's descriptor and `arguments` in its command line.
@@ -48,7 +47,7 @@ class PythonChild:
                 cwd="/",
             )
         try:
-            _received(self.connection, _HEADER.size)
+            _received(self.connection, _KIND)
         except OSError as error:
             raise ConnectionError(f"it ended with {self.close()}") from error
 
@@ -59,16 +58,15 @@ class PythonChild:
 
     def send(self, data: bytes) -> None:
         """Send a request; raises OSError if it has ended or does not read."""
-        self.connection.sendall(_HEADER.pack(_REQUEST, len(data)))
+        check(len(data), MAX_FRAME)
+        self.connection.sendall(LENGTH.pack(len(data)))
         self.connection.sendall(data)
 
     def receive(self, most: int) -> tuple[bytes, memoryview]:
         """The reply's kind, one byte, and its data; OSError if it has ended or sends no answer,
         or more than `most` bytes."""
-        kind, size = _HEADER.unpack(_received(self.connection, _HEADER.size))
-        if size > most:
-            raise ConnectionError("the child sends more than it may")
-        return kind, _received(self.connection, size)
+        reply = _received(self.connection, _KIND + most)
+        return bytes(reply[:_KIND]), reply[_KIND:]
 
     def close(self) -> int:
         """Kill it; its exit code."""
@@ -81,21 +79,22 @@ def serve(descriptor: int, answer: Callable[[memoryview], tuple[bytes, bytes]]) 
     """Answer requests in the child, each by a kind and data, until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
     with socket.socket(fileno=descriptor) as connection, suppress(ConnectionError):
-        connection.sendall(_HEADER.pack(_READY, 0))
+        connection.sendall(LENGTH.pack(_KIND) + _READY)
         while True:
-            kind, data = answer(_received(connection, _request_size(connection)))
-            connection.sendall(_HEADER.pack(kind, len(data)))
+            kind, data = answer(_received(connection, MAX_FRAME))
+            connection.sendall(LENGTH.pack(_KIND + len(data)) + kind)
             connection.sendall(data)
             del data
 
 
-def _request_size(connection: socket.socket) -> int:
-    _, size = _HEADER.unpack(_received(connection, _HEADER.size))
-    return int(size)
+def _received(connection: socket.socket, most: int) -> memoryview:
+    """A frame's payload, of at most so many bytes; raises ConnectionError if it does not come."""
+    (size,) = LENGTH.unpack(_bytes_of(connection, LENGTH.size))
+    check(size, most)
+    return _bytes_of(connection, size)
 
 
-def _received(connection: socket.socket, size: int) -> memoryview:
-    """So many bytes; raises ConnectionResetError if they do not come."""
+def _bytes_of(connection: socket.socket, size: int) -> memoryview:
     buffer = memoryview(bytearray(size))
     got = 0
     while got < size:

@@ -1,6 +1,6 @@
 """Child process that makes the driver's checkpoint calls, which can block for ever.
 
-Run as ``python -m cog_triton.system.checkpoint_child`` by `checkpoint_process`.
+Run as ``python -m cog_triton.keeper.checkpoint_child`` by `checkpoint_process`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cog_triton.errors import CogTritonError
-from cog_triton.system import python_child
-from cog_triton.system.cuda_checkpoint import CudaCheckpoint
-from cog_triton.system.process_checkpoint import (
+from cog_triton.ipc import child
+from cog_triton.keeper.cuda_checkpoint import CudaCheckpoint
+from cog_triton.keeper.process_checkpoint import (
     checkpoint_group,
     cuda_processes,
     restore_group,
@@ -43,7 +43,7 @@ def main() -> None:
         cuda = CudaCheckpoint()
     except CogTritonError as error:
         cuda = error
-    python_child.serve(int(sys.argv[1]), lambda request: _answer(request, cuda))
+    child.serve(int(sys.argv[1]), lambda request: _answer(request, cuda))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from typing import Any
 
 from typing_extensions import Self
 
-import cog_triton.system.checkpoint_child as child
+import cog_triton.keeper.checkpoint_child as child
 from cog_triton.errors import EngineNotParked, EngineNotRestored, from_text
-from cog_triton.system.cuda_checkpoint import ProcessState
-from cog_triton.system.python_child import PythonChild
+from cog_triton.ipc.child import PythonChild
+from cog_triton.keeper.cuda_checkpoint import ProcessState
 
 _START_S = 60.0  # the driver's initialization on a machine of eight GPUs takes seconds
 _CALL_S = 60.0

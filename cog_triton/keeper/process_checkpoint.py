@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from cog_triton.errors import CogTritonError, EngineNotParked, EngineNotRestored
-from cog_triton.system.cuda_checkpoint import CudaCheckpoint, ProcessState
+from cog_triton.keeper.cuda_checkpoint import CudaCheckpoint, ProcessState
 
 LOCK_TIMEOUT_MS = 10_000
 """How long work that was given to the GPU may take to end; an engine that is parked has none."""

@@ -116,7 +116,7 @@ async def send(port: int, data: bytes, wait: float = ANSWER_S) -> bytes:
             if not more:
                 break
             answer += more
-    except (OSError, asyncio.TimeoutError):
+    except (TimeoutError, OSError):
         pass
     finally:
         writer.close()

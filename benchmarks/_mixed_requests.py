@@ -64,7 +64,7 @@ class Client:
         try:
             sending = self._send(url, body, headers, leaves)
             outcome = await asyncio.wait_for(sending, PATIENCE_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             outcome = f"LOST: nothing for {PATIENCE_S} s"
         except httpx.HTTPError as error:
             outcome = f"LOST: {error!r}"
@@ -116,7 +116,7 @@ class Client:
             return await reading
         try:
             return await asyncio.wait_for(reading, self._random.random() * 3)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return "left"
 
     async def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> str:

@@ -15,7 +15,11 @@ let
   ours = archs;
   ngcEnv = import ./ngc-env.nix { inherit (ngc) versions; };
   interpreter = {
-    version = ngc.versions.python;
+    version =
+      if lib.versionAtLeast ngc.versions.python "3.11" then
+        ngc.versions.python
+      else
+        throw "E1305 EngineIncompatible: ${ngc.ref} has Python ${ngc.versions.python}, and cog-triton needs 3.11 or newer: take an NGC release of 24.11 or later";
     home = dirOf ngc.python;
   };
   venv = import ./venv.nix { inherit pkgs; } interpreter;

@@ -31,7 +31,7 @@ from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
-SHIPPED = ("py310", "py311", "py312", "serve", "setup", "vllm-py312")
+SHIPPED = ("py311", "py312", "serve", "setup", "vllm-py312")
 NOT_AFFECTED = REQUIREMENTS / "not-affected.yaml"
 AUDIT = ROOT / ".work" / "audit"
 _FIELDS = {"id": str, "package": str, "reason": str, "until": datetime.date}

@@ -18,18 +18,18 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterable
 from email.parser import Parser
 from pathlib import Path
 
-import tomllib
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSIONS = ("3.10", "3.11", "3.12")
+VERSIONS = ("3.11", "3.12")
 VLLM_PYTHON = "3.12"
 VLLM_LOCK = ROOT / "requirements" / "vllm-py312.lock"
 _GLIBC_MINORS = range(35, 4, -1)

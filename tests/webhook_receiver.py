@@ -11,10 +11,9 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from typing_extensions import Self
 
 CERTIFICATE = Path(tempfile.mkdtemp(prefix="certificate-")) / "localhost.pem"
 """Of localhost, hooks.example.com and 127.0.0.1, with its key; its own authority."""

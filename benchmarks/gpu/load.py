@@ -184,7 +184,7 @@ async def _load(
                 await asyncio.wait_for(
                     ask(share, endpoint, request, length, max_tokens), _TIMEOUT_S
                 )
-            except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+            except (TimeoutError, OSError, RuntimeError) as error:
                 share.errors.append(f"{type(error).__name__}: {error}")
 
     heart = asyncio.create_task(_measure_lag(share.lags))

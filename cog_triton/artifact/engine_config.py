@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from typing_extensions import Self
 
 from cog_triton.errors import EngineCorrupt
 from cog_triton.system.printable import printable, shortened

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -21,7 +21,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from typing_extensions import Self
 
 from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.errors import EngineCorrupt, EngineIncompatible

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, Self
 
 from backports import zstd
-from typing_extensions import Buffer, Self
 
 from cog_triton.artifact import tar_compression
 from cog_triton.artifact.tar_compression import Source
@@ -232,7 +232,7 @@ class _Content(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Buffer, /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         size = self._header.size
         view = memoryview(buffer)[: size - self._done]
         if not view:

@@ -262,7 +262,7 @@ class Client:
                 ),
                 min(self.timeout, 30),
             )
-        except (OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, OSError) as error:
             raise TransportError(
                 "cannot connect", f"{origin.host}:{origin.port}: {error or 'no answer'}"
             ) from error

@@ -12,7 +12,7 @@ from cog_triton.bench.length_distribution import Lengths
 from cog_triton.errors import InvalidArgument
 
 
-class TargetName(str, enum.Enum):
+class TargetName(enum.StrEnum):
     """Kind of server to measure."""
 
     COG = "cog-triton"
@@ -20,7 +20,7 @@ class TargetName(str, enum.Enum):
     OPENAI = "openai"
 
 
-class Unit(str, enum.Enum):
+class Unit(enum.StrEnum):
     """Unit of `rate`."""
 
     RPS = "rps"
@@ -28,14 +28,14 @@ class Unit(str, enum.Enum):
     CONCURRENCY = "concurrency"
 
 
-class Arrival(str, enum.Enum):
+class Arrival(enum.StrEnum):
     """Arrival process of an open loop."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
 
 
-class OutputMethod(str, enum.Enum):
+class OutputMethod(enum.StrEnum):
     """Output mode of a mock server: token by token, whole, or in pieces."""
 
     YIELD = "yield"
@@ -43,7 +43,7 @@ class OutputMethod(str, enum.Enum):
     BUFFER = "buffer"
 
 
-class API(str, enum.Enum):
+class API(enum.StrEnum):
     """Endpoint of OpenAI's API."""
 
     CHAT = "chat"

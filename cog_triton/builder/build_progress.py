@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
-from typing_extensions import Self
 
 from cog_triton.builder.output_stream import Echo
 from cog_triton.system.terminal import err

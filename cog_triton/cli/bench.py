@@ -48,7 +48,7 @@ def bench(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Of triton: ensemble, or tensorrt_llm directly; of openai, a model."),
+        typer.Option(help="Of triton: ensemble, or tensorrt_llm directly; of openai, its name."),
     ] = None,
     unit: Annotated[
         Unit,

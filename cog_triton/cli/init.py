@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from cog_triton.sizing.model_files import ModelFiles
 
 
-class Target(str, enum.Enum):
+class Target(enum.StrEnum):
     """What serves the model."""
 
     TENSORRT_LLM = "tensorrt_llm"
     VLLM = "vllm"
 
 
-class Quantization(str, enum.Enum):
+class Quantization(enum.StrEnum):
     """Quantization of the weights; auto takes the least loss that fits."""
 
     AUTO = "auto"

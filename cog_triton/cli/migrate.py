@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cog_triton.builder.migration.migrated_config import Migration
 
 
-class Target(str, enum.Enum):
+class Target(enum.StrEnum):
     """What is to serve the model."""
 
     VLLM = "vllm"

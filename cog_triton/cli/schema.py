@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-class Schema(str, enum.Enum):
+class Schema(enum.StrEnum):
     """Files that have a JSON schema."""
 
     BUILD = "build"

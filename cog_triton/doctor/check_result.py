@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class State(str, enum.Enum):
+class State(enum.StrEnum):
     """State of a check. `FAIL`: serving will not work; `WARN`: it may, with limits."""
 
     OK = "ok"

@@ -17,7 +17,7 @@ from cog_triton.system.machine import backends_in
 from cog_triton.triton import launch
 from cog_triton.triton.installation import TritonInstallation, missing_libpython
 
-_PYTHONS = ((3, 10), (3, 12))
+_PYTHONS = ((3, 11), (3, 12))
 _TIMEOUT_S = 30
 
 
@@ -26,7 +26,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     text = ".".join(map(str, version))
     if _PYTHONS[0] <= version[:2] <= _PYTHONS[1]:
         return ok("Python", text)
-    return fail("Python", text, "use Python 3.10, 3.11 or 3.12: `make setup PYTHON=python3.11`")
+    return fail("Python", text, "use Python 3.11 or 3.12: `make setup PYTHON=python3.11`")
 
 
 def libpython(triton: TritonInstallation | None) -> Check:

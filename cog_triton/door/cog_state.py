@@ -103,7 +103,7 @@ class CogState:
                 self._take(health)
             except ConnectionError:
                 self.listens = False
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 self.hangs = True
                 rule = f"Cog has not answered for {_TIMEOUT_S:g} s; try again"
                 self._failure = errors.TritonUnavailable(rule)
@@ -130,7 +130,7 @@ class CogState:
             asking = ask(self._port, b"PUT", path.encode(), body=_CHECK)
             status, body = await asyncio.wait_for(asking, self._check_timeout)
             answer = json.loads(body) if status == 200 else {"error": f"HTTP status {status}"}
-        except asyncio.TimeoutError:
+        except TimeoutError:
             status, answer = 0, {"error": f"no answer within {self._check_timeout:g} s"}
         reason = str(answer.get("error"))
         known = errors.from_text(reason)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.settings import Settings
 

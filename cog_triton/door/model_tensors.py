@@ -48,7 +48,7 @@ class ServedModels:
                 if status != 200:
                     return Answer(status, body)
                 known[model] = _tensors(body)
-            except (OSError, asyncio.TimeoutError, *_MALFORMED) as error:
+            except (TimeoutError, OSError, *_MALFORMED) as error:
                 rule = "the server behind this port does not answer; try again"
                 raise errors.TritonUnavailable(rule) from error
         return known[model]

@@ -45,7 +45,7 @@ class WebhookClient:
         """
         try:
             return await asyncio.wait_for(self._follow(url, headers, body), seconds)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise ConnectionError(f"no answer within {seconds:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error

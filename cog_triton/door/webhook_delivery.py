@@ -155,7 +155,7 @@ class Delivery:
                 return b""
             try:
                 await asyncio.wait_for(self._changed.wait(), rest)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 if not self._newest:  # its Cog has died
                     return b""
 

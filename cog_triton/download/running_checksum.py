@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.download.partial_file import PartialFile
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +18,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.progress import Progress as Bar
-from typing_extensions import Self
 
 from cog_triton.system.terminal import err
 

@@ -13,9 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
-
-from typing_extensions import Self
+from typing import Any, ClassVar, Protocol, Self
 
 from cog_triton import errors
 from cog_triton.artifact.lora_adapter import LoRALimits

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.ipc.messages import message
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
-
-from typing_extensions import Self
+from typing import Literal, Self
 
 from cog_triton import errors
 from cog_triton.images.image_limits import ImagePart

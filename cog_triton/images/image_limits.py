@@ -7,10 +7,8 @@ import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote_to_bytes
-
-from typing_extensions import Self
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.images.image_header import read_header

@@ -6,9 +6,7 @@ Both ends of a local socket are of our own user, see `cog_triton.system.local_so
 from __future__ import annotations
 
 import socket
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.ipc.framing import CONTROL_LIMIT, FrameSocket
 from cog_triton.ipc.messages import decode, encode

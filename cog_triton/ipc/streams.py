@@ -7,9 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.ipc.framing import CONTROL_LIMIT, LENGTH, FrameError, check, frame
 from cog_triton.ipc.messages import decode, encode

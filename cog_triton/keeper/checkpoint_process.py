@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 import cog_triton.keeper.checkpoint_child as child
 from cog_triton.errors import EngineNotParked, EngineNotRestored, from_text

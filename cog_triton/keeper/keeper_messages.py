@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.messages import message

@@ -40,7 +40,7 @@ _CLOSE_TIMEOUT_S = 10.0
 _TAIL_LINES = 25
 
 
-class EngineState(str, enum.Enum):
+class EngineState(enum.StrEnum):
     """Lifecycle of an engine process.
 
     A spare may go from `READY` to `PARKED`, which holds no GPU memory, and back to `READY`.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, replace
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.download.redaction import redact_address
 from cog_triton.errors import ModelUnavailable

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest

@@ -34,7 +34,7 @@ STABLE_S = 5.0
 _DEATH_S = 10.0
 
 
-class SupervisorState(str, enum.Enum):
+class SupervisorState(enum.StrEnum):
     """Lifecycle of the supervised Triton."""
 
     STARTING = "starting"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from cog_triton.errors import CogTritonError
@@ -123,7 +123,7 @@ def install(handler: logging.Handler, level: str) -> None:
 
 
 def _time(record: logging.LogRecord) -> str:
-    now = datetime.fromtimestamp(record.created, timezone.utc)
+    now = datetime.fromtimestamp(record.created, UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
-from typing_extensions import Self
 
 from cog_triton.system.terminal import err
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
-from typing_extensions import Self
 
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.triton.http_exchange import ExchangeBroken

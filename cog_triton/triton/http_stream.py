@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.triton.http_exchange import ExchangeBroken, ResponseParser, request_bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton.errors import TritonStartFailed
+from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.system import isolated_python
 
 _IMAGE_BINARY = Path("/opt/tritonserver/bin/tritonserver")
@@ -35,7 +36,8 @@ def find_installation(
 
     The wheel's server runs models in our own Python, and its Python backend is assembled under
     `work_dir`. Any other runs them in its own Python, to which only this package is added.
-    `backends` replaces the server's own. Raises E2106 saying what to do.
+    `backends` replaces the server's own. Raises E2106 saying what to do, and
+    E1305 for a server of an older Python.
     """
     if backends is not None and not backends.is_dir():
         raise TritonStartFailed(f"TRITONSERVER_BACKEND_DIR={str(backends)!r}: not a directory")
@@ -45,7 +47,18 @@ def find_installation(
     if not (binary.is_file() and os.access(binary, os.X_OK)):
         raise TritonStartFailed(f"TRITONSERVER={str(binary)!r}: not an executable file")
     backends = backends or binary.resolve().parent.parent / "backends"
+    _require_supported_python(binary, backends / "python" / _STUB)
     return TritonInstallation(binary, backends, isolated_python.environment(work_dir / "python"))
+
+
+def _require_supported_python(binary: Path, stub: Path) -> None:
+    """Raise E1305 for a stub linked with an older Python than ours may be, as of NGC's to 24.10."""
+    linked = re.search(rb"libpython3\.(\d+)\.so", stub.read_bytes()) if stub.is_file() else None
+    if linked is not None and int(linked[1]) < 11:
+        raise EngineIncompatible(
+            f"{binary}: its Python backend runs Python 3.{int(linked[1])}, and cog-triton needs"
+            " 3.11 or newer: take an NGC release of 24.11 or later (Python 3.12)"
+        )
 
 
 def machine_binary() -> Path | None:

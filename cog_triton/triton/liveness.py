@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.system import reaper
 from cog_triton.system.process_state import process_state, stopped, with_descendants

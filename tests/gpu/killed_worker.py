@@ -136,7 +136,7 @@ async def until_back(
                 await asyncio.wait_for(asked, max(0.1, until - time.monotonic()))
                 found["first_token_s"] = round(sent + share.ttft[0] - began, 2)
                 return
-            except (OSError, RuntimeError, asyncio.TimeoutError):
+            except (TimeoutError, OSError, RuntimeError):
                 await asyncio.sleep(0.2)
 
     async def is_ready() -> None:

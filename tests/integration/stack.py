@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import httpx
-from typing_extensions import Self
 
 from cog_triton.system.ports import free_ports
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from http.client import parse_headers
 from io import BufferedReader
 from threading import Condition, Event, Thread
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 PATIENCE_S = 5
 """For what should happen at once."""

@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 from scripted_server import HANG, Part, Request, ScriptedServer, event, stream, wait_until, whole
-from typing_extensions import Self
 
 from cog_triton.engines import step_items
 from cog_triton.engines.step_items import StepItem

@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ SOURCES = [
     "triton_model_repo",
 ]
 # Modules that tritonserver and NVIDIA's vLLM image bring.
-# Of Triton, of TensorRT-LLM's images, of vLLM's environment (Pillow: every vLLM requires it).
-NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "tensorrt_llm", "PIL"}
+# Of Triton, of TensorRT-LLM's images, of vLLM's environment (Pillow, which each requires), of mypy.
+NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "tensorrt_llm", "PIL", "_typeshed"}
 # Where an extra's distributions may be imported.
 PLACES_OF_EXTRAS = {
     "bench": ["cog_triton/bench/plot.py"],
@@ -110,10 +111,7 @@ def normalized(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[ =<>;\[]", requirement)[0]).lower()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
 def test_every_import_is_of_a_declared_distribution() -> None:
-    import tomllib
-
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     always = {normalized(text) for text in project["dependencies"]}
     extras = project["optional-dependencies"]

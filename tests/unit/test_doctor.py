@@ -97,7 +97,7 @@ def test_the_work_dir_is_left_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "state"),
-    [((3, 9, 1), "fail"), ((3, 10, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "fail")],
+    [((3, 10, 13), "fail"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "fail")],
 )
 def test_python_versions(version: tuple[int, ...], state: str) -> None:
     assert software.python(version).state.value == state

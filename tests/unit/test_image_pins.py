@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 WHEELS: dict[str, dict[str, dict[str, dict[str, str]]]] = json.loads(
     (ROOT / "nix" / "wheels.json").read_text()
 )
-VERSIONS = ["3.10", "3.11", "3.12"]
+VERSIONS = ["3.11", "3.12"]
 # What Ubuntu 24.04 and nixpkgs run: glibc 2.39 and later, so every tag up to it.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
@@ -89,11 +90,8 @@ def test_vllm_images_have_all_wheels_of_their_lock() -> None:
     assert {name: members.get(name) for name in shared} == shared
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_wheels_are_those_that_pyproject_asks_for(version: str) -> None:
-    import tomllib
-
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def names(requirements: list[str]) -> set[str]:

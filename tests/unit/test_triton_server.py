@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import sys
@@ -12,7 +13,12 @@ from typing import Any
 
 import pytest
 
-from cog_triton.errors import InvalidArgument, TritonStartFailed, TritonUnavailable
+from cog_triton.errors import (
+    EngineIncompatible,
+    InvalidArgument,
+    TritonStartFailed,
+    TritonUnavailable,
+)
 from cog_triton.keeper import keeper_client
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.settings import load_settings
@@ -312,6 +318,24 @@ def test_given_backends_replace_the_servers_own(tmp_path: Path) -> None:
         installation.find_installation(tmp_path, binary, backends)
     (backends / "mine").mkdir(parents=True)
     assert installation.find_installation(tmp_path, binary, backends).backend_directory == backends
+
+
+@pytest.mark.parametrize(("minor", "fits"), [(8, False), (10, False), (11, True), (12, True)])
+def test_a_server_of_an_older_python_is_refused_by_its_stub(
+    minor: int, fits: bool, tmp_path: Path
+) -> None:
+    """The wheel has the stub of each Python: NGC's containers have one of them."""
+    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
+    stub = tmp_path / "opt" / "backends" / "python" / "triton_python_backend_stub"
+    stub.parent.mkdir(parents=True)
+    (origin,) = importlib.util.find_spec("pytriton").submodule_search_locations  # type: ignore[union-attr,misc]
+    stubs = Path(origin) / "tritonserver" / "python_backend_stubs"
+    stub.symlink_to(stubs / f"3.{minor}" / stub.name)
+    if fits:
+        assert installation.find_installation(tmp_path, binary).binary == binary
+        return
+    with pytest.raises(EngineIncompatible, match=rf"Python 3\.{minor}, and cog-triton needs 3\.11"):
+        installation.find_installation(tmp_path, binary)
 
 
 @pytest.mark.parametrize("kind", ["missing", "not executable", "a directory"])

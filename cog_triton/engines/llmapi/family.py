@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits

@@ -7,9 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.engines.llmapi import llmapi_engine
 from cog_triton.engines.llmapi.llmapi_directory import LLMAPIModel, read_model

@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from typing_extensions import Self
+from typing import Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import NOT_OPTIONS

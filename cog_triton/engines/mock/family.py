@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf import text_format
-from typing_extensions import Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities

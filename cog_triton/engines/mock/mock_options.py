@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.errors import InvalidPredictorConfig, nearest
 

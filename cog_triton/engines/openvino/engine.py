@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import openvino as ov
 import openvino_genai as og
-from typing_extensions import Self
 
 from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.kv_cache_stats import KVCacheStats

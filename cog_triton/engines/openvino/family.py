@@ -7,9 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities

@@ -9,10 +9,9 @@ the engine where the table says so. What a setting requires of others, or of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from typing_extensions import Self
 
 from cog_triton.engines.tensorrt_llm.releases import Release
 from cog_triton.engines.tensorrt_llm.setting_types import (

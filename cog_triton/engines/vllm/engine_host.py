@@ -12,9 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats

@@ -6,9 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.abilities import Abilities

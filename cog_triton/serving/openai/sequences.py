@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import InvalidArgument

@@ -8,14 +8,13 @@ import sys
 import tarfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import clean_environment
 import httpx
 from stack import Stack
 from suite.client_list import ROOT
 from suite.environments import HOME
-from typing_extensions import Self
 
 PLACES = 8
 """What the mock takes at once, without a queue, so that retries are seen."""

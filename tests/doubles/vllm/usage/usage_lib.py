@@ -1,8 +1,8 @@
 """Double of vllm/usage/usage_lib.py."""
 
-from enum import Enum
+from enum import StrEnum
 
 
-class UsageContext(str, Enum):
+class UsageContext(StrEnum):
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
     OPENAI_API_SERVER = "OPENAI_API_SERVER"

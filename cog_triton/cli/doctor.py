@@ -16,6 +16,15 @@ def doctor(
             show_default="COG_WEIGHTS or ENGINE_DIR",
         ),
     ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="IMAGE|ENGINE|MODEL",
+            help="Tell whether an image (REGISTRY/NAME:TAG), an engine.tar (path, URL, oci://REF)"
+            " or a model (ORG/NAME) fits here, before it is fetched.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
     """Check what this machine can run, with advice for each problem.
@@ -24,11 +33,20 @@ def doctor(
     changed or fetched; of an engine or model, only what describes it is read. For a
     model, memory is summed: does it fit here, with which quantization, and what would.
 
+    With --for only what it would run on is checked, against NVIDIA's driver, the GPUs,
+    their free memory and the disk: a machine that shall pull an image needs no Triton.
+
     Examples: cog-triton doctor engine.tar; cog-triton doctor Qwen/Qwen3-8B
+
+    Example: cog-triton doctor --for ghcr.io/me/cog-triton-runner-90:v1
+
+    Example: cog-triton doctor --for oci://ghcr.io/me/llama-sm90:v1 --json
     """
     from cog_triton.doctor import report, run_checks
 
-    checks = run_checks.run(engine)
+    if engine and before:
+        raise typer.BadParameter("goes in place of ENGINE", param_hint="--for")
+    checks = run_checks.run(engine, before)
     if as_json:
         typer.echo(report.as_json(checks))
     else:

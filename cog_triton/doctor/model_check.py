@@ -1,4 +1,4 @@
-"""Check of a model that is no engine yet: does it fit this machine, and what would it fit."""
+"""Memory of a model or engine: does it fit this machine's GPUs, and what would it fit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 from cog_triton.doctor.check_result import Check, fail, ok, warn
+from cog_triton.doctor.target import Target
 from cog_triton.download.model_source import is_hub_id
-from cog_triton.errors import CogTritonError, EngineIncompatible
+from cog_triton.errors import EngineIncompatible
 from cog_triton.sizing import fit, gpu_table, this_machine
 from cog_triton.sizing.memory_sum import GIB
-from cog_triton.sizing.model_files import ModelFiles, describe
+from cog_triton.sizing.model_files import ModelFiles
 
 
 def is_model(name: str) -> bool:
@@ -29,27 +30,35 @@ def is_model(name: str) -> bool:
     return isinstance(config, dict) and "architectures" in config
 
 
-def check(name: str, meminfo: Path = Path("/proc/meminfo")) -> Check:
-    """Check the model `name` against this machine's GPUs, or its memory if it has none."""
+def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
+    """Check weights, KV cache and activations against the GPUs' free memory; memory without GPU."""
+    files = target.files
+    if files is None:
+        return ok("memory of the GPU", f"not compared: {target.unknown}")
     try:
-        files = describe(name)
         here = this_machine.gpu()
         if here is None:
             return _on_the_cpu(files, meminfo)
         gpu, count = here
         gpu_table.require_supported(gpu)
-        counts = [number for number in gpu_table.COUNTS if number <= count]
-        found = fit.choose(files, gpu, counts, fit.precisions_of(files, gpu))
+        counts = [target.gpus] if target.gpus else [n for n in gpu_table.COUNTS if n <= count]
+        precisions = [target.precision] if target.precision else fit.precisions_of(files, gpu)
+        found = fit.choose(files, gpu, counts, precisions)
     except EngineIncompatible as error:
-        return fail("model", error.detail, "another GPU, more of them, or a smaller model")
-    except CogTritonError as error:
-        return fail("model", str(error), "name a Hugging Face model (ORG/NAME) or its directory")
+        return fail(target.what, error.detail, "another GPU, more of them, or a smaller model")
     memory = found.memory
-    return ok(
-        "model",
+    told = (
         f"{files.name} fits {memory.gpus} of {count} x {gpu.name} with {memory.precision.title}:"
-        f" {found.max_batch_size} sequences at once, {memory.kv_tokens} tokens in the KV cache",
+        f" {found.max_batch_size} sequences at once, {memory.kv_tokens} tokens in the KV cache;"
+        f" the largest max_model_len is {min(found.longest, files.shape.max_len)}"
     )
+    if gpu.free is None:
+        return ok(target.what, f"{told} (what is free of the GPU's memory is not known)")
+    if memory.usable < gpu.free:
+        return ok(target.what, told)
+    share = gpu.free * 100 // gpu.memory / 100
+    taken = f"{told}; others hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of the GPU"
+    return warn(target.what, taken, f"end them, or set gpu_memory_utilization to {share}")
 
 
 def _on_the_cpu(files: ModelFiles, meminfo: Path) -> Check:

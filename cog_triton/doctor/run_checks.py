@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cog_triton.artifact import cuda_support
-from cog_triton.doctor import engine_check, hardware, model_check, software
+from cog_triton.doctor import engine_check, fit_checks, hardware, model_check, software
 from cog_triton.doctor.check_result import Check, State, fail, ok
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings, load_settings
@@ -20,11 +20,17 @@ from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.serve_config import find_serve_config
 
 
-def run(wanted: str | None) -> list[Check]:
+def run(wanted: str | None, before: str | None = None) -> list[Check]:
     """Check this machine, and `wanted`, else COG_WEIGHTS or ENGINE_DIR if they are local.
 
-    `wanted` is an engine, or a model that none has been made of yet.
+    `wanted` is an engine, or a model that none has been made of yet. With `before`, an image, an
+    engine or a model, nothing is checked but whether that fits, before it is fetched.
     """
+    if before is not None:
+        try:
+            return list(fit_checks.run(before, load_settings(), _gpus()))
+        except CogTritonError as error:
+            return [fail("settings", error.detail, "correct it in the environment")]
     with tempfile.TemporaryDirectory() as scratch:
         return list(_checks(wanted, Path(scratch)))
 
@@ -72,7 +78,8 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     if checked is not None:
         yield checked
     if model is not None:
-        yield model_check.check(model)
+        fits = fit_checks.run(model, settings, gpus)
+        yield from (check for check in fits if check.name == "model")
 
 
 def _triton(

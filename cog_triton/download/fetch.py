@@ -16,7 +16,7 @@ from cog_triton.download import disk_space, object_store
 from cog_triton.download.partial_file import PartialFile
 from cog_triton.download.redaction import redact_address, redact_url
 from cog_triton.download.remote import Remote, Source
-from cog_triton.download.retry import RetryPolicy
+from cog_triton.download.retry import RetryPolicy, TransientError
 from cog_triton.download.running_checksum import RunningChecksum
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
@@ -122,6 +122,25 @@ def size(url: str) -> int | None:
             return answer.identity.size if answer.identity is not None else None
     except Exception:  # noqa: BLE001  a download reports it
         return None
+
+
+def head(url: str, most: int) -> tuple[bytes, int | None]:
+    """The first bytes of the file at `url`, at most `most`, and its size if that is told.
+
+    Raises:
+        ModelUnavailable: it cannot be had.
+    """
+    name, data = redacted_name(url), b""
+    remote = _source(url, name)
+    try:
+        with contextlib.closing(remote), remote.get(0, most) as answer:
+            for chunk in answer.chunks:
+                data += chunk
+                if len(data) >= most:
+                    break
+            return data[:most], answer.identity.size if answer.identity is not None else None
+    except TransientError as error:
+        raise ModelUnavailable(f"{name}: {error}") from None
 
 
 def local_path(url: str) -> Path | None:

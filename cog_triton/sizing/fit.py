@@ -40,6 +40,11 @@ class Fit:
     max_batch_size: int
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the KV cache holds alone."""
+        return self.memory.kv_tokens
+
+    @property
     def max_input_len(self) -> int:
         """Tokens of a prompt: three quarters of a sequence, so that there is room to answer."""
         return self.max_seq_len * 3 // 4
@@ -72,11 +77,17 @@ def choose(
             if (fit := _fit(files, one, sequences)) is not None:
                 return fit
     best = max(sums, key=lambda one: one.kv_cache)
-    short = _least_cache(files, best, _ROOM[-1]) - best.kv_cache
+    least = _least_cache(files, best, _ROOM[-1])
+    short = least - best.kv_cache
+    hint = ""
+    if best.kv_tokens:
+        hint = f" A single sequence of {best.kv_tokens} tokens would: --max-model-len."
+    if gpu.free is not None and best.usable == gpu.free:
+        hint += f" Others hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of it."
     raise EngineIncompatible(
         f"{files.name} does not fit {best.gpus} x {gpu.name} with {best.precision.title}:"
         f" {short / GIB:.1f} GiB short on each: {'; '.join(line.strip() for line in best.lines())}."
-        f" {would_do(files)}"
+        f"{hint} {would_do(files)}"
     )
 
 

@@ -16,11 +16,15 @@ _LEAST_SM = 80
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A kind of GPU: `sm` as 90 for compute capability 9.0, `memory` in bytes."""
+    """A kind of GPU: `sm` as 90 for compute capability 9.0, `memory` in bytes.
+
+    `free` is what others leave of it now; None for a kind, and where it is not known.
+    """
 
     name: str
     sm: int
     memory: int
+    free: int | None = None
 
     @property
     def has_fp8(self) -> bool:

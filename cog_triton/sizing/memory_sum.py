@@ -58,7 +58,8 @@ class MemorySum:
     @property
     def usable(self) -> int:
         """What an engine takes of the GPU's memory."""
-        return int(self.gpu.memory * _USED)
+        free = self.gpu.memory if self.gpu.free is None else self.gpu.free
+        return min(int(self.gpu.memory * _USED), free)
 
     @property
     def kv_cache(self) -> int:
@@ -74,7 +75,7 @@ class MemorySum:
         """The sum, line by line, in GiB."""
         return [
             f"{self.usable / GIB:6.1f} GiB of {self.gpu.memory / GIB:.1f} are used"
-            f" ({_USED:.0%} of {self.gpu.name})",
+            f" ({self.usable / self.gpu.memory:.0%} of {self.gpu.name})",
             f"{-self.weights / GIB:6.1f} weights"
             + (f", 1/{self.gpus} of them" if self.gpus > 1 else ""),
             f"{-self.activations / GIB:6.1f} activations and logits of a step",

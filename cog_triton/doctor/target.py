@@ -1,0 +1,196 @@
+"""What ``doctor`` is asked of: an image, an engine or a model, told by its small files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.artifact import engine_manifest, tar_members
+from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
+from cog_triton.download import fetch
+from cog_triton.download.model_source import is_hub_id
+from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
+from cog_triton.inspection import registry_contents
+from cog_triton.inspection.engine_contents import no_engine
+from cog_triton.oci import image_facts
+from cog_triton.oci.reference import Reference, is_oci
+from cog_triton.settings import Settings
+from cog_triton.sizing.memory_sum import AS_STORED, Precision
+from cog_triton.sizing.model_files import ModelFiles, config_of, describe
+from cog_triton.sizing.model_shape import read_shape
+
+_HEAD = 32 << 20
+_TEXTS = (MANIFEST_NAME, CONFIG_NAME)
+_WEIGHTS = (".engine", ".safetensors", ".bin", ".pt")
+_STORES = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers")
+COMPAT = "_CUDA_COMPAT_PATH"
+"""Variable of images that carry CUDA's forward compatibility package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to run on this machine; None is what nothing tells of.
+
+    Attributes:
+        sm: as COG_TRITON_SM.
+        gpus: number of GPUs of an engine; None for a model, which is fitted.
+        files: its weights and shape; `unknown` says why there are none.
+        pull, unpacked: bytes that are still to come, into `place`.
+    """
+
+    name: str
+    what: str
+    sm: str | None = None
+    cuda: str | None = None
+    compat: bool = False
+    gpus: int | None = None
+    precision: Precision | None = None
+    files: ModelFiles | None = None
+    unknown: str = ""
+    pull: int = 0
+    unpacked: int | None = 0
+    place: Path
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it asks for no GPU."""
+        return self.sm == "cpu"
+
+
+def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
+    """The image, engine or model `name`; nothing large is fetched.
+
+    Raises:
+        ModelUnavailable: it cannot be had.
+        EngineCorrupt: it is something else, or its manifest breaks a rule.
+    """
+    work, plain = settings.work_dir, settings.plain_http_registries
+    if is_oci(name):
+        contents = registry_contents.read(Reference.parse(name), echo, plain_http=plain)
+        sizes = {file: entry.size for file, entry in contents.files.items()}
+        return _engine(name, sizes, contents.texts, sum(sizes.values()), work)
+    if "://" in name and (local := fetch.local_path(name)) is None:
+        head, size = fetch.head(name, _HEAD)
+        with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
+            path = Path(scratch, "head.tar")
+            path.write_bytes(head)
+            sizes, texts = _members(path, cut=True)
+        return _engine(fetch.redacted_name(name), sizes, texts, size, work)
+    path = local if "://" in name and local else Path(name).expanduser()
+    if path.is_file():
+        sizes, texts = _members(path, cut=False)
+        return _engine(name, sizes, texts, 0, work)
+    if path.is_dir() and (path / MANIFEST_NAME).exists():
+        sizes = {
+            file: found.stat().st_size for file, found in engine_manifest.files_of(path).items()
+        }
+        texts = {file: (path / file).read_bytes() for file in _TEXTS if file in sizes}
+        return _engine(name, sizes, texts, 0, work, here=True)
+    if path.is_dir() or is_hub_id(name):
+        files = describe(name)
+        pull = 0 if path.is_dir() else files.weight_bytes
+        return Target(name=files.name, what="model", files=files, pull=pull, place=work)
+    try:
+        reference = Reference.parse(name)
+    except ModelUnavailable:
+        raise ModelUnavailable(
+            f"{name!r}: no such file or directory; must be an image (REGISTRY/NAME:TAG), an"
+            " engine.tar (path, URL or oci://REF), an engine directory, or a model (ORG/NAME)"
+        ) from None
+    return _image(image_facts.read(reference, echo, plain_http=plain))
+
+
+def _image(facts: image_facts.ImageFacts) -> Target:
+    sm = facts.labels.get("cog-triton.sm") or facts.environment.get("COG_TRITON_SM")
+    place = next(filter(Path.exists, map(Path, _STORES)), Path("/var/lib"))
+    return Target(
+        name=str(facts.reference).removeprefix("oci://"),
+        what="image",
+        sm=None if sm == "any" else sm,
+        cuda=facts.labels.get("cog-triton.cuda") or facts.environment.get("CUDA_VERSION"),
+        compat=COMPAT in facts.environment,
+        unknown="an image tells of no model: ask for the engine or the model, too",
+        pull=facts.compressed,
+        unpacked=facts.unpacked,
+        place=place,
+    )
+
+
+def _members(path: Path, *, cut: bool) -> tuple[dict[str, int], dict[str, bytes]]:
+    """Sizes of a tar's files, and its small texts; of its beginning alone if it is `cut`."""
+    sizes, texts = {}, {}
+    with contextlib.suppress(EngineCorrupt) if cut else contextlib.nullcontext():
+        for member in tar_members.read(path):
+            if member.content is not None:
+                sizes[member.name] = member.size
+                if member.name in _TEXTS and member.size <= MAX_TEXT:
+                    texts[member.name] = member.content.readall() or b""
+    return sizes, texts
+
+
+def _engine(
+    name: str,
+    sizes: Mapping[str, int],
+    texts: Mapping[str, bytes],
+    pull: int | None,
+    work: Path,
+    here: bool = False,
+) -> Target:
+    if MANIFEST_NAME not in texts:
+        if CONFIG_NAME in texts:
+            why = f"an engine without {MANIFEST_NAME}: what it needs is not recorded"
+            size = sum(sizes.values())
+            return Target(name=name, what="engine", unknown=why, unpacked=size, place=work)
+        raise EngineCorrupt(no_engine(Path(name), sizes))
+    manifest = engine_manifest.parse(texts[MANIFEST_NAME], f"{name}: {MANIFEST_NAME}")
+    held = {file: entry.size for file, entry in manifest.files.items()}
+    cpu = manifest.engine in CPU_FAMILIES
+    files, precision, unknown = None, AS_STORED, "it is for the CPU"
+    if not cpu:
+        try:
+            files, precision = _shape(name, texts, held, manifest.max_seq_len)
+        except (BuildConfigInvalid, ModelUnavailable) as error:
+            unknown = error.detail
+    return Target(
+        name=name,
+        what="engine",
+        sm="cpu" if cpu else ",".join(map(str, manifest.sm)) or None,
+        cuda=manifest.versions.get("cuda"),
+        gpus=manifest.world_size,
+        precision=precision,
+        files=files,
+        unknown=unknown,
+        pull=sum(held.values()) if pull is None else pull,
+        unpacked=0 if here else sum(held.values()),
+        place=work,
+    )
+
+
+def _shape(
+    name: str, texts: Mapping[str, bytes], sizes: Mapping[str, int], length: int
+) -> tuple[ModelFiles, Precision]:
+    """Weights and KV cache of an engine, by its config.json: TensorRT-LLM's, or a model's own."""
+    if CONFIG_NAME not in texts:
+        raise ModelUnavailable(f"{name}: has no {CONFIG_NAME} at its top")
+    value = config_of(texts[CONFIG_NAME], name)
+    model = value.get("pretrained_config")
+    quantization: object = None
+    if isinstance(model, dict):
+        quantization = (model.get("quantization") or {}).get("kv_cache_quant_algo")
+        value = {"head_dim": model.get("head_size"), **model}
+    shape = dataclasses.replace(read_shape(value, f"{name}: {CONFIG_NAME}"), max_len=length)
+    weights = sum(size for file, size in sizes.items() if file.endswith(_WEIGHTS))
+    if not weights:
+        raise ModelUnavailable(f"{name}: has no weights of its own")
+    precision = dataclasses.replace(
+        AS_STORED,
+        kv=1 if quantization in ("FP8", "INT8") else 2,
+        title=f"weights as they are built, {8 if quantization in ('FP8', 'INT8') else 16}-bit KV"
+        " cache",
+    )
+    return ModelFiles(name, shape, weights), precision

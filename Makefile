@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -99,6 +99,9 @@ lock: ## resolve pyproject.toml into requirements/*.lock (needs uv)
 release: setup ## make dist/VERSION and the tag (VERSION=0.3.0 REGISTRY=host/me KEY= ARGS=--rehearse; docs/releases.md)
 	@$(BIN)/python scripts/release.py $(or $(VERSION),$(error VERSION=X.Y.Z)) $(if $(REGISTRY),--registry $(REGISTRY)) \
 	  $(if $(KEY),--key $(KEY)) $(if $(OSV),--osv $(OSV)) $(ARGS)
+
+bump: setup ## raise VLLM, TRITON (nvidia-pytriton) or COG to a version or wheel, and tell what breaks (COG=0.24.0 ARGS=--offline)
+	@$(BIN)/python scripts/bump.py $(if $(VLLM),--vllm $(VLLM)) $(if $(TRITON),--triton $(TRITON)) $(if $(COG),--cog $(COG)) $(ARGS)
 
 vulnerabilities: setup ## hold the locks against known vulnerabilities (OSV=all.zip SBOM=image.spdx.json)
 	@$(BIN)/python scripts/vulnerabilities.py $(if $(OSV),--osv $(OSV)) $(if $(SBOM),--sbom $(SBOM)) $(ARGS)

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from packaging.version import Version
 from release_texts import Refused, check_texts, cut, require_version
 
@@ -190,9 +191,10 @@ class Release:
         import helm_python
 
         chart = self.root / "deploy" / "helm"
-        report = helm_python.chart.lint(chart)
-        if report["errors"]:
-            raise Failed(f"helm lint: {report['errors']}")
+        for example in sorted((chart / "examples").glob("*.yaml")):
+            report = helm_python.chart.lint(chart, yaml.safe_load(example.read_text("utf-8")))
+            if report["errors"]:
+                raise Failed(f"helm lint, {example.name}: {report['errors']}")
         made = Path(helm_python.chart.package(chart, destination=self.dist))
         with helm_python.Chart.load(made) as loaded:
             if loaded.version != self.version:

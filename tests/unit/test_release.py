@@ -39,7 +39,7 @@ class Chart:
     def __exit__(self, *_): pass
 class chart:
     @staticmethod
-    def lint(path): return {"errors": []}
+    def lint(path, values): return {"errors": values.get("wrong", [])}
     @staticmethod
     def package(path, destination):
         version = re.search(r"^version: (.+)", (path / "Chart.yaml").read_text(), re.M)[1]
@@ -87,6 +87,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         "cog_triton/__init__.py": '"""x"""\n\n__version__ = "0.3.0"\n',
         "deploy/one.yaml": '  labels:\n    app.kubernetes.io/version: "0.3.0"\n',
         "deploy/helm/Chart.yaml": 'apiVersion: v2\nversion: 0.3.0\nappVersion: "0.3.0" # its\n',
+        "deploy/helm/examples/one.yaml": "image: {}\n",
         "scripts/setup-deploy": "#!/bin/sh\n",
         "scripts/vulnerabilities.py": 'import os, sys\nprint("looked")\n'
         'sys.exit(int(os.environ.get("FOUND", "0")))\n',
@@ -207,6 +208,12 @@ def test_another_commit_is_tested_anew(release: Any, repository: Path, tmp_path:
     change(repository, "Makefile", MAKEFILE + "# more\n")
     assert release("--rehearse")[0] == 0
     assert (tmp_path / "tested").read_text() == "run\nrun\n"
+
+
+def test_a_chart_that_lint_refuses_ends_it(release: Any, repository: Path) -> None:
+    change(repository, "deploy/helm/examples/one.yaml", "wrong: [no image]\n")
+    code, told = release()
+    assert (code, "helm lint, one.yaml: ['no image']" in told) == (1, True)
 
 
 def test_tests_that_fail_end_it(release: Any, repository: Path, tmp_path: Path) -> None:

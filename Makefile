@@ -35,6 +35,9 @@ test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOU
 test-quick: lint ## lint and the unit tests that take little, in 90 s (TESTS="tests/unit/test_x.py")
 	@$(PYTEST) -q -m "not slow" $(or $(TESTS),tests/unit)
 
+test-nightly: setup ## the unit tests with 200 examples of each property, not 20 (TESTS="-k name")
+	@$(PYTEST) -q --hypothesis-profile nightly $(or $(TESTS),tests/unit)
+
 test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
 

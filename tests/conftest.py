@@ -7,6 +7,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# Examples of a property, unless it says how many times as many; --hypothesis-profile nightly.
+settings.register_profile("quick", max_examples=20, deadline=None)
+settings.register_profile("nightly", max_examples=200, deadline=None)
+settings.load_profile("quick")
 
 # What a shell starts in the background ignores Ctrl-C, and what nohup starts a hang-up; and so
 # would all that tests start.

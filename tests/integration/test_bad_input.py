@@ -166,7 +166,7 @@ def test_generated_inputs_never_cause_a_framework_error(
     for found in schema.get_all_operations():
         operation = found.ok()
 
-        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def answers(case: schemathesis.Case) -> None:
             answer = case.call(base_url=base_url, timeout=60)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from threading import Event
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatalRequest, Overloaded, TritonUnavailable
@@ -255,7 +255,6 @@ def test_first_error_of_a_ticket_wins() -> None:
         ticket.raise_error()
 
 
-@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 4), st.data())
 def test_random_arrivals_and_cancellations_leave_no_slot_taken(
     slots: int, data: st.DataObject

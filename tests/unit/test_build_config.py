@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.builder import config_schema
@@ -145,7 +145,6 @@ scalars = (
 values = st.none() | st.booleans() | scalars | st.lists(scalars, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[A-Za-z][A-Za-z0-9_-]*", fullmatch=True), values))
 def test_any_arguments_survive_a_yaml_round_trip(args: dict[str, object]) -> None:
     step = {"script": "build.py", "output_dir": "engine", "args": args}

@@ -35,14 +35,14 @@ def ids_and_cuts(draw: st.DrawFn) -> tuple[Tokenizer, list[int], list[int]]:
     return tokenizer, ids, draw(st.lists(st.integers(0, len(ids)), max_size=8))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=10 * settings.default.max_examples)
 @given(ids_and_cuts())
 def test_chunks_add_up_to_the_whole(case: tuple[Tokenizer, list[int], list[int]]) -> None:
     tokenizer, ids, cuts = case
     assert "".join(stream(tokenizer, ids, cuts)) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(st.binary(max_size=6)), st.sampled_from([BYTE_LEVEL, BYTE_FALLBACK]))
 def test_any_bytes_decode_as_in_one_call(parts: list[bytes], tokenizer: Tokenizer) -> None:
     spelling = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
@@ -112,7 +112,7 @@ def test_no_id_is_decoded_more_than_three_times(tokenizer: Tokenizer) -> None:
     assert sum(decoded) <= 3 * len(ids)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(ids_and_cuts())
 def test_visible_special_tokens_are_part_of_the_text(
     case: tuple[Tokenizer, list[int], list[int]],

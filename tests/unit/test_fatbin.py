@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from fatbins import CUBIN, LTO, PTX, Image, container, cubin
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid
@@ -58,7 +58,6 @@ def kept(sm: int, *images: Image) -> tuple[str, bool]:
     return " ".join(entry.label for entry in choice.kept), choice.fits
 
 
-@settings(deadline=None)
 @given(sections())
 def test_parsed_entries_cover_every_byte(made: tuple[bytes, list[list[Image]]]) -> None:
     """Headers, entries and zeros put together again are the section, byte for byte."""
@@ -77,7 +76,6 @@ def test_parsed_entries_cover_every_byte(made: tuple[bytes, list[list[Image]]]) 
     ] == [[(i.kind, i.number, i.variant, i.name) for i in images] for images in containers]
 
 
-@settings(deadline=None)
 @given(sections(), st.sampled_from(NUMBERS))
 def test_pruning_keeps_sizes_and_chosen_entries(
     made: tuple[bytes, list[list[Image]]], sm: int
@@ -100,7 +98,6 @@ def test_pruning_keeps_sizes_and_chosen_entries(
             assert choice.kept
 
 
-@settings(deadline=None)
 @given(st.lists(IMAGES, min_size=1, max_size=6), st.sampled_from(NUMBERS))
 def test_nothing_that_a_gpu_would_pick_is_lost(images: list[Image], sm: int) -> None:
     """Of each module the driver takes the newest cubin that runs, else PTX that compiles."""
@@ -211,7 +208,6 @@ def test_unknown_layouts_are_refused(data: bytes, rule: str) -> None:
         fatbin.parse(data, 0, len(data))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, len(WHOLE) - 1))
 def test_damage_is_refused_or_harmless(noise: bytes, at: int) -> None:
     """Whatever bytes there are, parsing ends in a coded error or in ranges within them."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from legacy_configs import gpt, llama, modern, refusal, translated
 
@@ -298,7 +297,6 @@ VALUES = st.sampled_from([None, True, False, 0, 1, 0.5, "", "enable", "fp16", [1
 ARGS = st.dictionaries(OPTIONS, VALUES, max_size=3)
 
 
-@settings(deadline=None)
 @drawn(st.sampled_from([gpt(), llama(""), modern()]), ARGS, ARGS)
 def test_every_dropped_option_is_noted(config: BuildConfig, first: Args, last: Args) -> None:
     legacy = config.model_copy(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mock_requests import MODEL, PASSAGE, expected_tokens, request
 
@@ -69,7 +69,6 @@ def test_tokens_come_at_the_rate_and_the_last_ends_the_stream() -> None:
     assert world.scheduler.next_due() is None
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.floats(0.001, 0.03), st.floats(0, 0.004), st.integers(1, 7))
 def test_delays_do_not_accumulate(late: float, cost: float, streams: int) -> None:
     """However late each token is, the last ones are no later than the first."""
@@ -197,7 +196,6 @@ def test_jitter_is_bounded_and_reproducible_by_seed(jitter: float) -> None:
     assert times(7) != times(8)
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 1e5), st.floats(0, 1), st.integers(0, 2**64 - 1), st.integers(1, 10**6))
 def test_due_times_never_decrease(tps: float, jitter: float, seed: int, token: int) -> None:
     table = TokenSchedule(0.0, tps, jitter, seed)

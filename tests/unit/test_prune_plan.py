@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from fatbins import PTX, Image, container, cubin, elf, library
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
@@ -177,7 +177,6 @@ def test_counts_that_need_more_than_16_bits_are_in_the_first_section() -> None:
     assert make(data, [90]).found == make(WHOLE, [90]).found
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=16), st.booleans())
 def test_random_damage_is_refused_or_edits_stay_within_the_file(
     at: int, noise: bytes, cut: bool

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import (
     HANG,
@@ -147,7 +147,6 @@ def test_one_read_gives_one_item() -> None:
     assert streams.last_token_at > 0
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.lists(st.one_of(st.integers(0, 10**6), st.lists(st.integers(0, 10**6)))), st.data())
 def test_ids_survive_any_chunking(outputs: list[Any], data: st.DataObject) -> None:
     body = b"".join(event(output_ids=ids, model_name="ü", sequence_length=1) for ids in outputs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.backend import step_sender
@@ -287,7 +287,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(ACTIONS, st.integers(1, 9))
 def test_every_token_is_sent_once_and_in_order(actions: Any, kept: int) -> None:
     """Whatever is acknowledged or sent again: new steps have consecutive numbers and offsets."""

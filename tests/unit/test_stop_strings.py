@@ -23,7 +23,7 @@ def naive(stops: list[str], text: str) -> tuple[str, str | None]:
     return text[:start], stop
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=20 * settings.default.max_examples)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=6), max_size=4),
     st.text("abc", max_size=40),
@@ -37,7 +37,7 @@ def test_matches_agree_with_searching_the_whole_text(
     assert ("".join(chunks), matched) == naive(stops, text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3), st.text("abc"))
 def test_only_what_can_still_match_is_held_back(stops: list[str], text: str) -> None:
     matcher = StopMatcher(stops)

@@ -207,7 +207,7 @@ def test_the_contract_of_0_9_matches_its_tag() -> None:
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=REQUESTS, version=st.sampled_from(RELEASES))
 def test_a_request_is_encoded_in_inputs_of_its_release_or_refused(
     request: EngineRequest, version: str, tmp_path_factory: pytest.TempPathFactory

@@ -19,7 +19,7 @@ from cog_triton.text.sampling import SAMPLING
 EXTRAS = "request_extras"
 # Of an engine request, and of its sampling parameters.
 _FIELDS = tuple(item.name for item in REQUEST if not item.tensor)
-_SAMPLING = tuple(item.name for item in SAMPLING if not item.tensor)
+_SAMPLING = tuple(item for item in SAMPLING if not item.tensor)
 IMAGES = "images"
 
 R = TypeVar("R", bound=EngineRequest)
@@ -29,7 +29,7 @@ def encode_extras(request: EngineRequest) -> dict[str, Any]:
     """The input of what a request asks beyond the contract; none if it asks nothing."""
     values = {name: value for name in _FIELDS if (value := getattr(request, name))}
     sampling = request.sampling
-    values |= {name: value for name in _SAMPLING if (value := getattr(sampling, name))}
+    values |= {item.name: value for item in _SAMPLING if (value := getattr(sampling, item.name))}
     if request.images:
         values[IMAGES] = [
             (image.where, base64.b64encode(image.data).decode("ascii")) for image in request.images
@@ -41,10 +41,9 @@ def decode_extras(request: R, text: str) -> R:
     """`request` with the extras that `encode_extras` wrote; raises E1005."""
     try:
         values = json.loads(text)
-        sampling = {name: values[name] for name in _SAMPLING if name in values}
-        if "logit_bias" in sampling:
-            bias = sampling["logit_bias"].items()
-            sampling["logit_bias"] = {int(token): float(value) for token, value in bias}
+        sampling = {
+            item.name: item.read(values[item.name]) for item in _SAMPLING if item.name in values
+        }
         own = {name: values[name] for name in _FIELDS if name in values}
         if IMAGES in values:
             own[IMAGES] = tuple(

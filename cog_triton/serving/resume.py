@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.resume_rules import ResumeRules
-from cog_triton.text.sampling import MAX_LOGIT_BIAS, SAMPLING, SamplingParams
+from cog_triton.text.sampling import MAX_TOKEN_IDS, SAMPLING, SamplingParams
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # the golden ratio's, as SplitMix64 has it: offsets differ widely
 _MOST_BIAS = 100.0
@@ -91,7 +91,7 @@ def _carried_penalties(
     bias = dict(sampling.logit_bias)
     for token, count in Counter(made).items():
         bias[token] = bias.get(token, 0.0) - penalty * count
-    if len(bias) > MAX_LOGIT_BIAS or max(map(abs, bias.values())) > _MOST_BIAS:
+    if len(bias) > MAX_TOKEN_IDS or max(map(abs, bias.values())) > _MOST_BIAS:
         return Obstacle("frequency_penalty", "frequency_penalty is more than a logit_bias can hold")
     return replace(sampling, logit_bias=bias)
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_SEED = 2**64 - 1
 MAX_TOKENS = 2**31 - 1
 """Tokens are counted in 32 bits, which bounds `max_tokens`, `min_tokens` and `top_k`."""
-MAX_LOGIT_BIAS = 1024
-"""Token ids that a request may have a bias for, as vLLM's workers have it."""
+MAX_TOKEN_IDS = 1024
+"""Token ids that a request may name in one field, as vLLM's workers have it."""
 Library = Literal["vllm", "llmapi", "openvino"]
 
 
@@ -198,7 +198,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = row(
         factory=dict,
         tensor="",
-        body={"max_length": MAX_LOGIT_BIAS},
+        body={"max_length": MAX_TOKEN_IDS},
         read=_by_token,
         optional=True,
         ids=True,

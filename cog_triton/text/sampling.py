@@ -128,7 +128,8 @@ class SamplingParams:
     `top_k` 0 with `top_p` 0 mean greedy decoding; `top_k` 0 alone turns top-k off. The
     penalties act on generated tokens, 1.0 (repetition, length) and 0.0 (presence,
     frequency) being neutral. `min_p` leaves out tokens less likely than that part of the likeliest
-    one. `logit_bias` is added to the logits of token ids.
+    one. `logit_bias` is added to the logits of token ids. Tokens other than `allowed_token_ids` are
+    never made, if there are any.
     """
 
     max_tokens: int = row(
@@ -205,6 +206,16 @@ class SamplingParams:
         libraries={"llmapi": "", "openvino": ""},
         passed=lambda value: dict(value) or None,
     )
+    allowed_token_ids: tuple[int, ...] = row(
+        (),
+        tensor="",
+        body={"max_length": MAX_TOKEN_IDS},
+        read=tuple,
+        optional=True,
+        ids=True,
+        libraries={"llmapi": "", "openvino": ""},
+        passed=lambda value: list(value) or None,
+    )
 
     def __post_init__(self) -> None:
         for item in SAMPLING:
@@ -235,7 +246,7 @@ class SamplingParams:
 
 
 SAMPLING = rows(SamplingParams)
-ABILITIES = tuple(item.name for item in SAMPLING if item.optional)
+ABILITIES = sorted(item.name for item in SAMPLING if item.optional)
 """Fields that not every engine has."""
 
 

@@ -15,6 +15,7 @@ from mock_requests import MODEL, PASSAGE, expected_tokens, request
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.scheduler import Scheduler
+from cog_triton.engines.mock.step_clock import StepClock
 from cog_triton.engines.mock.token_schedule import TokenSchedule
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, PromptTooLong, TritonUnknownError
@@ -251,6 +252,31 @@ def test_a_stop_word_is_generated_but_not_sent() -> None:
     assert [world.end(handle).finish for handle in (1, 2, 3)] == ["stop", "stop", "length"]
     assert world.events[1][-1][0] == pytest.approx(1000.4)
     assert world.events[2][-1][0] == pytest.approx(1000.3)
+
+
+def test_tokens_that_are_not_allowed_are_never_made() -> None:
+    world = World(tps=10)
+    allowed = (PASSAGE[1], PASSAGE[3])
+    for handle, ids in enumerate((allowed, (5,))):
+        plain = request(max_tokens=6)
+        sampling = replace(plain.sampling, allowed_token_ids=ids)
+        world.scheduler.submit(handle, replace(plain, sampling=sampling))
+    world.run(10)
+    assert set(world.ids(0)) == set(allowed)
+    assert world.ids(1) == [5] * 6, "none of the passage"
+
+
+def test_a_step_clock_makes_allowed_tokens_alone() -> None:
+    events: list[int] = []
+    now = 0.0
+    clock = StepClock(MODEL, MockOptions(step_ms=10), lambda how: None, lambda: now)
+    plain = request(max_tokens=4)
+    sampling = replace(plain.sampling, allowed_token_ids=(PASSAGE[2],))
+    clock.submit(1, replace(plain, sampling=sampling))
+    while (due := clock.next_due()) is not None:
+        now = due
+        events += [token for _, event in clock.due() for token in event.token_ids]
+    assert events == [PASSAGE[2]] * 4
 
 
 def test_log_probs_are_sent_on_request() -> None:

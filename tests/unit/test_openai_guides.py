@@ -74,6 +74,8 @@ def test_guides_reach_the_engine(path: str) -> None:
         (ALL, {"min_p": 1.5}, "min_p=1.5"),
         (Abilities(), {"min_p": 0.5}, "min_p: this engine does not support it"),
         (Abilities(), {"logit_bias": {"1": 5}}, "logit_bias: this engine does not support it"),
+        (Abilities(), {"allowed_token_ids": [1]}, "allowed_token_ids: this engine does not"),
+        (ALL, {"allowed_token_ids": [1, 5000]}, "allowed_token_ids: holds 5000"),
         (ALL, {"logit_bias": {"x": 5}}, "logit_bias: 'x' is not a token id"),
         (ALL, {"logit_bias": {"1": 101}}, "logit_bias.1=101: must be from -100 to 100"),
         (ALL, {"logit_bias": {"5000": 1}}, "logit_bias: holds 5000"),

@@ -97,7 +97,7 @@ def test_either_a_valid_set_or_e1005_naming_one_of_the_values(values: dict[str, 
     assert 0 <= params.min_tokens <= params.max_tokens
     assert 0 <= params.top_p <= 1
     assert params.temperature >= 0
-    assert all(math.isfinite(value) for value in dataclasses.astuple(params) if value != {})
+    assert all(math.isfinite(value) for value in dataclasses.astuple(params) if value or value == 0)
 
 
 @pytest.mark.parametrize(

@@ -319,14 +319,17 @@ def test_log_probs_of_text_requests(host: Running) -> None:
     ],
 )
 def test_guides_and_biases_are_sampling_params(guide: Guide, expected: dict[str, str]) -> None:
-    sampling = SamplingParams(max_tokens=3, top_p=0.5, min_p=0.25, logit_bias={7: 2.0})
+    sampling = SamplingParams(
+        max_tokens=3, top_p=0.5, min_p=0.25, logit_bias={7: 2.0}, allowed_token_ids=(7, 8)
+    )
     request = EngineRequest(input_ids=ABC, sampling=sampling, guide=guide)
     values = from_engine_request(request)
     assert values["structured_outputs"] == expected
     assert (values["min_p"], values["logit_bias"]) == (0.25, {7: 2.0})
+    assert values["allowed_token_ids"] == [7, 8]
     plain = from_engine_request(tokens(ABC, 3))
     assert "structured_outputs" not in plain
-    assert "logit_bias" not in plain
+    assert not {"logit_bias", "allowed_token_ids"} & plain.keys()
 
 
 def test_structured_outputs_reach_vllm(host: Running) -> None:

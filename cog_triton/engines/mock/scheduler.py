@@ -36,6 +36,7 @@ class Stream:
         "log_probs",
         "made",
         "output",
+        "passage",
         "plain",
         "prompt",
         "prompt_tokens",
@@ -52,16 +53,19 @@ class Stream:
         output: PlannedOutput,
         schedule: TokenSchedule,
         group: int,
+        passage: list[int],
     ) -> None:
         self.handle = handle
         self.prompt_tokens = len(request.input_ids)
         self.output = output
+        self.passage = passage
         self.schedule = schedule
         self.group = group
         self.log_probs = request.return_log_probs
         self.top = request.top_log_probs
         self.prompt = request.input_ids if request.prompt_log_probs else None
-        self.plain = group == 1 and not self.log_probs and not output.start
+        own = request.sampling.allowed_token_ids or output.start
+        self.plain = group == 1 and not self.log_probs and not own
         self.sendable = min(output.tokens, output.steps)
         self.made = self.sent = 0
         self.live = True
@@ -123,7 +127,7 @@ class Scheduler:
         Raises E1002 or E1005 when it cannot be served.
         """
         self._check(request)
-        passage = self._model.output_ids
+        passage = self._passage(request)
         start %= len(passage)
         turned = passage[start:] + passage[:start] if start else passage
         output = plan_output(request, turned, request.end_ids(self._end_ids))
@@ -166,7 +170,8 @@ class Scheduler:
     def _events(self, stream: Stream) -> Iterator[tuple[int, TokenEvent]]:
         output = stream.output
         start = output.start
-        ids = self._ids(start + stream.sent, start + min(stream.made, output.tokens))
+        end = start + min(stream.made, output.tokens)
+        ids = _around(stream.passage, start + stream.sent, end)
         stream.sent += len(ids)
         log_probs = [0.0] * len(ids) if stream.log_probs else []
         others: list[int] = []
@@ -192,13 +197,13 @@ class Scheduler:
         else:
             self._inject(output.end)
 
-    def _ids(self, start: int, end: int) -> list[int]:
-        passage = self._model.output_ids
-        size = len(passage)
-        first = start % size
-        if first + end - start <= size:
-            return passage[first : first + end - start]
-        return [passage[place % size] for place in range(start, end)]
+    def _passage(self, request: MockRequest) -> list[int]:
+        """The tokens that the output goes round in: of the model's, or else of those allowed."""
+        passage, allowed = self._model.output_ids, request.sampling.allowed_token_ids
+        if not allowed:
+            return passage
+        kept = frozenset(allowed)
+        return [token for token in passage if token in kept] or list(allowed)
 
     def _free_slot(self, stream: Stream) -> None:
         stream.live = False
@@ -218,7 +223,9 @@ class Scheduler:
                 request.sampling.seed,
             )
             group = request.tokens_per_response or options.tokens_per_response
-            stream = self._slots[handle] = Stream(handle, request, output, schedule, group)
+            stream = self._slots[handle] = Stream(
+                handle, request, output, schedule, group, self._passage(request)
+            )
             self._schedule(stream)
 
     def _schedule(self, stream: Stream) -> None:
@@ -230,6 +237,14 @@ class Scheduler:
         for attribute, name in _UNSUPPORTED.items():
             if getattr(request, attribute):
                 raise InvalidArgument(f"{name}: this engine does not support {name}")
+
+
+def _around(passage: list[int], start: int, end: int) -> list[int]:
+    size = len(passage)
+    first = start % size
+    if first + end - start <= size:
+        return passage[first : first + end - start]
+    return [passage[place % size] for place in range(start, end)]
 
 
 def _or_default(value: float | None, default: float) -> float:

@@ -53,7 +53,6 @@ _CHATS = "only chats have it"
 # Field -> values that do not change the answer, and the reason why others are rejected.
 _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "add_generation_prompt": ((None, True), "the answer is always a new message"),
-    "allowed_token_ids": (_EMPTY, "not passed to the engine"),
     "audio": (_EMPTY, "this server answers text alone"),
     "bad_words": (_EMPTY, "not passed to the engine"),
     "best_of": ((None, 1), "only completions have it"),
@@ -141,6 +140,7 @@ class OpenAIRequest(GuideFields, ABC):
     seed: int | None = _sampled("seed")
     min_p: float | None = _sampled("min_p")
     logit_bias: dict[str, float] | None = _sampled("logit_bias")
+    allowed_token_ids: Annotated[list[int], _FAIL_FAST] | None = _sampled("allowed_token_ids")
     stop: str | Annotated[list[str], _FAIL_FAST] | None = None
     stop_token_ids: Annotated[list[int], _FAIL_FAST] | None = None
     ignore_eos: bool | None = None

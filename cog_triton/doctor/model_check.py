@@ -34,7 +34,10 @@ def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
     """Check weights, KV cache and activations against the GPUs' free memory; memory without GPU."""
     files = target.files
     if files is None:
-        return ok("memory of the GPU", f"not compared: {target.unknown}")
+        found, name = f"not compared: {target.unknown}", "memory of the GPU"
+        if target.what == "image" or target.on_cpu:
+            return ok(name, found)
+        return warn(name, found, "the engine's log tells what it takes, once it has loaded")
     try:
         here = this_machine.gpu()
         if here is None:
@@ -43,14 +46,14 @@ def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
         gpu_table.require_supported(gpu)
         counts = [target.gpus] if target.gpus else [n for n in gpu_table.COUNTS if n <= count]
         precisions = [target.precision] if target.precision else fit.precisions_of(files, gpu)
-        found = fit.choose(files, gpu, counts, precisions)
+        best = fit.choose(files, gpu, counts, precisions)
     except EngineIncompatible as error:
         return fail(target.what, error.detail, "another GPU, more of them, or a smaller model")
-    memory = found.memory
+    memory = best.memory
     told = (
         f"{files.name} fits {memory.gpus} of {count} x {gpu.name} with {memory.precision.title}:"
-        f" {found.max_batch_size} sequences at once, {memory.kv_tokens} tokens in the KV cache;"
-        f" the largest max_model_len is {min(found.longest, files.shape.max_len)}"
+        f" {best.max_batch_size} sequences at once, {memory.kv_tokens} tokens in the KV cache;"
+        f" the largest max_model_len is {min(best.longest, files.shape.max_len)}"
     )
     if gpu.free is None:
         return ok(target.what, f"{told} (what is free of the GPU's memory is not known)")

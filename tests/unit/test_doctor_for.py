@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +193,25 @@ def test_an_engine_is_judged_by_its_manifest(
     _, found = doctor(tmp_path, facts, str(tar))
     assert found["GPU"]["state"] == state, found
     assert said in found["GPU"]["found"] or state == "ok"
+
+
+def test_an_engine_at_a_url_is_told_by_its_beginning(tmp_path: Path) -> None:
+    sample_engines.packed(tmp_path)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        _, found = doctor(tmp_path, A100, f"{url}/engine.tar")
+        assert "was built for sm_90, this machine has sm_80" in found["GPU"]["found"]
+        assert found["memory of the GPU"]["state"] == "warn"
+        _, found = doctor(tmp_path, A100, f"{url}/none.tar")
+        assert "E1304" in found["engine"]["found"]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_nothing_of_that_name_is_coded(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def parse(text: bytes, origin: str) -> Manifest:
 
     Raises:
         EngineCorrupt: names the key, its value and the rule.
-        EngineIncompatible: it has a draft engine beside it, which 0.2 packed.
+        EngineIncompatible: it has a draft engine beside it, as earlier versions packed them.
     """
     if len(text) > MAX_TEXT:
         raise EngineCorrupt(f"{origin}: has over {MAX_TEXT} bytes")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from cog_triton.artifact.engine_manifest import AdapterName
-from cog_triton.builder.command_line import ArgumentValue, shown
+from cog_triton.builder.arguments import ArgumentValue, shown
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 
 _Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00\n]*$")]

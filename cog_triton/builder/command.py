@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cog_triton.builder.cancellation import cancellable
-from cog_triton.builder.check_arguments import check_arguments
-from cog_triton.builder.combinations.check import check_combinations
+from cog_triton.builder.checks import check_arguments, check_combinations
 from cog_triton.builder.config import load_config
-from cog_triton.builder.output_stream import Echo
-from cog_triton.builder.plan import Plan
-from cog_triton.builder.planning import planned
-from cog_triton.builder.workspace import Workspace
+from cog_triton.builder.plan import Plan, planned
+from cog_triton.builder.workspace import Echo, Workspace
+from cog_triton.system.terminal import cancellable
 
 
 def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> str:
     """Build the config in the file `config`, see `run_build`; returns how long it took."""
     # A check, which is to be done within a second, has no need of these.
-    from cog_triton.builder.build_progress import BuildProgress
+    from cog_triton.builder.progress import BuildProgress
     from cog_triton.builder.run import run_build, stages
 
     workspace = Workspace(work_dir)

@@ -1,7 +1,8 @@
-"""Build config: its schema and rules, checked once when it is loaded."""
+"""Build config: its keys and rules, checked once when it is loaded, and their schema."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -19,11 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from cog_triton.builder import adapter_config, config_yaml
+from cog_triton.builder import adapter_config
 from cog_triton.builder.adapter_config import Adapters, AdapterSource
-from cog_triton.builder.command_line import ArgumentValue
+from cog_triton.builder.arguments import MODEL, MODELS, ArgumentValue, relative
 from cog_triton.builder.config_errors import describe
-from cog_triton.builder.legacy.image_paths import MODEL, MODELS, relative
 from cog_triton.download import redaction
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
@@ -46,6 +46,49 @@ _SECRET_OPTION = re.compile(
     re.IGNORECASE,
 )
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)$", re.IGNORECASE)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be one word", key_node.start_mark
+                )
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key_node.value!r} is there twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _described(error: yaml.YAMLError) -> str:
+    """The error and its position, without the line itself, which may hold a token."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error)
+    parts = ((error.problem_mark, error.problem), (error.context_mark, error.context))
+    return "; ".join(
+        f"line {mark.line + 1}, column {mark.column + 1}: {text}"
+        for mark, text in parts
+        if mark is not None and text
+    )
+
+
+def _load_yaml(text: str, origin: str) -> dict[Any, Any]:
+    """Parse `text`, which must be a mapping; raises BuildConfigInvalid, which `origin` begins."""
+    try:
+        raw = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise BuildConfigInvalid(f"{origin}: not valid YAML: {_described(error)}") from None
+    except (RecursionError, ValueError) as error:
+        raise BuildConfigInvalid(f"{origin}: not usable YAML: {type(error).__name__}") from None
+    if not isinstance(raw, dict):
+        raise BuildConfigInvalid(f"{origin}: must be a mapping with model_id, example_name, build")
+    return raw
 
 
 def _inside_work_dir(value: str) -> str:
@@ -315,7 +358,7 @@ def load_config(path: Path) -> BuildConfig:
 
 def parse_config(text: str, origin: str) -> BuildConfig:
     """Check a build config given as YAML text, as `load_config`; `origin` names it in errors."""
-    raw = config_yaml.load(text, origin)
+    raw = _load_yaml(text, origin)
     try:
         return BuildConfig.model_validate(raw)
     except ValidationError as error:
@@ -330,3 +373,36 @@ def known_keys() -> dict[str, list[str]]:
         "runtime": list(NAMES),
         "step": list(StepConfig.model_fields),
     }
+
+
+def json_schema() -> str:
+    """The schema's text, equal for equal versions of this package."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **BuildConfig.model_json_schema(),
+        "title": "cog-triton build config",
+    }
+    return json.dumps(schema, indent=2)
+
+
+def markdown() -> str:
+    """docs/build.md's tables of keys."""
+    return (
+        "Of the config:\n\n"
+        f"{_table(BuildConfig)}\n"
+        "Of each step (`convert`, `quantize`, `build`):\n\n"
+        f"{_table(StepConfig)}\n"
+        "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
+        f"{_table(RuntimeSettings)}\n"
+        "Of each of `lora_adapters`:\n\n"
+        f"{_table(AdapterSource)}"
+    )
+
+
+def _table(model: type[BaseModel]) -> str:
+    rows = ["| key | meaning |", "|---|---|"]
+    for name, field in model.model_fields.items():
+        required = " **Required.**" if field.is_required() else ""
+        meaning = " ".join((field.description or "").split())
+        rows.append(f"| `{name}` | {meaning}{required} |")
+    return "\n".join(rows) + "\n"

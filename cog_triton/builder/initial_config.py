@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cog_triton.builder.command_line import ArgumentValue
+from cog_triton.builder.arguments import ArgumentValue
 from cog_triton.builder.model_families import ModelFamily, family_of
 from cog_triton.errors import EngineIncompatible
 from cog_triton.sizing.fit import Fit

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from cog_triton.builder import script_environment
+from cog_triton.builder import step_python
 from cog_triton.builder.job import GRACE_S, Job
 from cog_triton.errors import BuildCancelled, BuildStepFailed, CogTritonError, from_text
 from cog_triton.system import reaper
@@ -57,7 +57,7 @@ def _run_job(job: Job, echo: Callable[[str], None], cancel: threading.Event) -> 
             [sys.executable, "-m", "cog_triton.builder.job", str(file)],
             grace=GRACE_S,
             env={
-                **script_environment.environment_of(sys.executable, Path(scratch)),
+                **step_python.environment_of(sys.executable, Path(scratch)),
                 "PYTHONIOENCODING": "utf-8",
             },
             stdout=subprocess.PIPE,

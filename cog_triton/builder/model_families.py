@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cog_triton.builder.command_line import ArgumentValue
+from cog_triton.builder.arguments import ArgumentValue
 from cog_triton.errors import UnknownExample, nearest
 
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from cog_triton import __version__
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_compression
 from cog_triton.artifact.canary import CANARY_NAME
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.builder import build_canary, built_engine, packed_adapters, provenance
+from cog_triton.builder import canary_run, packed_adapters, step_python
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.packed_adapters import PackedAdapter
+from cog_triton.builder.workspace import Echo
+from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.engines.tensorrt_llm import render_config, setting_rules
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm.engine_directory import Engine
+from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
-from cog_triton.errors import BuildStepFailed, EngineCorrupt, InvalidArgument
+from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.inspection import required_files
-
-Echo = Callable[[str], None]
+from cog_triton.system.gpus import gpu_names, visible_gpus
 
 CONFIG_NAME = "build_config.yaml"
 # Tokenizer files of a model on the hub.
@@ -36,7 +43,31 @@ _TOKENIZER = (
 )
 # Files of a slow tokenizer, which has no tokenizer.json.
 _SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
-_SAID_EVERY_S = 3.0  # below build_progress.QUIET_S, whose line says no share
+_SAID_EVERY_S = 3.0  # below progress.QUIET_S, whose line says no share
+
+# Distributions that an engine family is built with, each by the names it had, newest first.
+_DISTRIBUTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    TENSORRT_LLM: {
+        "tensorrt_llm": ("tensorrt-llm",),
+        "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+        "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
+    },
+    OpenVINOFamily.name: {"openvino": ("openvino",), "openvino_genai": ("openvino-genai",)},
+}
+# Variables of NVIDIA's images for versions that no Python package tells.
+_VARIABLES = {"tensorrt": "TRT_VERSION", "cuda": "CUDA_VERSION"}
+_PRINT_VERSIONS = """
+import json, sys
+from importlib import metadata
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print("\\n" + json.dumps(found))
+"""
+_TIMEOUT_S = 120
 
 
 def check(output: Path, echo: Echo) -> None:
@@ -104,17 +135,17 @@ def write(
     members: dict[str, Path | bytes] = {**_tokenizer(described, model_dir), **files}
     if "tokenizer.json" not in members:
         echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
-    built_engine.check(config, described, engine_dir)
+    _check_settings(config, described, engine_dir)
     packed_adapters.check_built(adapters, described, engine_dir)
     for each in adapters:
         members |= each.members()
     runtime = carried(config.runtime)
-    versions = provenance.versions(described, echo)
-    sm, gpu_name = provenance.gpus(described, echo)
+    versions = _versions(described, echo)
+    sm, gpu_name = _gpus(described, echo)
     limits = described.build_config
     text = config.to_yaml().encode()
     members[CONFIG_NAME] = text
-    made = build_canary.make(described.engine, engine_dir, echo)
+    made = canary_run.make(described.engine, engine_dir, echo)
     if made is not None:
         members[CANARY_NAME] = made.to_json().encode()
 
@@ -173,3 +204,76 @@ class _Progress:
             self._said_at = now
             share = self._done / self._total
             self._echo(f"[package] {share:.0%} of {self._total / 1e6:.0f} MB")
+
+
+def _check_settings(config: BuildConfig, built: EngineConfig, directory: Path) -> None:
+    """Check `config`'s `runtime` against the engine in `directory`, whose config.json is `built`.
+
+    Raises:
+        BuildConfigInvalid: names every setting that this engine cannot be served with.
+    """
+    given = carried(config.runtime)
+    if not given:
+        return
+    engine = Engine(directory, built, ReleaseContract.of(built.version))
+    parameters = render_config.resolve_defaults(Parameters.parse(given), engine)
+    problems = [
+        f"runtime.{name}: {shown}: {rule}"
+        for name, shown, rule in setting_rules.problems(parameters, engine)
+        if name in given
+    ]
+    if problems:
+        raise BuildConfigInvalid("\n".join(problems))
+
+
+def _versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
+    """Versions that the engine of `config` was built with, as far as they are known.
+
+    TensorRT-LLM's is the engine's own, if that has it; `echo` is told if another one is installed.
+
+    Raises:
+        BuildStepFailed: the Python of the steps does not answer.
+    """
+    wanted = _DISTRIBUTIONS.get(config.engine, {})
+    installed = _installed([name for names in wanted.values() for name in names])
+    found = {"cog_triton": __version__}
+    for key, names in wanted.items():
+        found_versions = [installed[name] for name in names if name in installed]
+        found_versions += filter(None, [os.environ.get(_VARIABLES.get(key, ""))])
+        if found_versions:
+            found[key] = found_versions[0]
+    if config.engine == TENSORRT_LLM and config.version:
+        here = found.get(TENSORRT_LLM, config.version)
+        if here != config.version:
+            echo(
+                f"[package] warning: the engine is of TensorRT-LLM {config.version}, the Python of"
+                f" the steps has {here}"
+            )
+        found[TENSORRT_LLM] = config.version
+    return found
+
+
+def _gpus(config: EngineConfig, echo: Echo) -> tuple[list[int], str | None]:
+    """Compute capabilities of the GPUs here, without repetition, and their names.
+
+    Those are what an engine is built for, unless its family needs none: ``[]``, None.
+
+    Raises:
+        EngineIncompatible: there is a driver that does not work.
+    """
+    if config.on_cpu:
+        return [], None
+    sms = sorted(set(visible_gpus()))
+    if not sms:
+        echo("[package] warning: no GPU here: the manifest cannot say which one the engine is for")
+    return sms, ", ".join(sorted(set(gpu_names()))) or None
+
+
+def _installed(names: list[str]) -> dict[str, str]:
+    """Versions of those of `names` that are installed in the Python of the steps."""
+    line = step_python.ask(["-c", _PRINT_VERSIONS, *names], "its packages' versions", _TIMEOUT_S)
+    try:
+        found: dict[str, str | None] = json.loads(line)
+    except ValueError as error:
+        raise BuildStepFailed(f"the Python of the steps tells no versions: {line!r}") from error
+    return {name: version for name, version in found.items() if version}

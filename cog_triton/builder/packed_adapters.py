@@ -15,7 +15,7 @@ from cog_triton.artifact.lora_adapter import LoRAAdapter, LoRALimits
 from cog_triton.builder import model_notes
 from cog_triton.builder.adapter_config import AdapterSource, target_modules
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.output_stream import Echo
+from cog_triton.builder.workspace import Echo
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.download.redaction import redact_address
 from cog_triton.engines.tensorrt_llm import adapter_limits, adapter_tensors

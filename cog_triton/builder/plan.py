@@ -6,12 +6,25 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from cog_triton.builder.check_inputs import check_inputs
-from cog_triton.builder.command_line import ArgumentValue, command_line
+from cog_triton.builder.arguments import (
+    MODEL,
+    ArgumentValue,
+    command_line,
+    named,
+    relative,
+    resolved,
+    shown,
+)
+from cog_triton.builder.combinations import check_family
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import Families, Script
-from cog_triton.builder.legacy.image_paths import MODEL, named, relative, resolved
+from cog_triton.builder.legacy.translate import translated
+from cog_triton.builder.precision_words import spelled_out
+from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download.model_request import FetchedModel, ModelRequest
+from cog_triton.errors import UnknownArgument
+
+_INPUT_ARGUMENTS = ("model_dir", "checkpoint_dir")
 
 
 @dataclass(frozen=True)
@@ -134,3 +147,50 @@ def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]
     return {
         key: path(value) if isinstance(value, str) else value for key, value in step.args.items()
     }
+
+
+def check_inputs(config: BuildConfig) -> None:
+    """Refuse a directory that is neither the model nor an earlier step's output.
+
+    An absolute path may be anything, but for ``/src/...``, which is the work directory.
+
+    Raises:
+        UnknownArgument: one line for each of them: YAML path, value and rule.
+    """
+    lines: list[str] = []
+    available = [PurePosixPath(MODEL)]
+    for name, step in config.steps():
+        for key in _INPUT_ARGUMENTS:
+            value = step.args.get(key)
+            if isinstance(value, str) and not _is_available(value, config.model_id, available):
+                lines.append(
+                    f"{name}.args.{key}: {shown(value)}: no step before {name} writes it, and it"
+                    " is not the model: is the convert step missing?"
+                )
+        # A script may also write beside its output_dir, where its arguments say.
+        texts = [step.output_dir, *(v for v in step.args.values() if isinstance(v, str) and v)]
+        available += [PurePosixPath(relative(text)) for text in texts]
+    if lines:
+        raise UnknownArgument("\n".join(lines))
+
+
+def _is_available(value: str, model_id: str, available: list[PurePosixPath]) -> bool:
+    path = PurePosixPath(resolved(value, model_id, MODEL))
+    return path.is_absolute() or any(
+        path.is_relative_to(known) or known.is_relative_to(path) for known in available
+    )
+
+
+def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
+    """Plan of `config`, its words spelled out and its legacy options translated.
+
+    Raises:
+        UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
+            `spelled_out`, `translated` and `make_plan`.
+    """
+    families = Families()
+    check_family(config, families.find(config.example_name))
+    # Named by the config as it is written, which `clean` has, too.
+    work_dir = workspace.of(config)
+    ready = translated(spelled_out(config, families, echo), families, echo)
+    return make_plan(ready, work_dir, families)

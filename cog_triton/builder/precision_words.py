@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from cog_triton.builder.command_line import ArgumentValue, shown
+from cog_triton.builder.arguments import MODEL, ArgumentValue, shown
 from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.options.recorded import known_options
-from cog_triton.builder.output_stream import Echo
+from cog_triton.builder.workspace import Echo
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible
 from cog_triton.system.gpus import visible_gpus
 

@@ -1,30 +1,139 @@
-"""Run of a plan: check, fetch the model, run the steps, pack engine.tar, in this order."""
+"""Run of a build, a stage after the other: arguments, the model, its steps, the tar."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from cog_triton.builder import model_notes, package, packed_adapters, step_cache
-from cog_triton.builder.cancellation import cancellable
-from cog_triton.builder.check_arguments import check_arguments
-from cog_triton.builder.combinations.check import check_combinations
-from cog_triton.builder.legacy.image_paths import MODEL
-from cog_triton.builder.output_stream import Echo
+from cog_triton.builder.arguments import MODEL
+from cog_triton.builder.checks import check_arguments, check_combinations
+from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
-from cog_triton.builder.steps import run_step
-from cog_triton.builder.workspace import Workspace, point_at
+from cog_triton.builder.step import run_step
+from cog_triton.builder.workspace import Echo, Workspace, point_at
 from cog_triton.download import model_source
 from cog_triton.errors import ModelUnavailable, UnknownScript
+from cog_triton.system.terminal import cancellable
 
-CHECK_STAGE, MODEL_STAGE, PACKAGE_STAGE = "check", "model", "package"
+
+@dataclass
+class Build:
+    """A build as far as it has come: each stage leaves here what those after it need.
+
+    `held` is left when the build ends, `adapters` are to be packed, and `written` is what each step
+    wrote, by the directory that its plan has.
+    """
+
+    plan: Plan
+    workspace: Workspace
+    output: Path
+    echo: Echo
+    cache: bool
+    alone: bool
+    held: contextlib.ExitStack
+    adapters: Sequence[PackedAdapter] = ()
+    written: dict[Path, Path] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Check the steps that are to run, which are all as long as the model is not here.
+
+        Raises:
+            UnknownScript: one of them cannot run on this machine.
+        """
+        others = self.workspace.others(self.plan.work_dir) if self.cache else []
+        plan = self.plan
+        with contextlib.suppress(ModelUnavailable):
+            plan = step_cache.located(plan, self.workspace.models)
+        steps = [
+            step
+            for step in plan.steps
+            if not (
+                self.cache and (step_cache.finished(step) or step_cache.elsewhere(step, others))
+            )
+        ]
+        problems = [f"{step.name}: {step.script.problem}" for step in steps if step.script.problem]
+        if problems:
+            raise UnknownScript("\n".join(problems))
+        check_arguments(steps, self.echo)
+        if steps:
+            check_combinations(plan, self.workspace, self.echo)
+
+    def fetch(self) -> None:
+        """Wait for the work directory, and put the model and the adapters there."""
+        plan = self.plan
+        plan.work_dir.mkdir(parents=True, exist_ok=True)
+        self.held.enter_context(self.workspace.turn(plan.work_dir, self.echo))
+        if self.alone:
+            self.workspace.remove_others(plan.work_dir)
+        model = model_source.fetch_model(plan.request, self.workspace.models, self.echo)
+        self.echo(f"[model] {plan.config.model_id}: {model.path}")
+        self.plan = step_cache.fingerprinted(plan, model)
+        for link in (plan.model, plan.work_dir / MODEL):
+            point_at(link, model.path)
+        for note in model_notes.notes(plan, model.path):
+            self.echo(note)
+        self.adapters = packed_adapters.prepare(
+            plan.config, model.path, self.workspace.models, plan.work_dir, self.echo
+        )
+
+    def step(self, number: int) -> None:
+        """Run a step, unless what it would write is here already, or in another work directory."""
+        step = self.plan.steps[number]
+        for declared, written in self.written.items():
+            step = step.reading(declared, written)
+        done = step_cache.finished(step) if self.cache else None
+        if done is not None:
+            self.echo(f"[{step.name}] already done")
+        with contextlib.ExitStack() as turn:
+            if self.cache and done is None:
+                fingerprint = step.fingerprint or ""
+                turn.enter_context(self.workspace.step_turn(step.name, fingerprint, self.echo))
+                done = step_cache.adopt(step, self.workspace.others(self.plan.work_dir))
+                if done is not None:
+                    self.echo(f"[{step.name}] already done by another build")
+            written = done or self._run(step)
+        if written != step.output_dir:
+            self.echo(f"[{step.name}] wrote {written.relative_to(self.plan.work_dir)}")
+        self.written[step.output_dir] = written
+
+    def _run(self, step: Step) -> Path:
+        # Calibration downloads its data sets itself, as gated as models are.
+        token = self.plan.request.token or os.environ.get("HF_TOKEN", "").strip()
+        step_cache.forget(step)
+        secrets = {"HF_TOKEN": token} if token else {}
+        written = run_step(step, self.plan.work_dir / "logs", self.echo, secrets)
+        step_cache.remember(step, written)
+        return written
+
+    def pack(self) -> None:
+        """Pack the engine, unless the output is what the last build packed."""
+        with step_cache.packing(self.plan, self.output, self.adapters) as is_packed:
+            if self.cache and is_packed:
+                self.echo(f"[package] {self.output} is already written")
+                return
+            self.echo(f"[package] {self.output}")
+            package.write(
+                self.plan.config,
+                self.written[self.plan.steps[-1].output_dir],
+                self.plan.model,
+                self.output,
+                revision=self.plan.here.revision if self.plan.here else None,
+                adapters=self.adapters,
+                echo=self.echo,
+            )
 
 
-def stages(plan: Plan) -> list[str]:
-    """What `run_build` does one after another: arguments, the model, the steps, the tar."""
-    return [CHECK_STAGE, MODEL_STAGE, *(step.name for step in plan.steps), PACKAGE_STAGE]
+def stages(plan: Plan) -> list[tuple[str, Callable[[Build], None]]]:
+    """What a build does one after another, by the names that progress has for it."""
+    steps = [
+        (step.name, partial(Build.step, number=number)) for number, step in enumerate(plan.steps)
+    ]
+    return [("check", Build.check), ("model", Build.fetch), *steps, ("package", Build.pack)]
 
 
 def run_build(
@@ -35,7 +144,7 @@ def run_build(
     echo: Echo,
     cache: bool = True,
     alone: bool = False,
-    begin: Callable[[str], None] = lambda _step: None,
+    begin: Callable[[str], None] = lambda _stage: None,
 ) -> Path:
     """Build the engine of `plan` and write it to `output`.
 
@@ -60,107 +169,9 @@ def run_build(
         BuildCancelled: KeyboardInterrupt or SIGTERM; the step's processes are gone.
     """
     package.check(output, echo)
-    with cancellable(), workspace.coded():
-        begin(CHECK_STAGE)
-        steps = _to_run(plan, workspace, cache)
-        check_arguments(steps, echo)
-        if steps:
-            check_combinations(plan, workspace, echo)
-        plan.work_dir.mkdir(parents=True, exist_ok=True)
-        with workspace.turn(plan.work_dir, echo):
-            if alone:
-                workspace.remove_others(plan.work_dir)
-            begin(MODEL_STAGE)
-            plan = _with_model(plan, workspace, echo)
-            fetched = plan.here
-            assert fetched is not None
-            adapters = packed_adapters.prepare(
-                plan.config, fetched.path, workspace.models, plan.work_dir, echo
-            )
-            engine_dir = _run_steps(plan, workspace, cache, echo, begin)
-            begin(PACKAGE_STAGE)
-            with step_cache.packing(plan, output, adapters) as is_packed:
-                if cache and is_packed:
-                    echo(f"[package] {output} is already written")
-                else:
-                    echo(f"[package] {output}")
-                    package.write(
-                        plan.config,
-                        engine_dir,
-                        plan.model,
-                        output,
-                        revision=fetched.revision,
-                        adapters=adapters,
-                        echo=echo,
-                    )
+    with cancellable(), workspace.coded(), contextlib.ExitStack() as held:
+        build = Build(plan, workspace, output, echo, cache, alone, held)
+        for name, run in stages(plan):
+            begin(name)
+            run(build)
     return output
-
-
-def _with_model(plan: Plan, workspace: Workspace, echo: Echo) -> Plan:
-    """`plan` with its model fetched, and linked to where its steps look for it."""
-    fetched = model_source.fetch_model(plan.request, workspace.models, echo)
-    echo(f"[model] {plan.config.model_id}: {fetched.path}")
-    plan = step_cache.fingerprinted(plan, fetched)
-    for link in (plan.model, plan.work_dir / MODEL):
-        point_at(link, fetched.path)
-    for note in model_notes.notes(plan, fetched.path):
-        echo(note)
-    return plan
-
-
-def _to_run(plan: Plan, workspace: Workspace, cache: bool) -> list[Step]:
-    """The steps that are to run; before the model is here, all.
-
-    Raises:
-        UnknownScript: one of them cannot run on this machine.
-    """
-    others = workspace.others(plan.work_dir) if cache else []
-    with contextlib.suppress(ModelUnavailable):
-        plan = step_cache.located(plan, workspace.models)
-    steps = [
-        step
-        for step in plan.steps
-        if not (cache and (step_cache.finished(step) or step_cache.elsewhere(step, others)))
-    ]
-    problems = [f"{step.name}: {step.script.problem}" for step in steps if step.script.problem]
-    if problems:
-        raise UnknownScript("\n".join(problems))
-    return steps
-
-
-def _run_steps(
-    plan: Plan, workspace: Workspace, cache: bool, echo: Echo, begin: Callable[[str], None]
-) -> Path:
-    """Run the steps that are not finished; the engine directory."""
-    moved: dict[Path, Path] = {}
-    # Calibration downloads its data sets itself, as gated as models are.
-    token = plan.request.token or os.environ.get("HF_TOKEN", "").strip()
-    secrets = {"HF_TOKEN": token} if token else {}
-    written = plan.model
-    for step in plan.steps:
-        begin(step.name)
-        done = step_cache.finished(step) if cache else None
-        if done is not None:
-            echo(f"[{step.name}] already done")
-        with contextlib.ExitStack() as turn:
-            if cache and done is None:
-                turn.enter_context(workspace.step_turn(step.name, step.fingerprint or "", echo))
-                done = step_cache.adopt(step, workspace.others(plan.work_dir))
-                if done is not None:
-                    echo(f"[{step.name}] already done by another build")
-            written = done or _run(step, moved, plan.work_dir / "logs", echo, secrets)
-        if written != step.output_dir:
-            echo(f"[{step.name}] wrote {written.relative_to(plan.work_dir)}")
-            moved[step.output_dir] = written
-    return written
-
-
-def _run(
-    step: Step, moved: dict[Path, Path], log_dir: Path, echo: Echo, secrets: dict[str, str]
-) -> Path:
-    step_cache.forget(step)
-    for declared, written in moved.items():
-        step = step.reading(declared, written)
-    done = run_step(step, log_dir, echo, secrets)
-    step_cache.remember(step, done)
-    return done

@@ -1,15 +1,30 @@
-"""Python of the build's steps, run for a short answer: JSON on the last line of its stdout."""
+"""Python of the build's steps: its environment, and short answers to the builder."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from cog_triton.builder import script_environment
+import cog_triton
 from cog_triton.errors import BuildStepFailed
 from cog_triton.settings import load_settings
+from cog_triton.system import isolated_python
+
+
+def environment_of(python: str, cwd: Path) -> dict[str, str]:
+    """Environment for `python`: ours, with this package importable and output unbuffered.
+
+    Another Python than ours has packages of its own, and gets this package alone, through a
+    link in `cwd`.
+    """
+    if python != sys.executable:
+        return {**isolated_python.environment(cwd / "python"), "PYTHONUNBUFFERED": "1"}
+    root = str(Path(cog_triton.__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def ask(arguments: list[str], what: str, timeout: float) -> str:
@@ -24,7 +39,7 @@ def ask(arguments: list[str], what: str, timeout: float) -> str:
         try:
             done = subprocess.run(
                 [python, *arguments],
-                env=script_environment.environment_of(python, Path(scratch)),
+                env=environment_of(python, Path(scratch)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

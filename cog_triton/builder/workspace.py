@@ -10,16 +10,17 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
 
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.output_stream import Echo
 from cog_triton.errors import DiskFull, InvalidArgument
 from cog_triton.system import file_lock
 
+Echo = Callable[[str], None]
+"""Gets each line of progress."""
 LOCK = ".lock"
 
 

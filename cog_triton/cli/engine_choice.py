@@ -9,7 +9,7 @@ import typer
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.printable import printable
-from cog_triton.system.terminal import out
+from cog_triton.system.terminal import cancellable, out
 
 if TYPE_CHECKING:
     from cog_triton.models.model_name import ModelName
@@ -26,7 +26,6 @@ def prepared(
 ) -> Settings:
     """`settings` for what is to be served, once that is fetched and converted."""
     from cog_triton.artifact.compatibility import require_image
-    from cog_triton.builder.cancellation import cancellable
     from cog_triton.errors import BuildCancelled
     from cog_triton.models.preparation import (
         Preparation,

@@ -15,7 +15,7 @@ import typer
 from cog_triton.system.terminal import coded_errors, tagged
 
 if TYPE_CHECKING:
-    from cog_triton.builder.migration.migrated_config import Migration
+    from cog_triton.builder.migration import Migration
 
 
 class Target(enum.StrEnum):
@@ -63,8 +63,8 @@ def migrate(
       cog-triton migrate qwen.yaml --to llmapi --serve-config serve.yaml -o qwen
     """
     from cog_triton.builder.config import load_config
-    from cog_triton.builder.migration import target_file
-    from cog_triton.builder.migration.migrated_config import migrate as migrated
+    from cog_triton.builder.migration import migrate as migrated
+    from cog_triton.builder.migration import path_of, text_of
     from cog_triton.cli.output_file import write
     from cog_triton.triton.serve_config import load_serve_config
 
@@ -73,12 +73,10 @@ def migrate(
             load_serve_config(serve_config).arguments_of("tensorrt_llm") if serve_config else {}
         )
         found = migrated(load_config(config), target.value, settings)
-        text = target_file.text_of(found)
+        text = text_of(found)
         path = None
         if str(output) != "-":
-            path = target_file.path_of(
-                target.value, output or Path(f"{config.stem}-{target.value}")
-            )
+            path = path_of(target.value, output or Path(f"{config.stem}-{target.value}"))
             write(path, text, force=force)
         if as_json:
             typer.echo(_json(found, path))
@@ -90,7 +88,7 @@ def migrate(
 
 def _tell(found: Migration, path: Path | None, text: str) -> None:
     """Print the findings; where the file itself goes to stdout, to stderr."""
-    from cog_triton.builder.migration.rule_table import VERDICTS
+    from cog_triton.builder.migration import VERDICTS
 
     for verdict in VERDICTS:
         for finding in found.findings:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cog_triton.cli.engine_choice import say
-from cog_triton.system.terminal import coded_errors, out
+from cog_triton.system.terminal import cancellable, coded_errors, out
 
 _COG_PANEL = "Cog's managed weights"
 
@@ -68,7 +68,6 @@ def push(
     with coded_errors():
         from functools import partial
 
-        from cog_triton.builder.cancellation import cancellable
         from cog_triton.download.transfer_progress import size_text
         from cog_triton.errors import BuildCancelled, InvalidArgument
         from cog_triton.models.model_name import recognize

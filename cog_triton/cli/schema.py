@@ -21,6 +21,6 @@ def schema(
 
     Example: cog-triton schema build > build.schema.json
     """
-    from cog_triton.builder.config_schema import as_json
+    from cog_triton.builder.config import json_schema
 
-    typer.echo(as_json())
+    typer.echo(json_schema())

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cog_triton.system.terminal import coded_errors
+from cog_triton.system.terminal import cancellable, coded_errors
 
 
 def setup(
@@ -32,7 +32,6 @@ def setup(
 
     Example: cog-triton setup vllm
     """
-    from cog_triton.builder.cancellation import cancellable
     from cog_triton.errors import EngineIncompatible, InvalidArgument
     from cog_triton.packages.vllm_environment import VLLMEnvironment
     from cog_triton.settings import load_settings

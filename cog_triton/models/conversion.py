@@ -91,7 +91,7 @@ class Conversion:
         return target
 
     def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
-        from cog_triton.builder.build_progress import BuildProgress
+        from cog_triton.builder.progress import BuildProgress
         from cog_triton.builder.run import run_build, stages  # engine families, and so NumPy
 
         config = self.config()

@@ -1,19 +1,22 @@
-"""Terminal output of ``cog-triton``'s commands, and their exit on coded errors."""
+"""Terminal output of ``cog-triton``'s commands, and their ends: by a coded error, by a signal."""
 
 from __future__ import annotations
 
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cog_triton.errors import CogTritonError
+from cog_triton.errors import BuildCancelled, CogTritonError
 from cog_triton.system.printable import printable
 
-__all__ = ["coded_errors", "err", "escape", "out", "tagged"]
+__all__ = ["cancellable", "coded_errors", "err", "escape", "out", "tagged"]
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -34,3 +37,21 @@ def coded_errors() -> Iterator[None]:
         text = printable(str(error), keep="\n\t")
         err.print(f"[bold red]error:[/] {escape(text)}")
         raise typer.Exit(1) from None
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Turn SIGTERM and KeyboardInterrupt into BuildCancelled; may be nested."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise BuildCancelled("the build was interrupted") from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)

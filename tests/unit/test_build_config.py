@@ -11,11 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.builder import config_schema
-from cog_triton.builder.command_line import command_line
+from cog_triton.builder import config as build_config
+from cog_triton.builder.arguments import MODEL, command_line, resolved
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.config_errors import PATTERNS
-from cog_triton.builder.legacy.image_paths import MODEL, resolved
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid
 
@@ -225,7 +224,7 @@ def test_rules_of_each_key(changes: dict[str, object], says: str) -> None:
 
 
 def test_every_pattern_is_told_in_words() -> None:
-    found = re.findall(r'"pattern": (".*")', config_schema.as_json())
+    found = re.findall(r'"pattern": (".*")', build_config.json_schema())
     assert {json.loads(pattern) for pattern in found} <= PATTERNS.keys()
     assert found
 

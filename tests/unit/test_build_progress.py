@@ -10,8 +10,8 @@ import time
 import pytest
 from rich.console import Console
 
-from cog_triton.builder import build_progress
-from cog_triton.builder.build_progress import BuildProgress
+from cog_triton.builder import progress as progress_module
+from cog_triton.builder.progress import BuildProgress
 from cog_triton.system import terminal
 
 LOG = Console(file=io.StringIO())
@@ -32,7 +32,7 @@ def test_a_log_has_numbered_stages_with_the_time() -> None:
 
 
 def test_a_silent_stage_gives_signs_of_life_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_progress, "QUIET_S", 0.05)
+    monkeypatch.setattr(progress_module, "QUIET_S", 0.05)
     lines: list[str] = []
     alive = threading.Event()
 
@@ -48,7 +48,7 @@ def test_a_silent_stage_gives_signs_of_life_in_a_log(monkeypatch: pytest.MonkeyP
 
 
 def test_a_log_that_is_closed_ends_only_the_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_progress, "QUIET_S", 0.05)
+    monkeypatch.setattr(progress_module, "QUIET_S", 0.05)
     tried = threading.Event()
 
     def echo(line: str) -> None:
@@ -88,7 +88,7 @@ def test_tags_are_coloured_in_a_terminal_with_colours(monkeypatch: pytest.Monkey
 
 
 def test_a_sign_of_life_does_not_run_into_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_progress, "QUIET_S", 0.05)
+    monkeypatch.setattr(progress_module, "QUIET_S", 0.05)
     written: list[str] = []
     alive = threading.Event()
 

@@ -18,13 +18,12 @@ from pydantic import SecretStr
 import cog_triton
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
+from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.builder.example_families import Families, Script
-from cog_triton.builder.legacy.image_paths import MODEL
-from cog_triton.builder.output_stream import LONGEST
 from cog_triton.builder.plan import Step, make_plan
 from cog_triton.builder.run import run_build
-from cog_triton.builder.steps import run_step
+from cog_triton.builder.step import LONGEST, run_step
 from cog_triton.builder.workspace import Workspace, locked
 from cog_triton.errors import (
     BuildConfigInvalid,
@@ -260,7 +259,7 @@ def test_step_with_ambiguous_output_fails(tmp_path: Path, script: str, says: str
 def test_step_that_exceeds_its_timeout_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cog_triton.builder.steps._GRACE_S", 0.3)
+    monkeypatch.setattr("cog_triton.builder.step._GRACE_S", 0.3)
     step = replace(step_of(tmp_path, STUBBORN.replace("pids", "out.pids")), timeout=2)
     with pytest.raises(BuildStepTimeout, match="step build ran longer than its timeout of 2 s"):
         run_step(step, tmp_path / "logs", lambda _: None)
@@ -453,9 +452,9 @@ from cog_triton.builder.example_families import Families
 from cog_triton.builder.plan import make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
-from cog_triton.builder import steps
+from cog_triton.builder import step
 from cog_triton.errors import CogTritonError
-steps._GRACE_S = 0.3
+step._GRACE_S = 0.3
 work, config, examples = map(Path, sys.argv[1:])
 config, workspace = load_config(config), Workspace(work)
 plan = make_plan(config, workspace.of(config), Families(examples))

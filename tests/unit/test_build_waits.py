@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_build_steps import BUILD, CONVERT, build_engine, config_of
 
-from cog_triton.builder.legacy.image_paths import MODEL
+from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.workspace import Workspace, locked
 from cog_triton.errors import InvalidArgument
 

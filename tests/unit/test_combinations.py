@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from cog_triton.builder import command
-from cog_triton.builder.combinations.facts import RECORDED, Facts, Version, installed_version
-from cog_triton.builder.combinations.rules import breaches_of, rules
+from cog_triton.builder.breaches import RECORDED, Facts, Version, installed_version
+from cog_triton.builder.combinations import breaches_of, rules
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.migration.migrated_config import migrate
+from cog_triton.builder.migration import migrate
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownExample, UserError
 from cog_triton.sizing.model_shape import read_shape
 
@@ -78,7 +78,7 @@ def broken(config: dict[str, Any], family: str, version: Version = (1, 0)) -> li
 
 @pytest.fixture(autouse=True)
 def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cog_triton.builder.combinations.check.visible_gpus", list)
+    monkeypatch.setattr("cog_triton.builder.checks.visible_gpus", list)
     monkeypatch.setattr("cog_triton.builder.precision_words.visible_gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -162,7 +162,7 @@ def test_ranks_of_an_unknown_model_are_said_not_to_be_checked(tmp_path: Path) ->
 def test_gpus_of_this_machine_count_unless_the_config_names_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cog_triton.builder.combinations.check.visible_gpus", lambda: [86, 86])
+    monkeypatch.setattr("cog_triton.builder.checks.visible_gpus", lambda: [86, 86])
     put = {"build": {"use_fused_mlp": "enable", "gemm_swiglu_plugin": "fp8"}}
     with pytest.raises(UserError, match="needs sm_90, and this is for sm_86"):
         check(config_of(put), tmp_path)

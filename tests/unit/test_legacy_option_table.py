@@ -11,7 +11,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from legacy_configs import gpt, llama, modern, refusal, translated
 
-from cog_triton.builder.command_line import ArgumentValue
+from cog_triton.builder.arguments import ArgumentValue
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.legacy import option_table
 from cog_triton.builder.legacy.option_rules import Moved

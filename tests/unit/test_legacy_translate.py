@@ -22,14 +22,13 @@ from legacy_configs import (
 from typer.testing import CliRunner
 
 from cog_triton.builder import command
-from cog_triton.builder.check_arguments import check_arguments
-from cog_triton.builder.check_inputs import check_inputs
+from cog_triton.builder.arguments import MODEL
+from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy import translate
-from cog_triton.builder.legacy.image_paths import MODEL
 from cog_triton.builder.legacy.translate import Translation
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.plan import check_inputs, make_plan
 from cog_triton.cli.app import app
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument
 

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cog_triton.builder import migration
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
-from cog_triton.builder.migration import target_file
-from cog_triton.builder.migration.convert_value import CONVERSIONS
-from cog_triton.builder.migration.migrated_config import Migration, migrate
-from cog_triton.builder.migration.rule_table import TARGETS, Rule, Target, table
+from cog_triton.builder.migration import (
+    CONVERSIONS,
+    TARGETS,
+    Migration,
+    Rule,
+    Target,
+    migrate,
+    table,
+)
 from cog_triton.builder.options.recorded import known_options, known_scripts
 from cog_triton.engines.llmapi import llm_args
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
@@ -75,7 +81,7 @@ def test_the_originals_are_ten() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_vllm_takes_what_comes_of_a_config(name: str, tmp_path: Path) -> None:
     found = migrate(CONFIGS[name], "vllm")
-    (tmp_path / "model.json").write_text(target_file.text_of(found), "utf-8")
+    (tmp_path / "model.json").write_text(migration.text_of(found), "utf-8")
     for types in recorded():
         assert read_arguments(tmp_path, types.version) == found.arguments
     assert lost(found) == LOST.get(name, set())
@@ -84,7 +90,7 @@ def test_vllm_takes_what_comes_of_a_config(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_llm_api_takes_what_comes_of_a_config(name: str) -> None:
     found = migrate(CONFIGS[name], "llmapi")
-    written = yaml.safe_load(target_file.text_of(found))
+    written = yaml.safe_load(migration.text_of(found))
     assert written == found.arguments
     for record in llm_args.recorded():
         assert list(llm_args.problems(written, record)) == []
@@ -184,7 +190,7 @@ def test_settings_of_the_server_come_along() -> None:
     policy = found.arguments["scheduler_config"]["capacity_scheduler_policy"]
     assert policy == "GUARANTEED_NO_EVICT"
     assert found.arguments["enable_chunked_prefill"] is True
-    assert list(target_file.problems("llmapi", found.arguments)) == []
+    assert list(migration.problems("llmapi", found.arguments)) == []
     found = migrate(config("max_batch_size: 8"), "vllm", settings)
     assert found.arguments["kv_offloading_size"] == 2.0
     assert found.arguments["gpu_memory_utilization"] == 0.8
@@ -225,7 +231,7 @@ def test_a_legacy_option_without_a_translation_is_lost_with_its_reason() -> None
 def test_a_value_that_no_version_takes_is_refused() -> None:
     found = migrate(config("max_batch_size: many"), "vllm")
     with pytest.raises(InvalidPredictorConfig, match="max_num_seqs='many': must be a whole number"):
-        target_file.text_of(found)
+        migration.text_of(found)
 
 
 def test_a_directory_is_named_by_its_absolute_path(
@@ -234,4 +240,4 @@ def test_a_directory_is_named_by_its_absolute_path(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     found = migrate(config("", model_id="./model"), "vllm")
-    assert json.loads(target_file.text_of(found))["model"] == str(tmp_path / "model")
+    assert json.loads(migration.text_of(found))["model"] == str(tmp_path / "model")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from cog_triton.builder.arguments import named
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.image_paths import named
 from cog_triton.builder.model_notes import notes
 from cog_triton.builder.plan import Plan, make_plan
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from cog_triton.builder.example_families import OWN
-from cog_triton.builder.options.help_text import options_of
-from cog_triton.builder.options.option_types import Option, Options, Unreadable
-from cog_triton.builder.options.probe import probing
+from cog_triton.builder.options.probe import options_of, probing
+from cog_triton.builder.options.recorded import Option, Options, Unreadable
 
 LIMIT_S = 60.0
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from cog_triton.builder.check_arguments import check_arguments
-from cog_triton.builder.combinations.facts import Facts
-from cog_triton.builder.combinations.rules import breaches_of
+from cog_triton.builder.breaches import Facts
+from cog_triton.builder.checks import check_arguments
+from cog_triton.builder.combinations import breaches_of
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.planning import planned
+from cog_triton.builder.plan import planned
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import UnknownExample, UserError
 

@@ -10,22 +10,22 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from cog_triton.builder import config_schema
-from cog_triton.builder.check_arguments import check_arguments
+from cog_triton.builder import config as build_config
+from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import load_config, parse_config
-from cog_triton.builder.planning import planned
+from cog_triton.builder.plan import planned
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs" / "build").glob("*.yaml"))
-SCHEMA = jsonschema_rs.validator_for(json.loads(config_schema.as_json()))
+SCHEMA = jsonschema_rs.validator_for(json.loads(build_config.json_schema()))
 
 
 def check(text: str, work_dir: Path) -> list[str]:
     lines: list[str] = []
     plan = planned(parse_config(text, "c.yaml"), Workspace(work_dir), lines.append)
-    check_arguments(plan.all_steps, lines.append)
+    check_arguments(plan.steps, lines.append)
     return lines
 
 
@@ -66,13 +66,13 @@ def test_steps_of_a_shipped_config_are_connected(path: Path) -> None:
 
 def test_committed_schema_is_current() -> None:
     written = (ROOT / "configs" / "build.schema.json").read_text("utf-8")
-    assert written == config_schema.as_json() + "\n"
+    assert written == build_config.json_schema() + "\n"
 
 
 def test_documented_keys_are_current() -> None:
     text = (ROOT / "docs" / "build.md").read_text("utf-8")
     table = text.partition("<!-- keys -->\n")[2].partition("<!-- /keys -->")[0]
-    assert table == config_schema.as_markdown()
+    assert table == build_config.markdown()
 
 
 BROKEN = yaml.safe_load((Path(__file__).parent / "broken_configs.yaml").read_text("utf-8"))

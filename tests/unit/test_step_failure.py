@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from test_build_steps import step_of
 
-from cog_triton.builder.step_failure import cause
-from cog_triton.builder.steps import run_step
+from cog_triton.builder.step import cause, run_step
 from cog_triton.errors import BuildStepFailed
 
 TRACE = """

@@ -11,9 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 from tensorrt_llm_tree import COMMANDS, LEGACY_SCRIPTS, SCRIPTS, Installation, install, models
 
-from cog_triton.builder.options.option_types import Options
 from cog_triton.builder.options.probe import probing
-from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.options.recorded import Options, known_options
 
 
 @pytest.fixture(scope="module")

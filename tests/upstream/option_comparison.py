@@ -9,8 +9,7 @@ from upstream import script_runs
 from upstream.installation import Installation
 
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.options.option_types import Option, Options, Unreadable
-from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.options.recorded import Option, Options, Unreadable, known_options
 from cog_triton.errors import UserError
 
 COMMAND = "trtllm-build"

@@ -13,8 +13,8 @@ from typing import Any
 from upstream.installation import Installation
 
 from cog_triton.builder.options import argparse_shim
-from cog_triton.builder.options.option_types import Options, Unreadable
 from cog_triton.builder.options.probe import from_argparse
+from cog_triton.builder.options.recorded import Options, Unreadable
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from cog_triton.builder.command_line import ArgumentValue
-from cog_triton.builder.legacy.image_paths import MODEL, relative, resolved
+from cog_triton.builder.arguments import MODEL, ArgumentValue, relative, resolved
 from cog_triton.builder.legacy.translation_draft import CONVERTED_RANKS, Draft, Given, Role
 
 DEFAULTS = {

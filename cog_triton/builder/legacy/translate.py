@@ -15,10 +15,10 @@ from pathlib import PurePosixPath
 import yaml
 from pydantic import ValidationError
 
+from cog_triton.builder.arguments import relative
 from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.image_paths import relative
 from cog_triton.builder.legacy.option_rules import DEFAULTS, NEW_DEFAULTS, PAGED, WORD, Moved
 from cog_triton.builder.legacy.option_table import (
     BUILD_PY,
@@ -36,7 +36,7 @@ from cog_triton.builder.legacy.translation_draft import (
     Role,
     StepDraft,
 )
-from cog_triton.builder.output_stream import Echo
+from cog_triton.builder.workspace import Echo
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument, nearest
 
 # TensorRT-LLM's examples since 0.18; a tree of before runs the configs of before.

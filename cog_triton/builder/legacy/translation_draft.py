@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from cog_triton.builder.command_line import ArgumentValue, shown
+from cog_triton.builder.arguments import ArgumentValue, relative, shown
 from cog_triton.builder.config import StepConfig
-from cog_triton.builder.legacy.image_paths import relative
 from cog_triton.builder.options.recorded import known_options
 from cog_triton.errors import nearest
 

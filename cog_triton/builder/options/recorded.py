@@ -1,4 +1,4 @@
-"""Recorded options of TensorRT-LLM's scripts, for machines that it is not installed on.
+"""Options of build scripts, and those of TensorRT-LLM's as recorded, for machines that lack it.
 
 The data is in ``data``, one JSON file a script, written by ``scripts/read-options``.
 """
@@ -13,12 +13,48 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from cog_triton.builder.options.option_types import Options
-
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 _SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option; `nargs`, `required` and `default` as in argparse, 0 being a bare flag."""
+
+    names: tuple[str, ...]
+    """Its long names without dashes, as a config writes them; empty if it has none."""
+    label: str
+    """What to call it if it has no name."""
+    nargs: int | str | None = None
+    type: str | None = None
+    """``str``, ``int`` or ``float``, None for argparse's default; anything else is the script's
+    own, and only the script can say what it accepts."""
+    choices: tuple[str, ...] | None = None
+    required: bool = False
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that a script accepts.
+
+    `complete` is false if it also takes, and passes on or drops, what is not here;
+    `abbreviations` if it takes the unique beginning of a name for the name.
+    """
+
+    options: tuple[Option, ...]
+    positionals: tuple[Option, ...] = ()
+    complete: bool = True
+    abbreviations: bool = False
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a script's options are not known."""
+
+    reason: str
 
 
 @dataclass(frozen=True)

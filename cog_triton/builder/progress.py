@@ -10,7 +10,7 @@ from typing import Self
 
 from rich.console import Console
 
-from cog_triton.builder.output_stream import Echo
+from cog_triton.builder.workspace import Echo
 from cog_triton.system.terminal import err
 from cog_triton.system.terminal_progress import ProgressLine, duration
 

@@ -1,18 +1,19 @@
-"""Rules of combinations, from rules.yaml: what does not go together, in which versions, and why."""
+"""Rules of combinations: what does not go together, in which versions, and why."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from importlib import resources
+from pathlib import PurePosixPath
 from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from cog_triton.builder.combinations import breaches
-from cog_triton.builder.combinations.breaches import Broken
-from cog_triton.builder.combinations.facts import Facts, Version
+from cog_triton.builder import breaches
+from cog_triton.builder.breaches import Broken, Facts, Version
+from cog_triton.builder.config import BuildConfig
 from cog_triton.errors import (
     BuildConfigInvalid,
     EngineIncompatible,
@@ -35,7 +36,7 @@ _Version = Annotated[Version | None, BeforeValidator(_version)]
 
 
 class Rule(BaseModel):
-    """One rule; see the head of rules.yaml."""
+    """One rule; see the head of combinations.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,7 +83,7 @@ class Rule(BaseModel):
 @functools.cache
 def rules() -> tuple[Rule, ...]:
     """All rules, in the order of their table."""
-    text = (resources.files(__package__) / "rules.yaml").read_text("utf-8")
+    text = (resources.files(__package__) / "combinations.yaml").read_text("utf-8")
     read = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return tuple(Rule.model_validate(rule) for rule in read)
 
@@ -92,6 +93,17 @@ def breaches_of(facts: Facts) -> Iterator[tuple[Rule, Broken]]:
     for rule in rules():
         for broken in rule.broken(facts):
             yield rule, broken
+
+
+def check_family(config: BuildConfig, family: str) -> None:
+    """Refuse a family whose engines are not served, before its arguments are looked at.
+
+    Raises:
+        UnknownExample: names it, and the reason.
+    """
+    for rule, broken in breaches_of(Facts(config, PurePosixPath(family).name)):
+        if rule.error_type is UnknownExample:
+            raise UnknownExample(rule.line(broken))
 
 
 def markdown() -> str:

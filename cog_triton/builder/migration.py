@@ -1,0 +1,431 @@
+"""Migration of build configs to vLLM and TensorRT-LLM's LLM API, by the rules of migration.yaml."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from cog_triton.builder.arguments import ArgumentValue, shown
+from cog_triton.builder.breaches import Facts
+from cog_triton.builder.combinations import breaches_of
+from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.example_families import OWN, Families
+from cog_triton.builder.legacy.translate import translate_leniently
+from cog_triton.engines.llmapi import llm_args
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm.runtime_settings import carried
+from cog_triton.engines.vllm import argument_types
+from cog_triton.engines.vllm.argument_types import recorded
+from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredictorConfig
+
+Target = Literal["vllm", "llmapi"]
+TARGETS: tuple[Target, ...] = ("vllm", "llmapi")
+Verdict = Literal["carries", "changes", "lost", "unneeded"]
+VERDICTS: Mapping[Verdict, str] = {
+    "carries": "means the same",
+    "changes": "has another meaning, or another way to be said",
+    "lost": "cannot be had, or not without more than this config says",
+    "unneeded": "was for building the engine, and is not missed",
+}
+_QUANTIZED = ("weight_only_precision", "use_weight_only_with_precision")
+_MODEL_KEYS = ("model_id", "convert", "convert_to_ft", "quantize", "build")
+FILES: Mapping[Target, str] = {"vllm": "model.json", "llmapi": "llmapi.yaml"}
+"""What an engine directory of the target has, by its name there."""
+_SUFFIXES: Mapping[Target, tuple[str, ...]] = {
+    "vllm": (".json",),
+    "llmapi": (".yaml", ".yml"),
+}
+_HEAD = """\
+# Arguments of TensorRT-LLM's LLM API, which trtllm-serve takes by --extra_llm_api_options.
+# Written by cog-triton migrate.
+"""
+_GIB = 1 << 30
+
+
+class Rule(BaseModel):
+    """What becomes of one option; see the head of migration.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    to: str | None = None
+    convert: str | None = Field(None, alias="as")
+    also: dict[str, Any] = Field({}, alias="with")
+    changes: str | None = None
+    lost: str | None = None
+    unneeded: str | None = None
+    note: str | None = None
+    values: dict[str, Rule] = {}
+    others: Rule | None = Field(None, alias="else")
+    default: tuple[str | int | bool, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the option's line begins with, where no rule by value goes before."""
+        for verdict in ("changes", "lost", "unneeded"):
+            if getattr(self, verdict) is not None:
+                return verdict
+        return "carries"
+
+    @property
+    def why(self) -> str | None:
+        """The reason that goes with `verdict`."""
+        return self.changes or self.lost or self.unneeded or self.note
+
+    def of(self, value: object) -> Rule:
+        """The rule for one value."""
+        return self.values.get(word(value)) or self.others or self
+
+    def asks_for_nothing(self, value: object) -> bool:
+        """Whether `value` is what there is without the option."""
+        return word(value) in map(word, self.default)
+
+
+_DEFAULT = Rule.model_validate({"note": "as it is by default"})
+_UNKNOWN = Rule.model_validate({"lost": "is not known here"})
+
+
+def word(value: object) -> str:
+    """A value as the table writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def find(section: str, option: str, target: Target, value: object) -> Rule:
+    """The rule for `value` of `option`, which may have dashes; one of its own if it is unknown."""
+    rule = table()[section].get(option.replace("-", "_"), {}).get(target)
+    if rule is None:
+        return _UNKNOWN
+    return _DEFAULT if rule.asks_for_nothing(value) else rule.of(value)
+
+
+@functools.cache
+def table() -> Mapping[str, Mapping[str, Mapping[Target, Rule]]]:
+    """Rules by section, option and target."""
+    return {
+        section: {name: rules for names, rules in _rows(raw) for name in names.split()}
+        for section, raw in _raw().items()
+    }
+
+
+@functools.cache
+def _raw() -> dict[str, Any]:
+    text = (resources.files(__package__) / "migration.yaml").read_text("utf-8")
+    read = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return {section: rows for section, rows in read.items() if section != "defaults"}
+
+
+def _rows(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[Target, Rule]]]:
+    for names, rules in raw.items():
+        both = rules.get("both")
+        yield names, {target: _rule(rules.get(target, both)) for target in TARGETS}
+
+
+def _rule(raw: Any) -> Rule:
+    by_value = {word(value): _rule(rule) for value, rule in raw.get("values", {}).items()}
+    return Rule.model_validate({**raw, "values": by_value})
+
+
+SECTIONS = {
+    "config": "Keys of the build config",
+    "convert": "convert_checkpoint.py",
+    "quantize": "quantize.py",
+    "build": "trtllm-build",
+    "serve": "Settings of the server (`tensorrt_llm.args`)",
+}
+
+
+def markdown() -> str:
+    """The tables of docs/migrate.md: a row for all options with the same rules."""
+    return "\n".join(f"### {title}\n\n{_table(section)}" for section, title in SECTIONS.items())
+
+
+def _table(section: str) -> str:
+    lines = ["| option | vLLM | LLM API |", "|---|---|---|"]
+    for names, rules in _rows(_raw()[section]):
+        shown = ", ".join(f"`{name}`" for name in names.split())
+        other = "so, too" if rules["vllm"] == rules["llmapi"] else _cell(rules["llmapi"])
+        lines.append(f"| {shown} | {_cell(rules['vllm'])} | {other} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(rule: Rule) -> str:
+    by_value: dict[str, list[str]] = {}
+    for value, one in rule.values.items():
+        by_value.setdefault(_said(one), []).append(f"`{value}`")
+    parts = [f"{', '.join(values)}: {said}" for said, values in by_value.items()]
+    if rule.others is not None:
+        parts.append(f"else {_said(rule.others)}")
+    elif not rule.values:
+        parts.append(_said(rule))
+    return "; ".join(parts).replace("|", "\\|")
+
+
+def _said(rule: Rule) -> str:
+    reason = f": {rule.why}" if rule.why else ""
+    if rule.to is None:
+        return f"{rule.verdict}{reason}"
+    argument = "the same" if rule.to == "*" else f"`{rule.to}`"
+    return f"{argument}{' changes' if rule.verdict == 'changes' else ''}{reason}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one option: `to` is the target's argument, `becomes` its value there."""
+
+    verdict: Verdict
+    option: str
+    value: object
+    to: str | None = None
+    becomes: object = None
+    why: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.to is None else f" -> {self.to}: {_text(self.becomes)}"
+        given = "" if self.value is None else f": {_text(self.value)}"
+        return f"{self.option}{given}{where}{f': {self.why}' if self.why else ''}"
+
+
+@dataclass
+class Migration:
+    """Arguments of `target` by name, sections as mappings, and the findings in reading order."""
+
+    target: Target
+    arguments: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def count(self, verdict: Verdict) -> int:
+        """The number of findings with this verdict."""
+        return sum(finding.verdict == verdict for finding in self.findings)
+
+
+def migrate(
+    config: BuildConfig, target: Target, settings: Mapping[str, Any] | None = None
+) -> Migration:
+    """Migrate `config` and `settings`, the server's ``tensorrt_llm.args``, to `target`.
+
+    Legacy configs are translated first; what cannot be is among the findings as lost.
+
+    Raises:
+        UnknownExample: there is no such example family.
+        EngineIncompatible: it is no engine of TensorRT-LLM, or its model is no Hugging Face one.
+        InvalidPredictorConfig: a setting is unknown or of a wrong type.
+    """
+    family = Families().find(config.example_name)
+    _require_tensorrt_llm(config, family)
+    found = Migration(target)
+    model = _model(config.model_id)
+    found.arguments["model"] = model
+    found.findings.append(Finding("carries", "model_id", config.model_id, "model", model))
+    translation = translate_leniently(config, family)
+    for refusal in translation.refusals:
+        option, _, why = refusal.partition(": cannot be translated: ")
+        found.findings.append(Finding("lost", option, None, why=why or None))
+    defaults: dict[str, Any] = {}
+    for section, label, option, value in _given(translation.config, family, settings or {}):
+        rule = find(section, option, target, value)
+        _apply(found, rule, label, option, value)
+        defaults |= rule.also
+    for path, value in defaults.items():
+        if _get(found.arguments, path) is None:
+            _set(found.arguments, path, value)
+    # An engine would be refused, so what it would do is not known.
+    for broken_rule, broken in breaches_of(Facts(translation.config, PurePosixPath(family).name)):
+        if not broken_rule.engines:
+            why = f"TensorRT-LLM builds no such engine: {broken.must} ({broken_rule.name})"
+            found.findings.append(Finding("lost", broken.where, broken.value, why=why))
+    if len(translation.config.steps()) == 1:
+        found.findings += _unknown_checkpoint(translation.config)
+    return found
+
+
+def _require_tensorrt_llm(config: BuildConfig, family: str) -> None:
+    if (OWN / family).is_dir():
+        raise EngineIncompatible(
+            f"example_name {config.example_name!r}: makes no engine of TensorRT-LLM: name the model"
+            " itself, as in cog-triton serve ORG/NAME --family vllm"
+        )
+    if config.model_id.startswith("pypi:") or config.model_id.endswith(".gguf"):
+        raise EngineIncompatible(
+            f"model_id {config.model_id!r}: a Hugging Face id or directory is what migrate can name"
+        )
+
+
+def _model(name: str) -> str:
+    """The model as the target is to name it: directories by their absolute path."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() or name.startswith((".", "/", "~")) else name
+
+
+def _given(
+    config: BuildConfig, family: str, settings: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, Any]]:
+    """Section, label, name and value of all that is given."""
+    for key in sorted(config.model_fields_set - {*_MODEL_KEYS, "runtime"}):
+        value: object = getattr(config, key)
+        if value is None or value == {}:
+            continue
+        if key == "example_name":
+            value = PurePosixPath(family).name
+        elif key == "hf_token":
+            value = "..."
+        elif isinstance(value, dict):
+            value = ", ".join(value)
+        yield "config", key, key, value
+    for name, step in config.steps():
+        section = "convert" if name == "convert_to_ft" else name
+        for option, given in _args(step).items():
+            yield section, f"{name}.args.{option}", option, given
+    for source, values in (("runtime", carried(config.runtime)), ("tensorrt_llm.args", settings)):
+        parsed = Parameters.parse(values)
+        for name in values:
+            if parsed.given(name) and not (source == "runtime" and name in settings):
+                yield "serve", f"{source}.{name}", name, getattr(parsed, name)
+
+
+def _args(step: StepConfig) -> dict[str, ArgumentValue]:
+    """Arguments that are in effect: without those left out, with what a bare flag stands for."""
+    args = {name: value for name, value in step.args.items() if value is not False}
+    names = {name.replace("-", "_") for name in args}
+    if "use_weight_only" in names and not names & set(_QUANTIZED):
+        args["weight_only_precision"] = "int8"  # what convert_checkpoint.py takes by itself
+    elif "use_weight_only" not in names:
+        args.pop("weight_only_precision", None)  # without effect then
+    return args
+
+
+def _apply(found: Migration, rule: Rule, label: str, option: str, value: object) -> None:
+    path = option if rule.to == "*" else rule.to
+    verdict, why = rule.verdict, rule.why
+    if path is None:
+        found.findings.append(Finding(verdict, label, value, why=why))
+        return
+    becomes = CONVERSIONS[rule.convert](value) if rule.convert else _plain(value)
+    if becomes == value and rule.convert == "lora_rank":
+        verdict, why = "carries", None
+    other = _get(found.arguments, path)
+    if other is None:
+        _set(found.arguments, path, becomes)
+    elif other != becomes:
+        verdict, why = "lost", f"another option has set {path} to {_text(other)}"
+        path = None
+    found.findings.append(Finding(verdict, label, value, path, becomes, why))
+
+
+def _plain(value: object) -> object:
+    """A value as JSON and YAML have it; a bare flag is true."""
+    if value is None:
+        return True
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _get(arguments: Mapping[str, Any], path: str) -> Any:
+    section, _, name = path.rpartition(".")
+    return (arguments.get(section, {}) if section else arguments).get(name)
+
+
+def _set(arguments: dict[str, Any], path: str, value: object) -> None:
+    section, _, name = path.rpartition(".")
+    (arguments.setdefault(section, {}) if section else arguments)[name] = value
+
+
+def _unknown_checkpoint(config: BuildConfig) -> Iterator[Finding]:
+    words = (config.quantization, config.kv_cache_dtype, config.tensor_parallel)
+    if any(word is not None for word in words):
+        return
+    yield Finding(
+        "lost",
+        "build.args.checkpoint_dir",
+        config.build.args.get("checkpoint_dir"),
+        why="no step of this config makes it: its data type, quantization and GPUs are not known",
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str | bool | int | float | None):
+        return shown(value)
+    return str(_plain(value))
+
+
+def text_of(found: Migration) -> str:
+    """The file's text.
+
+    Raises:
+        InvalidPredictorConfig: a recorded version of the target does not take an argument, as a
+            value of the build config has a type that TensorRT-LLM's own script would refuse, too.
+    """
+    if wrong := list(problems(found.target, found.arguments)):
+        raise InvalidPredictorConfig("\n".join(wrong))
+    if found.target == "vllm":
+        return json.dumps(found.arguments, indent=2) + "\n"
+    head = (
+        "# For TensorRT-LLM's LLM API: a directory with it is an engine of cog-triton serve, and\n"
+    )
+    head += "# trtllm-serve takes it by --extra_llm_api_options. Written by cog-triton migrate.\n"
+    return head + yaml.safe_dump(found.arguments, sort_keys=False)
+
+
+def problems(target: Target, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What the recorded versions of `target` do not take of `arguments`, a line each."""
+    if target == "llmapi":
+        for record in llm_args.recorded():
+            yield from llm_args.problems(arguments, record)
+        return
+    for types in argument_types.recorded():
+        for name, value in arguments.items():
+            try:
+                argument_types.convert(value, types.engine_args[name])
+            except KeyError:
+                yield f"{name}: {types.title} has no such engine argument"
+            except ValueError as error:
+                yield f"{name}={value!r}: {error} (vLLM {types.version})"
+
+
+def path_of(target: Target, output: Path) -> Path:
+    """The file that ``-o OUTPUT`` names: `output` itself by its suffix, else one in a directory.
+
+    Raises:
+        InvalidArgument: `output` is a file of another kind.
+    """
+    if output.suffix in _SUFFIXES[target]:
+        return output
+    if output.is_file() or output.suffix in (".json", ".yaml", ".yml", ".tar"):
+        raise InvalidArgument(
+            f"--output {output}: must be a directory, or end in {' or '.join(_SUFFIXES[target])}"
+        )
+    return output / FILES[target]
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _lora_rank(value: Any) -> int:
+    """The least rank of vLLM's that has room for `value`."""
+    kinds = recorded()[0].engine_args["max_lora_rank"]
+    ranks = sorted(int(kind[1:]) for kind in kinds if kind[1:].isdecimal())
+    return next((rank for rank in ranks if rank >= int(value)), ranks[-1])
+
+
+def _lora_modules(value: Any) -> list[str]:
+    """Hugging Face's names of modules: ``attn_q`` is ``q_proj``."""
+    return [HF_MODULES.get(item, item) for item in _items(value)]
+
+
+CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "fp8": lambda _: "fp8",
+    "on": lambda _: True,
+    "gib": lambda value: round(value / _GIB, 3),
+    "list": _items,
+    "upper": lambda value: str(value).upper(),
+    "lora_rank": _lora_rank,
+    "lora_modules": _lora_modules,
+}
+"""By the names that rules give in ``as``."""

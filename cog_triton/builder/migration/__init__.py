@@ -1,1 +1,0 @@
-"""Migration of build configs to vLLM and to TensorRT-LLM's LLM API."""

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 
 from cog_triton.backend import triton_log
-from cog_triton.backend.engine_loop import run_engine
+from cog_triton.engines.step_loop import run_engine
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened

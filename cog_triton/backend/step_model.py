@@ -12,9 +12,7 @@ import json
 import re
 import threading
 import time
-from array import array
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,17 +20,18 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.engine_client import engine_gone
 from cog_triton.backend.request_metrics import RequestMetrics
 from cog_triton.backend.step_channel import StepChannel, response
-from cog_triton.backend.step_client import StepClient
 from cog_triton.backend.step_sender import MAX_HANDLE, split
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats
+from cog_triton.engines.engine_client import EngineClient, guest_connectors
+from cog_triton.engines.engine_link import engine_gone
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_extras import EXTRAS, decode_extras
+from cog_triton.engines.step_items import EncodedStep
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
-from cog_triton.keeper.engine_lease import locates
+from cog_triton.keeper.engine_lease import replica_count
 from cog_triton.system import gc_tuning
 
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
@@ -67,19 +66,19 @@ class StepModel:
             "ack": self._acknowledge,
             "close": self._close,
         }
-        self._clients = [
-            StepClient(
-                locate,
-                partial(self._on_open, replica),
-                self._on_step,
-                partial(self._on_death, replica),
-            )
-            for replica, locate in enumerate(locates())
-        ]
+        self._replicas = replica_count()
+        self._engines = EngineClient(
+            guest_connectors(),
+            "steps",
+            on_open=self._on_open,
+            on_step=self._on_step,
+            on_death=self._on_death,
+        )
         self._metrics = RequestMetrics(args, self._stats)
         self._closing = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
+        self._engines.start()
         gc_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:
@@ -100,8 +99,7 @@ class StepModel:
         """Stop all threads; Triton has ended all requests before."""
         self._closing.set()
         self._ticker.join()
-        for client in self._clients:
-            client.close()
+        self._engines.close()
         self._metrics.close()
 
     def _execute(self, tensors: Tensors, sender: Any) -> None:
@@ -133,9 +131,9 @@ class StepModel:
             raise InvalidArgument("step_stream: must be 32 hexadecimal digits")
         if name in self._streams:
             raise InvalidArgument("step_stream: a stream of this name is open")
-        if not 0 <= replica < len(self._clients):
+        if not 0 <= replica < self._replicas:
             raise InvalidArgument(
-                f"step_replica={replica}: must be less than {len(self._clients)}, all engines"
+                f"step_replica={replica}: must be less than {self._replicas}, all engines"
             )
         number, self._stream_count = self._stream_count, self._stream_count + 1
         stream = StepChannel(name, number, replica, self._epoch, sender)
@@ -154,8 +152,8 @@ class StepModel:
             request = type(self).decode_request(_unpacked(tensors))
             if extras is not None:
                 request = decode_extras(request, extras)
-            client = self._clients[stream.replica]
-            client.submit(stream.number << _HANDLE_BITS | handle, request)
+            number = stream.number << _HANDLE_BITS | handle
+            self._engines.submit_to(stream.replica, number, request)
         except CogTritonError as error:
             stream.fail(handle, error)
         self._metrics.publish()
@@ -163,7 +161,7 @@ class StepModel:
     def _stop(self, stream: StepChannel, tensors: Tensors) -> None:
         handle = _number("step_handle", tensors)
         if stream.stop(handle):
-            self._clients[stream.replica].cancel(stream.number << _HANDLE_BITS | handle)
+            self._engines.cancel_at(stream.replica, stream.number << _HANDLE_BITS | handle)
 
     def _acknowledge(self, stream: StepChannel, tensors: Tensors) -> None:
         stream.acknowledge(_number("step_number", tensors))
@@ -177,7 +175,7 @@ class StepModel:
         stream.close()
         running = stream.running
         for handle in running:
-            self._clients[stream.replica].cancel(stream.number << _HANDLE_BITS | handle)
+            self._engines.cancel_at(stream.replica, stream.number << _HANDLE_BITS | handle)
         if not running:
             del self._by_number[stream.number]
             self._metrics.publish()
@@ -189,9 +187,8 @@ class StepModel:
                     stream.heartbeat()
         self._metrics.publish()
 
-    def _on_step(self, items: bytes, log_probs: bytes, errors: list[str]) -> None:
-        floats = array("f", log_probs).tolist() if log_probs else []
-        parts = split(array("q", items).tolist(), floats, errors)
+    def _on_step(self, replica: int, step: EncodedStep) -> None:
+        parts = split(step.items.tolist(), step.log_probs.tolist(), step.errors)
         ended = False
         with self._lock:
             for number, part in parts.items():
@@ -223,10 +220,10 @@ class StepModel:
                         self._leave(stream)
 
     def _is_open(self, stream: StepChannel) -> bool:
-        return self._clients[stream.replica].is_open
+        return self._engines.is_open(stream.replica)
 
     def _stats(self) -> EngineStats:
-        slots = sum(client.max_batch_size for client in self._clients)
+        slots = self._engines.max_batch_size
         with self._lock:
             active = sum(len(stream.running) for stream in self._by_number.values())
         return EngineStats(active, max(0, active - slots), slots)

@@ -15,13 +15,12 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.guest_client import GuestClients
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
+from cog_triton.engines.engine_client import EngineClient, guest_connectors
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextRequest
 from cog_triton.errors import CogTritonError
-from cog_triton.keeper.engine_lease import locates
 from cog_triton.text.prompt_encoder import PromptEncoder
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -38,7 +37,8 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._types = types_of(parameters.text("vllm_version"))
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
-        self._client = GuestClients(locates())
+        self._client = EngineClient(guest_connectors(), "tokens")
+        self._client.start()
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))
         self._images = parameters.image_limits()

@@ -74,21 +74,35 @@ class FrameSocket:
 
     def receive(self) -> bytes:
         """The next payload; raises EOFError or OSError when the peer is gone."""
+        self._wait()
+        return self._arrived.popleft()
+
+    def receive_all(self) -> list[bytes]:
+        """All payloads that have arrived, at least one; raises as `receive`."""
+        self._wait()
+        payloads = list(self._arrived)
+        self._arrived.clear()
+        return payloads
+
+    def _wait(self) -> None:
         while not self._arrived:
             data = self.socket.recv(_CHUNK)
             if not data:
                 raise EOFError
             self._arrived.extend(self._decoder.feed(data))
-        return self._arrived.popleft()
 
     def poll(self, timeout: float = 0.0) -> bool:
         """Whether `receive` has something to read within `timeout` seconds, be it a hang-up."""
         return bool(self._arrived or self._poller.poll(timeout * 1000))
 
-    def close(self) -> None:
-        """Hang up; another thread's `receive` ends with EOFError."""
+    def hang_up(self) -> None:
+        """End it for both sides; another thread's `receive` ends with EOFError."""
         with suppress(OSError):  # the peer was faster
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, and give the descriptor back."""
+        self.hang_up()
         self.socket.close()
 
 

@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cog_triton.backend.engine_client import EngineClient
+from cog_triton.engines.engine_link import EngineLink
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.checkpoint_process import CheckpointProcess
 from cog_triton.keeper.keeper_messages import PARKABLE, Attach, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
@@ -60,8 +59,10 @@ class Tokens:
     """Greedy tokens of prompts, by one connection to a lone engine."""
 
     def __init__(self, engine: KeptEngine, prompts: Sequence[Sequence[int]], count: int) -> None:
-        connection = local_socket.connect(engine.address)
-        self._client = EngineClient(connection, connection.recv(), lambda: None)
+        self._client = EngineLink(
+            engine.address, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None
+        )
+        self._client.start()
         self._prompts = prompts
         self._count = count
 

@@ -9,19 +9,37 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cog_triton.backend.engine_client import EngineClient
-from cog_triton.engines.step_items import OWNER
+from cog_triton.engines.engine_client import EngineClient
+from cog_triton.engines.engine_connectors import Connector
 from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened, Stop
 from cog_triton.system import isolated_python, local_socket
 
 PATIENCE_S = 60
 _PROGRAM = "cog_triton.backend.engine_process"
+
+
+class Directly(Connector):
+    """Finds one engine, at a known address; `dead` is set when it has hung up."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.dead = threading.Event()
+
+    def start(self) -> None:
+        self.on_address(self._address)
+
+    def lost(self) -> None:
+        self.dead.set()
+
+    def close(self) -> None:
+        pass
 
 
 class StartedEngine(EngineClient):
@@ -51,10 +69,10 @@ class StartedEngine(EngineClient):
             self._process.wait()
             raise opened.error
         assert opened == Opened()
-        connection = local_socket.connect(self.socket)
-        connection.send(OWNER)
         coalesce = parameters.get("coalesce") != "false"
-        super().__init__(connection, connection.recv(), lambda: None, coalesce=coalesce)
+        self.connector = Directly(self.socket)
+        super().__init__([self.connector], "owner", coalesce=coalesce)
+        self.start()
 
     def _accepted(self, listener: socket.socket) -> Connection:
         deadline = time.monotonic() + PATIENCE_S

@@ -16,8 +16,8 @@ import pytest
 from started_keeper import PATIENCE_S, Keeper
 from step_engines import BROKEN, ENGINE, HANGING, SPINNING
 
-from cog_triton.backend.guest_client import GuestClient
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.engines.engine_client import EngineClient, leased_engines
+from cog_triton.engines.engine_connectors import GuestConnector
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper import keeper_client, watchdog
@@ -47,7 +47,7 @@ class Owner:
     def __init__(self, keeper: Keeper, owner: int = 0, **parameters: str) -> None:
         self.pid_file = keeper.directory / f"pid-{next(HANDLES)}"
         values = {"max_batch_size": "4", "pid_file": str(self.pid_file), **parameters}
-        self.engine = LeasedEngine(keeper.client.name, EngineSpec.of(ENGINE, values), owner)
+        self.engine = leased_engines(keeper.client.name, EngineSpec.of(ENGINE, values), owner)
         self.events: queue.Queue[TokenEvent] = queue.Queue()
 
     @property
@@ -141,11 +141,13 @@ def test_a_lease_that_nobody_waits_for_any_more_costs_no_second_engine(keeper: K
 
 def test_guests_follow_to_the_next_engine(keeper: Keeper) -> None:
     owner = Owner(keeper)
-    guest = GuestClient(lambda: locate_engine(keeper.client.name, 0))
-    until(lambda: guest._client is not None)
-    first = guest._client
+    opened: list[int] = []
+    connector = GuestConnector(lambda: locate_engine(keeper.client.name, 0))
+    guest = EngineClient([connector], "tokens", on_open=opened.append)
+    guest.start()
+    until(lambda: opened == [0])
     os.kill(owner.pid, signal.SIGKILL)
-    until(lambda: guest._client is not first)
+    until(lambda: opened == [0, 0])
     events: list[TokenEvent] = []
     request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2))
     guest.submit(1, request, events.append)
@@ -242,7 +244,7 @@ def test_an_engine_that_does_not_load_raises_its_error(keeper: Keeper) -> None:
         Owner(keeper, corrupt="x.bin")
     spec = EngineSpec.of("step_engines:NoSuchEngine", {})
     with pytest.raises(RuntimeError, match="did not load") as caught:
-        LeasedEngine(keeper.client.name, spec)
+        leased_engines(keeper.client.name, spec)
     assert "NoSuchEngine" in str(caught.value), "the last lines of its log are told"
 
 

@@ -13,7 +13,7 @@ import pytest
 from cuda_driver import TOTAL_BYTES, CudaDriver, has_compiler
 from vllm_engines import vllm_engine
 
-from cog_triton.backend.engine_client import EngineClient
+from cog_triton.engines.engine_link import EngineLink
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm.engine_sleep import shared_memory
 from cog_triton.errors import EngineNotParked, EngineNotRestored
@@ -21,7 +21,6 @@ from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.engine_parking import EngineParking
 from cog_triton.keeper.keeper_messages import PARKABLE, Attach, EngineSpec
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
-from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
@@ -76,8 +75,10 @@ def run(directory: Path, scenario: Scenario, **arguments: Any) -> None:
 
 def tokens(engine: KeptEngine) -> list[int]:
     """Greedy tokens of one prompt."""
-    connection = local_socket.connect(engine.address)
-    client = EngineClient(connection, connection.recv(), lambda: None)
+    client = EngineLink(
+        engine.address, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None
+    )
+    client.start()
     found: list[int] = []
     done = asyncio.Event()
     loop = asyncio.new_event_loop()

@@ -5,23 +5,40 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import secrets
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from started_engines import StartedEngine
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 
-from cog_triton.backend.engine_client import EngineClient, coalesce_events
+from cog_triton.engines import engine_messages
 from cog_triton.engines.base import EngineStats
+from cog_triton.engines.engine_link import EngineLink, coalesce_events, events_of
+from cog_triton.engines.engine_messages import Hello, Welcome
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.engines.step_items import (
+    CANCELLED,
+    ERROR,
+    FINISH_REASONS,
+    GOES_ON,
+    LENGTH,
+    StepItem,
+    encode,
+)
 from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
+from cog_triton.ipc.framing import FrameSocket
+from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
 PATIENCE_S = 10
@@ -138,20 +155,75 @@ def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
 
 
 def test_first_tokens_are_emitted_before_later_ones() -> None:
-    ours, theirs = Pipe()
-    client, order = EngineClient(ours, 4, lambda: None), queue.Queue[str]()
+    name, order = f"cog-triton-test-{secrets.token_hex(8)}", queue.Queue[str]()
+    with local_socket.listen(name) as listener:
+        listener.setblocking(True)
+        engine = threading.Thread(target=lambda: accepted.append(_welcoming(listener)))
+        accepted: list[FrameSocket] = []
+        engine.start()
+        client = EngineLink(name, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None)
+        engine.join()
+    client.start()
+    (theirs,) = accepted
     for handle, name in enumerate(["first", "second", "third"]):
         client.submit(handle, request(1), lambda event, name=name: order.put(name))
     try:
-        theirs.send([(0, TokenEvent([5], [])), (1, TokenEvent([5], []))])
+        theirs.send(_step(StepItem(0, 0, 0, [5], []), StepItem(1, 0, 0, [5], [])))
         assert [order.get(timeout=PATIENCE_S) for _ in range(2)] == ["first", "second"]
-        theirs.send([(n, TokenEvent([6], [], "length")) for n in range(3)])
+        theirs.send(_step(*(StepItem(n, 0, 1, [6], [], LENGTH) for n in range(3))))
         found = [order.get(timeout=PATIENCE_S) for _ in range(3)]
     finally:
         theirs.close()
         client.close()
     assert found == ["third", "first", "second"]
     assert not client._started
+
+
+def _welcoming(listener: socket.socket) -> FrameSocket:
+    frames = FrameSocket(listener.accept()[0])
+    assert engine_messages.decode(frames.receive()) == Hello("tokens")
+    frames.send(engine_messages.encode(Welcome(4)))
+    return frames
+
+
+def _step(*items: StepItem) -> bytes:
+    return engine_messages.encode(encode(items))
+
+
+steps = st.lists(
+    st.builds(
+        StepItem,
+        st.integers(1, 3),
+        st.just(0),
+        st.integers(0, 9),
+        st.lists(st.integers(0, 9), max_size=3),
+        st.just([]),
+        st.sampled_from([GOES_ON, LENGTH, CANCELLED, ERROR]),
+        st.just("E2105 TritonUnavailable: gone"),
+    ),
+    max_size=9,
+)
+
+
+@given(steps)
+def test_coalesced_events_are_what_the_items_were(items: list[StepItem]) -> None:
+    """Tokens and ends of each request, in their order."""
+
+    def said(events: Iterable[tuple[int, TokenEvent]]) -> dict[int, list[Any]]:
+        told: dict[int, list[Any]] = {}
+        for handle, event in events:
+            ends = [end for end in (event.finish, event.error and str(event.error)) if end]
+            told.setdefault(handle, []).extend([*event.token_ids, *ends])
+        return told
+
+    wanted: dict[int, list[Any]] = {}
+    for item in items:
+        ends = [str(item.error)] if item.end == ERROR else []
+        ends = ends or [FINISH_REASONS[item.end]] if item.end else []
+        wanted.setdefault(item.handle, []).extend([*item.ids, *ends])
+    assert said(events_of(items)) == wanted
+    if not any(item.end for item in items):  # nothing follows an end
+        assert said(coalesce_events(list(events_of(items)))) == wanted
 
 
 def test_tokens_are_emitted_before_the_error_they_came_with() -> None:

@@ -15,8 +15,8 @@ import pytest
 from started_keeper import PATIENCE_S, Keeper
 from step_engines import ENGINE
 
-from cog_triton.backend.guest_client import GuestClients
-from cog_triton.backend.replicated_engine import ReplicatedEngine
+from cog_triton.engines.engine_client import EngineClient, leased_engines
+from cog_triton.engines.engine_connectors import GuestConnector
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, TritonUnavailable
@@ -90,7 +90,7 @@ class Engines:
     def __init__(self, keeper: Keeper, **parameters: str) -> None:
         self.keeper = keeper
         values = {"max_batch_size": "4", **parameters}
-        self.engine = ReplicatedEngine(
+        self.engine = leased_engines(
             keeper.client.name, EngineSpec.of(ENGINE, values), owner=0, count=2
         )
 
@@ -160,16 +160,18 @@ def _goes_on(events: queue.Queue[TokenEvent]) -> bool:
 def test_guests_use_all_engines_and_ask_each(keeper: Keeper) -> None:
     engines = Engines(keeper)
     name = keeper.client.name
-    guests = GuestClients([lambda n=n: locate_engine(name, 0, n) for n in range(2)])  # type: ignore[misc]
+    locates = [lambda n=n: locate_engine(name, 0, n) for n in range(2)]  # type: ignore[misc]
+    guests = EngineClient([GuestConnector(locate) for locate in locates], "tokens")
+    guests.start()
     try:
         deadline = time.monotonic() + PATIENCE_S
-        while any(client.load is None for client in guests._clients):
+        while not all(map(guests.is_open, range(2))):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=FOREVER))
         for handle in (1, 2):
-            guests.submit(handle, request, lambda event: None, request.input_ids)
-        assert [client.load for client in guests._clients] == [1, 1]
+            guests.submit(handle, request, lambda event: None)
+        assert [guests.load(number) for number in range(2)] == [1, 1]
         answers: list[Mapping[int, TokenEvent]] = []
         answered = threading.Event()
         short = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1))

@@ -17,7 +17,7 @@ from step_engines import ENGINE
 from vllm_engines import vllm_engine
 from vllm_hosts import ABC, ask, token_ids, tokens
 
-from cog_triton.backend.leased_engine import LeasedEngine
+from cog_triton.engines.engine_client import EngineClient, leased_engines
 from cog_triton.errors import TritonUnavailable
 from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
 
@@ -47,12 +47,12 @@ def keeper(driver: CudaDriver, tmp_path: Path) -> Iterator[Keeper]:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def leased(keeper: Keeper, loads: str, share: float) -> LeasedEngine:
+def leased(keeper: Keeper, loads: str, share: float) -> EngineClient:
     """An engine that takes `share` of the GPU, while its spare loads beside it or first."""
     directory = keeper.directory / "engine"
     vllm_engine(directory, gpu_memory_utilization=share)
     parameters = {"engine_dir": str(directory), SPARE_LOADS: loads}
-    return LeasedEngine(keeper.client.name, EngineSpec.of(HOST, parameters))
+    return leased_engines(keeper.client.name, EngineSpec.of(HOST, parameters))
 
 
 def until(holds: Callable[[], Any]) -> Any:
@@ -77,7 +77,7 @@ def alone(driver: CudaDriver, state: str, but: int = 0) -> int:
     return int(pid)
 
 
-def says(engine: LeasedEngine, prompt: list[int] = ABC) -> list[int]:
+def says(engine: EngineClient, prompt: list[int] = ABC) -> list[int]:
     """Tokens of a request, sent until one is not lost with an engine that was killed."""
 
     def answered() -> list[int] | None:
@@ -122,7 +122,7 @@ def test_a_spare_is_parked_first_where_two_engines_have_no_room(
 def test_a_spare_that_cannot_be_parked_is_ready(keeper: Keeper) -> None:
     path = keeper.directory / "pid"
     spec = EngineSpec.of(ENGINE, {"max_batch_size": "4", "pid_file": str(path)})
-    engine = LeasedEngine(keeper.client.name, spec)
+    engine = leased_engines(keeper.client.name, spec)
     log = keeper.directory / "keeper.log"
     first = path.read_text()
     until(lambda: "spare engine 2 is ready" in log.read_text())

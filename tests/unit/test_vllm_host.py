@@ -370,7 +370,7 @@ def test_requests_of_a_disconnected_guest_are_aborted(tmp_path: Path) -> None:
         guest.submit(1, text("abc", {"max_tokens": 4000}, stream=True), Inbox())
         (called,) = host.calls("add_request")
         guest.close()
-        assert host.calls("abort")[0]["ids"] == [called["id"]]
+        assert host.calls("abort")[0]["ids"][0].split("-")[0] == called["id"]
         assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +114,8 @@ def test_engine_death_fails_every_request_and_ends_the_host(tmp_path: Path) -> N
 
 def test_death_of_an_idle_engine_ends_the_host_and_tells_its_owner(tmp_path: Path) -> None:
     with running(tmp_path) as host:
-        told = threading.Event()
-        host.engine._on_death = told.set
         host.death.touch()
-        assert told.wait(PATIENCE_S)
+        assert host.engine.connector.dead.wait(PATIENCE_S)
         assert isinstance(failure(host.engine, tokens(ABC)), TritonUnavailable)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from image_files import FORMATS, bomb, image, told
 from vllm_engines import MAX_MODEL_LEN, VERSIONS, VISION, double_environment, vllm_engine
 from vllm_hosts import HANDLES, Inbox, Running, ask, failure, running, text, token_ids, tokens
 
-from cog_triton.backend.step_client import StepClient
 from cog_triton.engines import step_items
+from cog_triton.engines.engine_link import EngineLink
 from cog_triton.engines.step_items import PROMPT
 from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.engines.vllm.family import VLLMFamily
@@ -104,15 +103,20 @@ def test_images_take_the_places_of_their_placeholders(host: Running) -> None:
 def test_the_length_of_the_prompt_comes_before_its_answer(host: Running) -> None:
     data, steps, ended = image(size=(280, 28)), [], threading.Event()
 
-    def on_step(items: bytes, log_probs: bytes, errors: list[str]) -> None:
-        steps.extend(step_items.decode(array("q", items).tolist()))
+    def on_step(step: step_items.EncodedStep) -> None:
+        steps.extend(step_items.decode(step.items.tolist()))
         if steps[-1].end:
             ended.set()
 
-    opened = threading.Event()
-    client = StepClient(lambda: host.socket, opened.set, on_step, lambda: None)
+    client = EngineLink(
+        host.socket,
+        "steps",
+        on_end=lambda: None,
+        on_kv_cache=lambda stats: None,
+        on_step=on_step,
+    )
+    client.start()
     try:
-        assert opened.wait(20)
         client.submit(7, tokens(PROMPT_IDS, 3, images=parts(data)))
         assert ended.wait(20)
     finally:

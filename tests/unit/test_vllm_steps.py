@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from raw_clients import RawClient
 from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, VERSIONS, double_environment
 from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
@@ -26,41 +25,25 @@ from cog_triton.engines.step_items import (
     PROMPT,
     STOP,
     StepItem,
-    decode,
 )
 from cog_triton.engines.vllm.engine_api import StepOutputs
-from cog_triton.engines.vllm.host_connections import SendOrder
 from cog_triton.errors import VLLMUnknownError
-from cog_triton.system.local_socket import connect
 
 STREAMS = 16
 
 
-class StepGuest:
+class StepGuest(RawClient):
     """A step guest without a stub: what it is sent, step by step."""
 
     def __init__(self, host: Running) -> None:
-        self.connection: Connection = connect(host.socket)
-        self.connection.send("steps")
-        self.slots = self.connection.recv()
-
-    def submit(self, handle: int, request: EngineRequest) -> None:
-        self.connection.send(("submit", handle, request))
-
-    def cancel(self, handle: int) -> None:
-        self.connection.send(("cancel", handle, None))
-
-    def step(self) -> list[StepItem]:
-        assert self.connection.poll(PATIENCE_S), "no step comes"
-        kind, items, log_probs, errors = self.connection.recv()
-        assert kind == "step"
-        return decode(array("q", items), array("f", log_probs), errors)
+        super().__init__(host.socket)
+        host.clients.append(self.greeted())
 
     def until_end(self, handles: Sequence[int]) -> list[list[StepItem]]:
         """The steps until every one of `handles` has ended."""
         left, steps = set(handles), []
         while left:
-            steps.append(self.step())
+            steps.append(self.items())
             left -= {item.handle for item in steps[-1] if item.end != GOES_ON}
         return steps
 
@@ -215,7 +198,7 @@ def test_a_cancelled_request_ends_once_and_is_aborted(
         guest = StepGuest(host)
         guest.submit(1, tokens(ABC, 4000))
         guest.submit(2, tokens(ABC, 60))
-        guest.step()
+        guest.items()
         guest.cancel(1)
         guest.cancel(1)
         guest.submit(3, tokens(ABC, 4000))
@@ -237,9 +220,9 @@ def test_requests_of_a_guest_that_is_gone_are_aborted(tmp_path: Path) -> None:
         guest = StepGuest(host)
         for handle in (1, 2):
             guest.submit(handle, tokens(ABC, 4000))
-        while {item.handle for item in guest.step()} != {1, 2}:
+        while {item.handle for item in guest.items()} != {1, 2}:
             pass
-        guest.connection.close()
+        guest.close()
         (call,) = host.calls("abort")[:1]
         assert len(call["ids"]) == 2
 
@@ -250,7 +233,7 @@ def test_death_of_the_engine_ends_every_request(tmp_path: Path) -> None:
         guest = StepGuest(host)
         for handle in (1, 2, 3):
             guest.submit(handle, tokens(ABC, 4000))
-        guest.step()
+        guest.items()
         host.death.touch()
         last = {
             item.handle: item for step in guest.until_end([1, 2, 3]) for item in step if item.end
@@ -258,20 +241,6 @@ def test_death_of_the_engine_ends_every_request(tmp_path: Path) -> None:
         assert {item.end for item in last.values()} == {ERROR}
         assert all(str(item.error).startswith("E2105 ") for item in last.values())
         assert host.engine._process.wait(PATIENCE_S) != 0
-
-
-def test_step_guests_come_first() -> None:
-    sent: list[str] = []
-    order = SendOrder()
-    for name, gets_steps in (("owner", False), ("guest", True), ("text", False)):
-        peer: Any = SimpleNamespace(
-            gets_steps=gets_steps, flush=lambda name=name: sent.append(name)
-        )
-        order.add(peer)
-    order.flush()
-    assert sent == ["guest", "owner", "text"]
-    order.flush()
-    assert len(sent) == 3
 
 
 @pytest.fixture(params=VERSIONS)

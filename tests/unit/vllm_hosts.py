@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raw_clients import RawClient
 from started_engines import StartedEngine
 from vllm_engines import calls, vllm_engine
 
-from cog_triton.backend.engine_client import EngineClient
+from cog_triton.engines.engine_client import EngineClient
+from cog_triton.engines.engine_link import EngineLink
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.vllm.host_messages import TextRequest
 from cog_triton.engines.vllm.sampling_arguments import from_client
 from cog_triton.errors import CogTritonError
-from cog_triton.system.local_socket import connect
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
@@ -37,10 +38,14 @@ class Running:
         self.engine = StartedEngine(HOST, {"engine_dir": str(directory), **parameters})
         self.socket = self.engine.socket
         self.pid = self.engine._process.pid
+        self.clients: list[RawClient] = []
 
-    def guest(self) -> EngineClient:
-        connection = connect(self.socket)
-        return EngineClient(connection, connection.recv(), lambda: None)
+    def guest(self) -> EngineLink:
+        link = EngineLink(
+            self.socket, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None
+        )
+        link.start()
+        return link
 
     def calls(self, name: str, count: int = 1) -> list[dict[str, Any]]:
         """At least `count` calls of one name."""
@@ -60,6 +65,8 @@ def running(
     try:
         yield host
     finally:
+        for client in host.clients:
+            client.close()
         closer = threading.Thread(target=host.engine.close, daemon=True)
         closer.start()
         closer.join(PATIENCE_S)
@@ -95,7 +102,7 @@ class Inbox:
         return events
 
 
-def ask(link: EngineClient, request: Any) -> list[Any]:
+def ask(link: EngineClient | EngineLink, request: Any) -> list[Any]:
     """All events of a request."""
     inbox = Inbox()
     link.submit(next(HANDLES), request, inbox)
@@ -113,7 +120,7 @@ def token_ids(events: list[TokenEvent]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
-def failure(link: EngineClient, request: Any) -> CogTritonError:
+def failure(link: EngineClient | EngineLink, request: Any) -> CogTritonError:
     """The error of a request."""
     *_, event = ask(link, request)
     assert event.error is not None

@@ -14,7 +14,7 @@ from cog_triton.system.secret_variables import HUB_TOKENS
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.replicated_engine import engine_opener
+from cog_triton.engines.engine_client import engine_opener
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(

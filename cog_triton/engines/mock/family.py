@@ -21,7 +21,7 @@ from cog_triton.text.sampling import ABILITIES
 MAX_LORA_RANK = 64
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.replicated_engine import engine_opener
+from cog_triton.engines.engine_client import engine_opener
 from cog_triton.backend.token_model import make_token_model
 from cog_triton.engines.mock.mock_request import decode_request
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
-import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
+from cog_triton.engines.async_loop import AsyncEngine
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
-from cog_triton.engines.step_items import OWNER, STEPS
 from cog_triton.engines.vllm import engine_api
+from cog_triton.engines.vllm.embedding_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
-from cog_triton.engines.vllm.engine_outputs import cancelled, failed, prompt_length
+from cog_triton.engines.vllm.engine_outputs import (
+    TextOutputConverter,
+    TokenOutputConverter,
+    failed,
+    prompt_length,
+)
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
-from cog_triton.engines.vllm.host_connections import Peer, SendOrder, listen
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, MetricsRequest, TextRequest
 from cog_triton.engines.vllm.image_decoding import decode_images, image_error
 from cog_triton.engines.vllm.image_models import check_images
@@ -37,24 +39,19 @@ from cog_triton.engines.vllm.nodes import (
     node_arguments,
     nodes_of,
 )
-from cog_triton.engines.vllm.running_request import RunningRequest
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
-from cog_triton.errors import InvalidArgument, PromptTooLong, VLLMUnknownError
+from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.images.image_limits import ImagePart
-from cog_triton.ipc.connection import Connection
-from cog_triton.ipc.streams import Stream
-from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, Stop
-from cog_triton.system.log_format import request_id
+from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, SleepChanged, WakeUp
 
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 0.1  # vLLM compares two flags for it
-_STATS_PERIOD_S = 0.1
-_IDLE_S = 5.0
+Converter = TokenOutputConverter | TextOutputConverter | EmbeddingConverter
 
 
-class VLLMHost:
-    """vLLM host: serves one engine to every peer; run by `cog_triton.backend.engine_process`."""
+class VLLMHost(AsyncEngine):
+    """vLLM host: one engine for every client; run by `cog_triton.backend.engine_process`."""
 
     def __init__(
         self,
@@ -64,6 +61,7 @@ class VLLMHost:
         registry: AdapterRegistry | None = None,
         links: LeaderLinks | None = None,
     ) -> None:
+        super().__init__()
         self._model = model
         self._links = links
         self._registry = registry
@@ -73,27 +71,24 @@ class VLLMHost:
         self._allow_untested = allow_untested
         self._metrics = MetricsBuffer()
         self._kv_cache = KVCacheMonitor()
-        self._loop = asyncio.new_event_loop()
-        self._engine = self._loop.run_until_complete(self._open())
+        self._engine = self.loop.run_until_complete(self._open())
         tasks = engine_api.check_tasks(self._engine, embeds=model.embeds)
-        self._loop.run_until_complete(tasks)
+        self.loop.run_until_complete(tasks)
+        self.max_batch_size = engine_api.max_num_seqs(self._engine)
         self._limits = engine_api.worker_limits(self._engine)
         check_images(model, engine_api.image_limit(self._engine))
-        self._peer_numbers = itertools.count(1)
-        self._running: dict[int, dict[int, RunningRequest]] = {}  # by peer and handle
-        self._serving: set[asyncio.Task[None]] = set()
-        self._owners: dict[Peer, KVCacheStats | None] = {}  # with what each was told
+        self._sleep = EngineSleep(self._engine, model.arguments)
         self._aborts: set[asyncio.Task[None]] = set()
-        self._order = SendOrder()
-        self._death: Exception | None = None
+        self._to_abort: list[str] = []
+        self._dead = False
         self._steps: engine_api.StepOutputs | None = None
         try:
-            self._steps = engine_api.StepOutputs(self._engine, self._order.flush)
+            self._steps = engine_api.StepOutputs(self._engine, lambda: self.server.flush())
         except VLLMUnknownError as error:
             _log.warning("%s", error)
         if registry is not None:
             for name in registry.adapters():
-                self._loop.run_until_complete(self._lora(name))
+                self.loop.run_until_complete(self._lora(name))
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
@@ -108,25 +103,6 @@ class VLLMHost:
             model, links = _joined_by_all(model, parameters.get(LEADER))
         return cls(model, allow_untested=untested, registry=registry, links=links)
 
-    def serve(self, control: Connection, listener: socket.socket) -> None:
-        """Serve all who connect to `listener`, until `control` asks to stop.
-
-        Raises EOFError when `control` hangs up, or the error that killed the engine.
-        """
-        try:
-            self._loop.run_until_complete(self._serve(control, listener))
-            if self._links is not None:
-                self._links.close()
-        finally:
-            control.close()
-            self._engine.shutdown()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left))
-            self._loop.close()
-
     async def _open(self) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
         return engine_api.open_engine(
@@ -137,115 +113,83 @@ class VLLMHost:
         self._metrics.record(measurements)
         self._kv_cache.record(measurements)
 
-    async def _serve(self, control: Connection, listener: socket.socket) -> None:
-        keeper = await Stream.of(control.dup())
-        server = await listen(listener, self._accept_peer, self._order)
-        obeying = asyncio.create_task(self._obey(keeper))
-        watching = asyncio.create_task(self._watch_health())
-        telling = asyncio.create_task(self._send_stats())
-        try:
-            await asyncio.wait({obeying, watching}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (watching, obeying):
-                if task.done():
-                    task.result()
-        finally:
-            server.close()
-            tasks = [obeying, watching, telling, *self._serving]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            keeper.close()
+    def kv_cache(self) -> KVCacheStats | None:
+        """See `ServedEngine.kv_cache`; None where vLLM does not tell us."""
+        if self._model.arguments.get("disable_log_stats"):
+            return None
+        block_size, blocks = engine_api.kv_cache_blocks(self._engine)
+        return self._kv_cache.stats(block_size, blocks, idle=not self.server.running)
 
-    async def _obey(self, keeper: Stream) -> None:
-        """Sleep and wake up as the keeper orders, until it asks to stop; EOFError without it."""
-        sleep = EngineSleep(self._engine, self._model.arguments)
-        while not isinstance(order := await keeper.receive(), Stop):
-            if isinstance(order, FallAsleep):
-                await self._until_idle()
-            keeper.send(await sleep.obey(order, running=sum(map(len, self._running.values()))))
-
-    async def _until_idle(self) -> None:
-        """Wait for requests whose clients have just left."""
-        for _ in range(round(_IDLE_S / _HEALTH_PERIOD_S)):
-            if not any(self._running.values()):
-                return
+    async def watch(self) -> None:
+        """See `AsyncEngine.watch`: a health check, of an idle engine, too."""
+        while True:
+            try:
+                await self._engine.check_health()
+            except Exception:
+                self._dead = True
+                raise
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
-    def _accept_peer(self, peer: Peer) -> None:
-        task = asyncio.create_task(self._serve_until_gone(peer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+    async def obey(self, order: FallAsleep | WakeUp, running: int) -> SleepChanged:
+        """See `AsyncEngine.obey`."""
+        return await self._sleep.obey(order, running=running)
 
-    async def _serve_until_gone(self, peer: Peer) -> None:
-        try:
-            await self._serve_peer(peer)
-        except EOFError:
-            pass
-        finally:
-            peer.close()
+    def shutdown(self, *, ordered: bool) -> None:
+        """See `AsyncEngine.shutdown`."""
+        if ordered and self._links is not None:
+            self._links.close()
+        self._engine.shutdown()
 
-    async def _serve_peer(self, peer: Peer) -> None:
-        """Serve requests until the peer asks to stop; raises EOFError when it hangs up."""
-        peer.write(engine_api.max_num_seqs(self._engine))
-        number = next(self._peer_numbers)
-        running: dict[int, RunningRequest] = self._running.setdefault(number, {})
-        tasks: dict[RunningRequest, asyncio.Task[None]] = {}
-        try:
-            while (message := await peer.receive()) is not None:
-                if isinstance(message, str):  # what it wants to get
-                    peer.gets_steps = message == STEPS
-                    if message == OWNER:
-                        self._owners[peer] = None
-                    continue
-                kind, handle, request = message
-                if kind == "cancel":
-                    if (run := running.get(handle)) is not None:
-                        run.send(cancelled())
-                        self._abort(run.name)  # before the task, which may just be adding it
-                        if (starting := tasks.get(run)) is not None:
-                            starting.cancel()
-                elif isinstance(request, MetricsRequest):
-                    peer.sender(handle)(self._metrics.take(), True)
-                else:
-                    run = RunningRequest(peer, handle, f"{number}-{handle}", request, running)
-                    tasks[run] = task = asyncio.create_task(self._run(run, request))
-                    task.add_done_callback(partial(_forget, tasks, run))
-        finally:
-            del self._running[number]
-            self._owners.pop(peer, None)
-            left = list(running.values())
-            dead = self._death and failed(coded_error(self._death))
-            for run in left:
-                run.send(dead or cancelled())
-            if left and not dead:
-                await self._engine.abort([run.name for run in left])
-            for task in (unfinished := list(tasks.values())):
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+    def submit(self, number: int, request: Any) -> None:
+        """See `ServedEngine.submit`; metrics are told at once."""
+        if isinstance(request, MetricsRequest):
+            self.emit(number, self._metrics.take())
+        else:
+            super().submit(number, request)
 
-    async def _run(self, run: RunningRequest, request: Any) -> None:
-        """Start one request; where vLLM does not hand outputs over, also iterate them."""
-        request_id.set(run.name)  # of this task alone
-        try:
-            if isinstance(request, EmbeddingRequest):
-                await self._embed(run, request.prompt or request.input_ids, request.dimensions)
-            elif not isinstance(request, EngineRequest):
-                await self._run_text(run, request)
-            elif request.embeds:
-                await self._embed(run, request.input_ids, request.dimensions, request.adapter)
-            else:
-                await self._run_tokens(run, request)
-        except Exception as error:  # noqa: BLE001 - the client must get whatever it is
-            run.put(error)
+    def abort(self, number: int) -> None:
+        """See `AsyncEngine.abort`; vLLM ignores requests that it does not know."""
+        if not self._dead:
+            self._to_abort.append(str(number))
+            if len(self._to_abort) == 1:  # else the task that takes them has not begun
+                task = self.loop.create_task(self._abort())
+                self._aborts.add(task)
+                task.add_done_callback(self._aborts.discard)
 
-    async def _run_tokens(self, run: RunningRequest, request: EngineRequest) -> None:
+    async def _abort(self) -> None:
+        names, self._to_abort = self._to_abort, []
+        await self._engine.abort(names)
+
+    def coded_error(self, error: Exception) -> CogTritonError:
+        """See `AsyncEngine.coded_error`."""
+        return coded_error(error)
+
+    async def start(self, number: int, request: Any) -> None:
+        """See `AsyncEngine.start`; where vLLM does not hand outputs over, also iterate them."""
+        if isinstance(request, EmbeddingRequest):
+            prompt = request.prompt or request.input_ids
+            await self._embed(number, EmbeddingConverter(as_text=True), prompt, request.dimensions)
+        elif not isinstance(request, EngineRequest):
+            await self._start_text(number, request)
+        elif request.embeds:
+            await self._embed(
+                number,
+                EmbeddingConverter(as_text=False),
+                request.input_ids,
+                request.dimensions,
+                request.adapter,
+            )
+        else:
+            await self._start_tokens(number, request)
+
+    async def _start_tokens(self, number: int, request: EngineRequest) -> None:
         # vLLM would cut output short where the contract promises request_output_len tokens.
         check_prompt(request, max_seq_len=self._model.max_model_len)
         if request.top_log_probs and request.stop_words:
             raise InvalidArgument("top_log_probs: not together with stop_words_list")
         params = engine_api.sampling_params(
             from_engine_request(request),
-            stream=request.streaming or run.gets_steps,
+            stream=request.streaming,
             bad_words=request.bad_words,
         )
         self._limits.check(params, request.bad_words)
@@ -258,19 +202,22 @@ class VLLMHost:
             length = len(prompt["prompt_token_ids"])
             params.max_tokens = min(params.max_tokens, self._room(length))
             params.min_tokens = min(params.min_tokens, params.max_tokens)
-            run.send(prompt_length(length))
+            self.emit(number, prompt_length(length))
+        name, converter = str(number), TokenOutputConverter(request)
         if self._steps is None:
-            await _iterate(run, self._engine.generate(prompt, params, run.name, lora_request=lora))
+            outputs = self._engine.generate(prompt, params, name, lora_request=lora)
+            await self._iterate(number, converter, outputs)
             return
 
         def put(output: Any) -> None:
-            if run.put(output):
-                self._abort(run.name)
+            self._put(number, converter, output)
+            if not (self.server.runs(number) or isinstance(output, Exception) or output.finished):
+                self.abort(number)
 
-        if await self._steps.add_request(run.name, prompt, params, put, lora):
-            self._order.flush_soon()
+        if await self._steps.add_request(name, prompt, params, put, lora):
+            self.flush_soon()
 
-    async def _run_text(self, run: RunningRequest, request: TextRequest) -> None:
+    async def _start_text(self, number: int, request: TextRequest) -> None:
         values = dict(request.sampling)
         lora = await self._lora(values.pop(LORA_NAME, None))
         if request.return_cumulative_logprob and values.get("logprobs") is None:
@@ -281,12 +228,13 @@ class VLLMHost:
         if request.images:
             prompt = await self._with_images(prompt, request.images)
             self._room(len(prompt["prompt_token_ids"]))
-        outputs = self._engine.generate(prompt, params, run.name, lora_request=lora)
-        await _iterate(run, outputs)
+        outputs = self._engine.generate(prompt, params, str(number), lora_request=lora)
+        await self._iterate(number, TextOutputConverter(request), outputs)
 
     async def _embed(
         self,
-        run: RunningRequest,
+        number: int,
+        converter: EmbeddingConverter,
         prompt: str | Sequence[int],
         dimensions: int | None,
         adapter: str | None = None,
@@ -297,7 +245,41 @@ class VLLMHost:
             own = {"type": "token", "prompt_token_ids": list(prompt)}
         params = engine_api.pooling_params(dimensions)
         lora = await self._lora(adapter)
-        await _iterate(run, self._engine.encode(own, params, run.name, lora_request=lora))
+        outputs = self._engine.encode(own, params, str(number), lora_request=lora)
+        await self._iterate(number, converter, outputs)
+
+    async def _iterate(
+        self, number: int, converter: Converter, outputs: AsyncGenerator[Any, None]
+    ) -> None:
+        """Emit what a request's outputs hold, one at a time, until it has ended."""
+        async with aclosing(outputs):  # leaving it early aborts the request
+            async for output in outputs:
+                self._put(number, converter, output, at_once=True)
+                if not self.server.runs(number):
+                    return
+        raise VLLMUnknownError("vLLM ended the request without a reason")
+
+    def _put(
+        self, number: int, converter: Converter, output: Any, *, at_once: bool = False
+    ) -> None:
+        """Emit what a RequestOutput holds, or the exception that ends the request; never raises.
+
+        It leaves at the end of the engine step, or with `at_once` at the loop's next turn, as
+        errors and cancellations do: they may come when no step is under way.
+        """
+        if not self.server.runs(number):
+            return
+        try:
+            if isinstance(output, Exception):
+                raise output
+            if (prompt := converter.prompt_event(output)) is not None:
+                self.emit(number, prompt, at_once=at_once)
+            event = converter.convert(output)
+        except Exception as error:  # noqa: BLE001 - in vLLM's output handler it would end them all
+            event = failed(coded_error(error))
+        if event is not None:
+            at_once |= event.error is not None or event.finish == "cancelled"
+            self.emit(number, event, at_once=at_once)
 
     async def _with_images(self, prompt: dict[str, Any], images: Sequence[ImagePart]) -> Any:
         """The prompt with the tokens of its images; those of one request at a time in memory."""
@@ -318,12 +300,6 @@ class VLLMHost:
                 f" ({self._model.max_model_len - 1})"
             )
         return room
-
-    def _abort(self, name: str) -> None:
-        """Abort a request in vLLM, which ignores those that it does not know."""
-        task = asyncio.create_task(self._engine.abort(name))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
 
     async def _lora(self, name: str | None) -> Any:
         """The LoRARequest of an adapter, which vLLM has loaded once; raises E1005 and E1305."""
@@ -347,29 +323,6 @@ class VLLMHost:
                     self._loras[adapter.number] = made
         return self._loras[adapter.number]
 
-    async def _send_stats(self) -> None:
-        """Tell owners of the KV cache whenever that has changed, if vLLM tells us."""
-        if self._model.arguments.get("disable_log_stats"):
-            return
-        while True:
-            await asyncio.sleep(_STATS_PERIOD_S)
-            block_size, blocks = engine_api.kv_cache_blocks(self._engine)
-            stats = self._kv_cache.stats(block_size, blocks, idle=not any(self._running.values()))
-            for owner, told in tuple(self._owners.items()):
-                if stats != told:
-                    self._owners[owner] = stats
-                    owner.write(stats)
-
-    async def _watch_health(self) -> None:
-        """Health check of an idle engine: raises the error that killed it."""
-        while True:
-            try:
-                await self._engine.check_health()
-            except Exception as error:
-                self._death = error
-                raise
-            await asyncio.sleep(_HEALTH_PERIOD_S)
-
 
 def _joined_by_all(model: VLLMModel, leader: str | None) -> tuple[VLLMModel, LeaderLinks]:
     """The model with the leader's arguments, once all nodes are there; E1005 for its address."""
@@ -385,19 +338,3 @@ def _die_of(reason: str) -> None:
     """End this process at once: what is left of the engine waits for a node that is gone."""
     _log.error("the engine ends, and is loaded again: %s", reason)
     os._exit(1)
-
-
-def _forget(
-    tasks: dict[RunningRequest, asyncio.Task[None]], run: RunningRequest, _: object
-) -> None:
-    del tasks[run]
-
-
-async def _iterate(run: RunningRequest, outputs: AsyncGenerator[Any, None]) -> None:
-    """Send what a request's outputs hold, one at a time, until it has ended."""
-    async with aclosing(outputs):  # leaving it early aborts the request
-        async for output in outputs:
-            run.put(output, at_once=True)
-            if run.ended:
-                return
-    run.send(failed(VLLMUnknownError("vLLM ended the request without a reason")))

@@ -115,13 +115,8 @@ class TextOutputConverter:
 
 
 def failed(error: CogTritonError) -> TokenEvent:
-    """The last event of a request that failed, in either contract."""
+    """The last event of a request that failed."""
     return TokenEvent([], [], error=error)
-
-
-def cancelled() -> TokenEvent:
-    """The last event of a request that was cancelled, in either contract."""
-    return TokenEvent([], [], "cancelled")
 
 
 def prompt_length(count: int) -> TokenEvent:

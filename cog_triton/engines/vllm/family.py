@@ -38,7 +38,7 @@ DEFAULT_MAX_LORA_RANK = 16
 _MEMORY_SHARE, _ROOM = 0.92, 0.94
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.replicated_engine import engine_opener
+from cog_triton.engines.engine_client import engine_opener
 from cog_triton.backend.token_model import make_token_model
 
 TritonPythonModel = make_token_model(

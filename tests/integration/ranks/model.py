@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from world import World
 
-from cog_triton.backend.replicated_engine import engine_opener
 from cog_triton.backend.token_model import make_token_model
+from cog_triton.engines.engine_client import engine_opener
 
 Served = make_token_model(engine_opener("cog_triton.engines.openvino.engine:OpenVINOPipeline"))
 

@@ -1,0 +1,253 @@
+"""Engine client: one engine process or several of one model, each request on one of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cog_triton.engines.base import EngineStats, TokenEngine
+from cog_triton.engines.engine_connectors import Connector, GuestConnector, LeaseConnector
+from cog_triton.engines.engine_link import Emit, EngineLink, engine_gone
+from cog_triton.engines.engine_messages import Role
+from cog_triton.engines.kv_cache_stats import KVCacheStats
+from cog_triton.engines.replica_choice import ReplicaChoice
+from cog_triton.engines.step_items import EncodedStep
+from cog_triton.errors import TritonUnavailable
+from cog_triton.keeper.engine_lease import keeper_name, locates, replica_count
+from cog_triton.keeper.keeper_messages import EngineSpec
+
+
+def engine_opener(engine: str) -> Callable[[Mapping[str, str]], TokenEngine]:
+    """An `open_engine` for `make_token_model`; `engine` is ``module:class``."""
+
+    def open_engine(parameters: Mapping[str, str]) -> TokenEngine:
+        spec, owner, count = EngineSpec.of(engine, parameters), os.getppid(), replica_count()
+        return leased_engines(keeper_name(), spec, owner, count)
+
+    return open_engine
+
+
+def leased_engines(keeper: str, spec: EngineSpec, owner: int = 0, count: int = 1) -> EngineClient:
+    """Client of `count` engines that the keeper leases to this stub, of the tritonserver `owner`.
+
+    Waits for all of them; raises what `LeaseConnector` does, and has none then.
+    """
+    connectors = [LeaseConnector(keeper, spec, owner, replica) for replica in range(count)]
+    coalesce = dict(spec.parameters).get("coalesce") != "false"
+    client = EngineClient(connectors, "owner", coalesce=coalesce)
+    client.start()
+    return client
+
+
+def guest_connectors() -> Sequence[Connector]:
+    """Connectors to the engines that are leased to the tritonserver of this stub."""
+    return [GuestConnector(locate) for locate in locates()]
+
+
+class EngineClient:
+    """Client of engines of one model; a `TokenEngine`, and more.
+
+    Requests go to engines that are there. When one dies its requests end with E2105, and so do
+    those that come before another takes its place, unless others serve.
+    """
+
+    def __init__(
+        self,
+        connectors: Sequence[Connector],
+        role: Role,
+        *,
+        on_open: Callable[[int], None] = lambda number: None,
+        on_step: Callable[[int, EncodedStep], None] | None = None,
+        on_death: Callable[[int], None] = lambda number: None,
+        coalesce: bool = True,
+    ) -> None:
+        """All callbacks get the engine's number first, on threads of the client.
+
+        `on_death` is called when an engine has hung up, after its last `on_step` and before its
+        successor's `on_open`. With `on_step`, requests are those of `submit_to`. Without
+        `coalesce` each event is emitted by itself. It connects at its `start`.
+        """
+        self.on_kv_cache: Callable[[], None] = lambda: None
+        self._role = role
+        self._on_open, self._on_step, self._on_death = on_open, on_step, on_death
+        self._coalesce = coalesce
+        self._choice = ReplicaChoice()
+        self._closing = False
+        self._told: dict[int, KVCacheStats] = {}
+        self._gone: KVCacheStats | None = None
+        self._connectors = connectors
+        self._links: list[EngineLink | None] = [None] * len(connectors)
+        for number, connector in enumerate(connectors):
+            connector.on_address = partial(self._link, number)
+            connector.others_serve = lambda: self.serves
+
+    def start(self) -> None:
+        """Connect to all engines at once; lets go of all if one cannot be had, and raises why."""
+        if len(self._connectors) == 1:
+            self._connectors[0].start()
+            return
+        with ThreadPoolExecutor(len(self._connectors)) as pool:
+            starting = [pool.submit(connector.start) for connector in self._connectors]
+        failures = [error for one in starting if (error := one.exception()) is not None]
+        if failures:
+            self.close()
+            raise failures[0]
+
+    @property
+    def serves(self) -> bool:
+        """Whether an engine is there."""
+        return any(map(self.is_open, range(len(self._links))))
+
+    def is_open(self, number: int) -> bool:
+        """Whether an engine takes requests."""
+        return self.load(number) is not None
+
+    def load(self, number: int) -> int | None:
+        """Number of its requests; None while the engine is not there."""
+        link = self._links[number]
+        return None if link is None or link.ended else link.active
+
+    def submit(
+        self, handle: int, request: Any, emit: Emit, prompt: Sequence[int] | None = None
+    ) -> None:
+        """See `TokenEngine.submit`; `prompt` tells prompts apart, by default its `input_ids`.
+
+        Raises E2105 before an engine is loaded.
+        """
+        chosen = 0
+        loads = {n: load for n in range(len(self._links)) if (load := self.load(n)) is not None}
+        if len(self._links) > 1 and loads:
+            adapter = getattr(request, "adapter", None)
+            prompt = request.input_ids if prompt is None else prompt
+            chosen = self._choice.choose(prompt, loads, adapter)
+        self._linked(chosen).submit(handle, request, emit)
+
+    def submit_to(self, number: int, handle: int, request: Any) -> None:
+        """Submit to an engine whose steps go to `on_step`; raises E2105 while it is not there."""
+        link = self._linked(number)
+        if link.ended:
+            raise engine_gone()
+        link.submit(handle, request)
+
+    def ask_all(
+        self, handle: int, request: Any, answer: Callable[[Mapping[int, Any]], None]
+    ) -> None:
+        """Ask all engines that are there; `answer` gets the event that each answers with.
+
+        Raises E2105 before one is loaded.
+        """
+        asked = [number for number in range(len(self._links)) if self.is_open(number)]
+        if not asked:
+            raise _loading()
+        events: dict[int, Any] = {}
+        lock = threading.Lock()
+
+        def emit(number: int, event: Any) -> None:
+            with lock:
+                events[number] = event
+                complete = len(events) == len(asked)
+            if complete:
+                answer(events)
+
+        for number in asked:
+            self._linked(number).submit(handle, request, partial(emit, number))
+
+    def cancel(self, handle: int) -> None:
+        """See `TokenEngine.cancel`."""
+        for link in self._links:
+            if link is not None and link.has(handle):
+                link.cancel(handle)
+
+    def cancel_at(self, number: int, handle: int) -> None:
+        """Cancel a request of `submit_to`; unknown handles are no error."""
+        if (link := self._links[number]) is not None:
+            link.cancel(handle)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Requests that all engines compute at once."""
+        return sum(link.max_batch_size for link in self._links if link is not None)
+
+    def stats(self) -> EngineStats:
+        """See `TokenEngine.stats`: sums."""
+        links = [link for link in self._links if link is not None]
+        return EngineStats(
+            sum(link.active for link in links),
+            sum(max(0, link.active - link.max_batch_size) for link in links),
+            self.max_batch_size,
+            self._kv_cache(),
+        )
+
+    def close(self) -> None:
+        """See `TokenEngine.close`; engine processes go on."""
+        if self._closing:
+            return
+        self._closing = True
+        for connector in self._connectors:
+            connector.close()
+        for link in self._links:
+            if link is not None:
+                link.close()
+        for connector in self._connectors:
+            connector.release()
+
+    def _link(self, number: int, address: str) -> None:
+        link = EngineLink(
+            address,
+            self._role,
+            on_end=partial(self._ended, number),
+            on_kv_cache=partial(self._tell, number),
+            on_step=None if self._on_step is None else partial(self._on_step, number),
+            coalesce=self._coalesce,
+        )
+        dead, self._links[number] = self._links[number], link
+        link.start()
+        if dead is not None:
+            dead.close()
+        if self._closing:
+            link.close()
+        else:
+            self._on_open(number)
+
+    def _linked(self, number: int) -> EngineLink:
+        link = self._links[number]
+        if link is None:
+            raise _loading()
+        return link
+
+    def _ended(self, number: int) -> None:
+        if not self._closing:
+            self._on_death(number)
+            self._connectors[number].lost()
+
+    def _tell(self, number: int, new: KVCacheStats) -> None:
+        """Take statistics of one cache; those of an engine that is gone count on in the sum."""
+        old = self._told.get(number)
+        if old is not None and (new.prefix_queries or 0) < (old.prefix_queries or 0):
+            self._gone = KVCacheStats.of_engines([old, *([self._gone] if self._gone else [])])
+        self._told[number] = new
+        self.on_kv_cache()
+
+    def _kv_cache(self) -> KVCacheStats | None:
+        total, before = KVCacheStats.of_engines(list(self._told.values())), self._gone
+        if total is None or before is None:
+            return total
+        return replace(
+            total,
+            prefix_queries=_plus(total.prefix_queries, before.prefix_queries),
+            prefix_hits=_plus(total.prefix_hits, before.prefix_hits),
+        )
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _loading() -> TritonUnavailable:
+    """The error of requests that come before the engine is loaded."""
+    return TritonUnavailable("the engine is still loading; try again later")

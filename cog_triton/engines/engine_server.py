@@ -1,0 +1,267 @@
+"""Engine server: one engine for any number of clients, in every engine process.
+
+Clients connect to a Unix socket, say what they are, and have handles of their own; one that hangs
+up has its requests cancelled. The engine knows requests by numbers. Who turns the loop, and when
+the engine computes, is left to `step_loop` and `async_loop`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from cog_triton.engines.engine_messages import ROLES, Hello, Submit, Welcome
+from cog_triton.engines.engine_peers import Peer, Running
+from cog_triton.engines.kv_cache_stats import KVCacheStats
+from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.errors import CogTritonError, TritonMalformedEvent
+from cog_triton.ipc.connection import Connection
+from cog_triton.ipc.framing import FrameError
+from cog_triton.system import local_socket
+
+_log = logging.getLogger(__name__)
+_STATS_PERIOD_S = 0.1
+
+
+class ServedEngine(Protocol):
+    """What every engine does for its server."""
+
+    max_batch_size: int
+
+    def submit(self, number: int, request: Any) -> None:
+        """Add a request under a new number; raises a coded error if it cannot be served."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Stop a request; its last event follows. Unknown numbers are no error."""
+        ...
+
+    def kv_cache(self) -> KVCacheStats | None:
+        """Statistics of the KV cache now; None if there are none."""
+        ...
+
+
+class Loop(Protocol):
+    """The part of asyncio's loop by which a server learns that a descriptor is ready."""
+
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> Any:
+        """Call back whenever something can be read."""
+        ...
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> Any:
+        """Call back whenever something can be written."""
+        ...
+
+    def remove_reader(self, fd: int) -> Any:
+        """Forget the reader."""
+        ...
+
+    def remove_writer(self, fd: int) -> Any:
+        """Forget the writer."""
+        ...
+
+
+class EngineServer:
+    """Serves `engine` to who connects to `listener`, for as long as `control`'s other end is there.
+
+    Not thread-safe: all of it runs in the loop's thread.
+    """
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        loop: Loop,
+        control: Connection,
+        listener: socket.socket,
+        on_order: Callable[[Any], None],
+    ) -> None:
+        """`on_order` gets what `control` brings, and the error of its end."""
+        self._engine = engine
+        self._loop = loop
+        self._control = control
+        self._listener = listener
+        self._on_order = on_order
+        self._strangers: set[Peer] = set()
+        self._peers: list[Peer] = []  # those that get steps first
+        self._behind: set[Peer] = set()
+        self._running: dict[int, Running] = {}
+        self._numbers = itertools.count(1)
+        self._next_stats = 0.0
+        loop.add_reader(listener.fileno(), self._accept)
+        loop.add_reader(control.fileno(), self._receive_order)
+
+    @property
+    def running(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._running)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a peer has not read all that was sent."""
+        return bool(self._behind)
+
+    def runs(self, number: int) -> bool:
+        """Whether a request has not ended."""
+        return number in self._running
+
+    def emit(self, number: int, event: Any) -> None:
+        """Queue an event of a request for `flush`; none is sent after its last one."""
+        running = self._running.get(number)
+        if running is None:
+            return
+        running.peer.add(running, event)
+        if event.finish is not None or event.error is not None:
+            del self._running[number]
+            running.peer.numbers.pop(running.handle, None)
+
+    def flush(self) -> None:
+        """Send what is queued: one message to each peer, to those first that get steps."""
+        for peer in tuple(self._peers):
+            self._flush(peer)
+
+    def fail_all(self, error: CogTritonError) -> None:
+        """End every request with an error."""
+        for number in tuple(self._running):
+            self.emit(number, TokenEvent([], [], error=error))
+        self.flush()
+
+    def tell_stats(self) -> None:
+        """Tell owners of the KV cache, now and then, and when the last request has ended."""
+        now = time.monotonic()
+        owners = [peer for peer in self._peers if peer.role == "owner" and not peer.is_behind]
+        if not owners or (self._running and now < self._next_stats):
+            return
+        self._next_stats = now + _STATS_PERIOD_S
+        stats = self._engine.kv_cache()
+        for peer in owners:
+            if stats is not None and stats != peer.told_stats:
+                peer.told_stats = stats
+                self._send(peer, stats)
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for peer in (*self._peers, *self._strangers):
+            self._hang_up(peer)
+        for source in (self._listener, self._control):
+            self._loop.remove_reader(source.fileno())
+            source.close()
+
+    def _accept(self) -> None:
+        accepted = local_socket.accept_socket(self._listener)
+        if accepted is not None:
+            peer = Peer(accepted)
+            self._strangers.add(peer)
+            self._loop.add_reader(peer.fileno(), lambda: self._receive(peer))
+
+    def _receive_order(self) -> None:
+        timeout = None
+        while True:  # one read may bring several
+            try:
+                order = self._control.receive(timeout)
+            except TimeoutError:
+                return
+            except (EOFError, OSError) as error:
+                self._on_order(error)
+                return
+            self._on_order(order)
+            timeout = 0.0
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            for message in peer.receive():
+                if peer.closed:
+                    return
+                if peer.role is None:
+                    self._greet(peer, message)
+                else:
+                    self._take(peer, message)
+        except FrameError as error:
+            _log.warning("a peer is hung up on: %s", error)
+            self._leave(peer)
+        except (EOFError, OSError):
+            self._leave(peer)
+
+    def _greet(self, peer: Peer, hello: Any) -> None:
+        """Make a peer of who has connected, by its first message."""
+        if not isinstance(hello, Hello) or hello.role not in ROLES:
+            raise FrameError(f"it says {hello!r:.80}; it must be one of {', '.join(ROLES)}")
+        peer.role = hello.role
+        self._strangers.discard(peer)
+        self._peers.append(peer)
+        self._peers.sort(key=lambda peer: peer.role != "steps")
+        self._send(peer, Welcome(self._engine.max_batch_size))
+
+    def _take(self, peer: Peer, message: Any) -> None:
+        if not isinstance(message, Submit):
+            if (number := peer.numbers.get(message.handle)) is not None:
+                self._engine.cancel(number)
+            return
+        number = next(self._numbers)
+        running = self._running[number] = Running(peer, message.handle, 0)
+        peer.numbers[message.handle] = number
+        try:
+            request = message.request()
+            if isinstance(request, EngineRequest):
+                running.width = request.log_prob_width
+                if peer.role == "steps" and not request.streaming:
+                    request = replace(request, streaming=True)
+            self._engine.submit(number, request)
+        except CogTritonError as error:
+            self._refuse(number, error)
+        except FrameError as error:
+            self._refuse(number, TritonMalformedEvent(f"a request: {error}"))
+
+    def _refuse(self, number: int, error: CogTritonError) -> None:
+        peer = self._running[number].peer
+        self.emit(number, TokenEvent([], [], error=error))
+        self._flush(peer)
+
+    def _send(self, peer: Peer, message: Any) -> None:
+        try:
+            peer.send(message)
+        except OSError:
+            self._leave(peer)
+        else:
+            self._watch(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        try:
+            peer.flush()
+        except OSError:
+            self._leave(peer)
+        else:
+            self._watch(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Have a peer that is behind flushed as soon as it reads."""
+        if peer.is_behind and peer not in self._behind:
+            self._behind.add(peer)
+            self._loop.add_writer(peer.fileno(), lambda: self._flush(peer))
+        elif peer in self._behind and not peer.is_behind:
+            self._behind.discard(peer)
+            self._loop.remove_writer(peer.fileno())
+
+    def _leave(self, peer: Peer) -> None:
+        """Forget a peer, and cancel its requests."""
+        if peer.closed:
+            return
+        self._hang_up(peer)
+        for number in peer.numbers.values():
+            del self._running[number]
+            self._engine.cancel(number)
+
+    def _hang_up(self, peer: Peer) -> None:
+        self._strangers.discard(peer)
+        with suppress(ValueError):
+            self._peers.remove(peer)
+        self._loop.remove_reader(peer.fileno())
+        if peer in self._behind:
+            self._behind.discard(peer)
+            self._loop.remove_writer(peer.fileno())
+        peer.close()

@@ -1,0 +1,51 @@
+"""Client of an engine process without threads: messages as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cog_triton.engines import engine_messages
+from cog_triton.engines.engine_messages import Cancel, Hello
+from cog_triton.engines.step_items import EncodedStep, StepItem, decode
+from cog_triton.ipc.framing import FrameSocket
+from cog_triton.system import local_socket
+
+PATIENCE_S = 20
+
+
+class RawClient:
+    """A connection to an engine process that has sent its hello, and reads when it is asked to."""
+
+    def __init__(self, address: str, role: str = "steps") -> None:
+        self.frames = FrameSocket(local_socket.connect_socket(address))
+        self.send(Hello(role))  # type: ignore[arg-type]
+
+    def greeted(self) -> RawClient:
+        """Read the welcome."""
+        self.slots = self.receive().max_batch_size
+        return self
+
+    def send(self, message: Any) -> None:
+        self.frames.send(engine_messages.encode(message))
+
+    def submit(self, handle: int, request: Any) -> None:
+        self.frames.send(engine_messages.submit(handle, request))
+
+    def cancel(self, handle: int) -> None:
+        self.send(Cancel(handle))
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        return self.frames.poll(seconds)
+
+    def receive(self) -> Any:
+        assert self.poll(PATIENCE_S), "no message comes"
+        return engine_messages.decode(self.frames.receive())
+
+    def items(self) -> list[StepItem]:
+        """The next message, which is a step."""
+        step = self.receive()
+        assert isinstance(step, EncodedStep)
+        return decode(step.items.tolist(), step.log_probs, step.errors)
+
+    def close(self) -> None:
+        self.frames.close()

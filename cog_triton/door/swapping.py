@@ -26,7 +26,7 @@ from cog_triton.door.private_ports import PrivatePorts
 from cog_triton.door.upstream import Upstream, Variant
 from cog_triton.door.upstream_table import Upstreams
 from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_messages import Rest, RestChanged, Rouse
+from cog_triton.keeper.keeper_messages import ParkingChanged, ParkLeased, UnparkLeased
 from cog_triton.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -203,12 +203,12 @@ class Swapping:
         await self._drain(old.upstream)
         drained = time.monotonic()
         try:
-            await self._order(old, Rest())
-            await self._order(seat, Rouse())
+            await self._order(old, ParkLeased())
+            await self._order(seat, UnparkLeased())
         except errors.CogTritonError as error:
             _LOG.error("model %s cannot be swapped for %s: %s", old.name, seat.name, error)
             with suppress(errors.CogTritonError):
-                await self._order(old, Rouse())
+                await self._order(old, UnparkLeased())
             for waits, turn in self._waiting:
                 if waits is seat and not turn.done():
                     turn.set_exception(error)
@@ -236,14 +236,14 @@ class Swapping:
         await self._until_ready(self._first)
         last = self._first
         for environment in json.loads(self._settings.cog_triton_swap or "[]"):
-            await self._order(last, Rest())
+            await self._order(last, ParkLeased())
             last = await self._loaded(environment)
         names = [model["id"] for model in self.models]
         if twice := {name for name in names if names.count(name) > 1}:
             raise errors.InvalidArgument(f"--swap: several models are called {min(twice)!r}")
         if last is not self._first:
-            await self._order(last, Rest())
-            await self._order(self._first, Rouse())
+            await self._order(last, ParkLeased())
+            await self._order(self._first, UnparkLeased())
 
     async def _loaded(self, environment: Mapping[str, str]) -> Seat:
         keeper = _keeper_name()
@@ -271,7 +271,7 @@ class Swapping:
         except (OSError, ValueError, LookupError) as error:
             raise errors.TritonStartFailed(f"{upstream.name} lists no models: {error}") from error
 
-    async def _order(self, seat: Seat, order: Rest | Rouse) -> None:
+    async def _order(self, seat: Seat, order: ParkLeased | UnparkLeased) -> None:
         """Have a keeper park its engine, or take it back; raises E2110 or E2105."""
         error = await asyncio.to_thread(_answer, seat.keeper, order)
         if error is not None:
@@ -282,7 +282,7 @@ def _stopping() -> errors.TritonUnavailable:
     return errors.TritonUnavailable("the server is stopping; try again")
 
 
-def _answer(keeper: str, order: Rest | Rouse) -> errors.CogTritonError | None:
+def _answer(keeper: str, order: ParkLeased | UnparkLeased) -> errors.CogTritonError | None:
     try:
         with Connection.to(keeper) as connection:
             connection.send(order)
@@ -293,5 +293,5 @@ def _answer(keeper: str, order: Rest | Rouse) -> errors.CogTritonError | None:
         return errors.TritonUnavailable(
             f"the engine has no keeper that answers, as TensorRT-LLM's has none: {error}"
         )
-    assert isinstance(answer, RestChanged)
+    assert isinstance(answer, ParkingChanged)
     return answer.error

@@ -10,36 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass
 
 from cog_triton.errors import EngineNotParked
 from cog_triton.keeper.checkpoint_process import CheckpointProcess
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, FallAsleep, WakeUp
-from cog_triton.keeper.kept_engine import EngineState, KeptEngine
+from cog_triton.keeper.kept_engine import KeptEngine, ParkedEngine
 from cog_triton.system import reaper
 from cog_triton.system.free_memory import resident_bytes
 
 _SLEEP_S = 120.0  # the first time host memory is pinned: 9 s for 16 GB
 _WAKE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedEngine:
-    """How an engine is parked: its host memory in bytes, and in how many seconds that was done.
-
-    `pids` are the processes that were checkpointed; none where it only sleeps, `reason` says why.
-    """
-
-    host_bytes: int
-    seconds: float
-    pids: tuple[int, ...] = ()
-    reason: str = ""
-
-    def __str__(self) -> str:
-        held = f"holds {self.host_bytes / 1e9:.1f} GB of host memory"
-        if self.pids:
-            return f"off the GPU in {self.seconds:.1f} s, {held}"
-        return f"asleep in {self.seconds:.1f} s, {held} and some of the GPU: {self.reason}"
 
 
 class EngineParking:
@@ -49,7 +29,6 @@ class EngineParking:
         self._lock = asyncio.Lock()
         self._checkpoints: CheckpointProcess | None = None
         self._unavailable = ""
-        self._parked: dict[int, ParkedEngine] = {}
 
     async def park(self, engine: KeptEngine) -> ParkedEngine:
         """Park an engine that is ready: where the driver cannot checkpoint it, it only sleeps.
@@ -67,10 +46,8 @@ class EngineParking:
                 except EngineNotParked as error:
                     reason = error.detail
             held = resident_bytes(engine.root_pid)
-            parked = ParkedEngine(held, time.monotonic() - began, pids, reason)
-            self._parked[engine.number] = parked
-            engine.state = EngineState.PARKED
-            return parked
+            engine.parked = ParkedEngine(held, time.monotonic() - began, pids, reason)
+            return engine.parked
 
     async def unpark(self, engine: KeptEngine) -> float:
         """Take a parked engine back to the GPU; returns the seconds that it took.
@@ -79,18 +56,13 @@ class EngineParking:
         """
         async with self._lock:
             began = time.monotonic()
-            parked = self._parked.pop(engine.number, None)
-            if parked is None:  # somebody was before us
+            if engine.parked is None:  # somebody was before us
                 return 0.0
-            if parked.pids and self._checkpoints is not None:
-                await asyncio.to_thread(self._checkpoints.restore, parked.pids)
+            if engine.parked.pids and self._checkpoints is not None:
+                await asyncio.to_thread(self._checkpoints.restore, engine.parked.pids)
             await engine.ask(WakeUp(), _WAKE_S)
-            engine.state = EngineState.READY
+            engine.parked = None
             return time.monotonic() - began
-
-    def parked(self, engine: KeptEngine) -> ParkedEngine | None:
-        """How an engine is parked, if it is."""
-        return self._parked.get(engine.number)
 
     async def settled(self) -> None:
         """Wait until no engine is on its way."""

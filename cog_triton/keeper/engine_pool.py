@@ -48,10 +48,12 @@ class EnginePool:
         self._engines: list[KeptEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._logs: deque[Path] = deque()
-        self._planned: set[EngineSpec] = set()
         self._closing = asyncio.Event()
-        self._roused = asyncio.Event()
-        self._roused.set()
+        self._spare_wanted = asyncio.Event()
+        self._may_start = asyncio.Event()
+        self._may_start.set()
+        if spare:
+            self._go_on(self._keep_spare())
 
     async def lease(self, spec: EngineSpec) -> KeptEngine:
         """Lease an engine that is ready, else one that has to load first.
@@ -72,34 +74,32 @@ class EnginePool:
             return engine
         raise EngineNotLoaded(engine.load_error())
 
-    async def rest(self) -> None:
-        """Park the engines that are leased, and start none, until `rouse`; leases stay.
+    async def park_leased(self) -> None:
+        """Park the engines that are leased, and start none, until `unpark_leased`; leases stay.
 
         Those whose family cannot be parked stay as they are. Raises E2110 for an engine that stays
         on the GPU, and then all is as before.
         """
-        self._roused.clear()
-        for engine in [one for one in self._engines if one.state is EngineState.LEASED]:
+        self._may_start.clear()
+        for engine in self._in(EngineState.LEASED):
             if not engine.spec.is_parkable:
                 continue
             try:
-                _log.info("engine %d rests: %s", engine.number, await self._parking.park(engine))
-                engine.state = EngineState.LEASED
+                parked = await self._parking.park(engine)
+                _log.info("engine %d, which is leased, is parked: %s", engine.number, parked)
             except EngineNotParked:
-                await self.rouse()
+                await self.unpark_leased()
                 raise
             except EngineNotRestored as error:
                 engine.kill(error.detail)
         await self._wait_for_dead()
 
-    async def rouse(self) -> None:
-        """Take leased engines back that rest; one that does not come back is replaced."""
-        for engine in [one for one in self._engines if self._parking.parked(one)]:
-            if engine.state is EngineState.LEASED:
+    async def unpark_leased(self) -> None:
+        """Take leased engines back; one that does not come back is replaced."""
+        for engine in self._in(EngineState.LEASED):
+            if engine.parked:
                 await self._unpark(engine)
-            if engine.state is EngineState.READY:
-                engine.state = EngineState.LEASED
-        self._roused.set()
+        self._may_start.set()
 
     def release(self, engine: KeptEngine) -> None:
         """End a lease: the engine, which has dropped its peers' requests, can be leased again."""
@@ -112,15 +112,16 @@ class EnginePool:
 
     def kept(self) -> EnginesKept:
         """The engines that live, by whether they are leased."""
-        alive = [one for one in self._engines if one.state is not EngineState.DEAD]
-        leased = [one.root_pid for one in alive if one.state is EngineState.LEASED]
-        spare = [one.root_pid for one in alive if one.state is not EngineState.LEASED]
-        return EnginesKept(tuple(leased), tuple(spare))
+        spares = self._in(EngineState.LOADING) + self._in(EngineState.READY)
+        return EnginesKept(
+            tuple(engine.root_pid for engine in self._in(EngineState.LEASED)),
+            tuple(engine.root_pid for engine in spares),
+        )
 
     def kill_leased(self, reason: str, replica: int | None = None) -> None:
         """Kill the engines that are at work, or the one of them that is leased as `replica`."""
-        for engine in self._engines:
-            if engine.state is EngineState.LEASED and replica in (None, engine.replica):
+        for engine in self._in(EngineState.LEASED):
+            if replica in (None, engine.replica):
                 engine.kill(reason)
 
     def free_gpus(self, shares: Sequence[str]) -> str | None:
@@ -132,29 +133,29 @@ class EnginePool:
         """End all engines."""
         self._spare = False
         self._closing.set()
-        for engine in self._engines:
-            if self._parking.parked(engine):
-                engine.kill("the engine was closed")  # it cannot end by itself
+        self._spare_wanted.set()
         await asyncio.gather(*(engine.close() for engine in self._engines))
         await asyncio.gather(*self._tasks)
         self._parking.close()
 
+    def _in(self, state: EngineState) -> list[KeptEngine]:
+        return [engine for engine in self._engines if engine.state is state]
+
     def _free(self, spec: EngineSpec) -> KeptEngine | None:
-        """An engine that nobody has or waits for; the one that is ready first."""
-        order = (EngineState.READY, EngineState.PARKED, EngineState.LOADING)
-        free = [
-            engine
-            for engine in self._engines
-            if engine.spec == spec and not engine.claimed and engine.state in order
-        ]
-        return min(free, key=lambda engine: order.index(engine.state), default=None)
+        """An engine that nobody has or waits for; the one that is ready first, on the GPU best."""
+        ready = sorted(self._in(EngineState.READY), key=lambda engine: engine.parked is not None)
+        for engine in (*ready, *self._in(EngineState.LOADING)):
+            if engine.spec == spec and not engine.claimed:
+                return engine
+        return None
 
     async def _taken(self, engine: KeptEngine) -> bool:
         """Wait for an engine and lease it; whether it has loaded, or is back from where it was."""
         engine.claimed = True
         try:
             await engine.wait_until_loaded()
-            if engine.state is EngineState.PARKED:
+            if engine.state is EngineState.READY and engine.parked:
+                await self._may_start.wait()
                 await self._wait_for_dead()
                 # Once begun it goes on, though whoever asked for the engine has gone.
                 await asyncio.shield(asyncio.ensure_future(self._unpark(engine)))
@@ -163,11 +164,11 @@ class EnginePool:
         if engine.state is EngineState.DEAD:
             return False
         engine.state = EngineState.LEASED
-        self._keep_spare(engine.spec)
+        self._spare_wanted.set()
         return True
 
     async def _begin(self, spec: EngineSpec) -> KeptEngine:
-        await self._roused.wait()
+        await self._may_start.wait()
         await self._wait_for_dead()
         engine = self._start(spec)
         self._engines.append(engine)
@@ -176,12 +177,12 @@ class EnginePool:
 
     async def _wait_for_dead(self) -> None:
         """Wait until what has died is gone: before, a GPU's memory is not free."""
-        for engine in [one for one in self._engines if one.state is EngineState.DEAD]:
+        for engine in self._in(EngineState.DEAD):
             await engine.wait_until_cleaned_up()
 
     async def _follow(self, engine: KeptEngine) -> None:
         reason = await engine.wait_until_dead()
-        serving = len(self.kept().leased)
+        serving = len(self._in(EngineState.LEASED))
         self._tell(EngineDied(reason, engine.was_leased, engine.replica, serving))
         _log.info("engine process %d %s", engine.number, await engine.clean_up())
         self._engines.remove(engine)
@@ -189,25 +190,28 @@ class EnginePool:
         while len(self._logs) > _LOGS_KEPT:
             self._logs.popleft().unlink(missing_ok=True)
         if not engine.was_leased and engine.load_s:
-            self._keep_spare(engine.spec)
+            self._spare_wanted.set()
 
-    def _keep_spare(self, spec: EngineSpec) -> None:
-        """Begin a spare soon, unless there is one or no engine that it is for."""
-        if self._lacks_spare(spec) and spec not in self._planned:
-            self._planned.add(spec)
-            self._go_on(self._make_spare(spec))
+    async def _keep_spare(self) -> None:
+        """Make a spare, unless there is one, whenever an engine was leased or a spare has died."""
+        while await self._spare_wanted.wait():
+            self._spare_wanted.clear()
+            if self._logs or self._in(EngineState.DEAD):
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _SPARE_DELAY_S)
+            if self._closing.is_set():
+                return
+            if (spec := self._without_spare()) is not None:
+                await self._make_spare(spec)
 
-    def _lacks_spare(self, spec: EngineSpec) -> bool:
-        states = {one.state for one in self._engines if one.spec == spec}
-        return self._spare and states - {EngineState.DEAD} == {EngineState.LEASED}
+    def _without_spare(self) -> EngineSpec | None:
+        """An engine that is leased, and has no other beside it."""
+        others = self._in(EngineState.LOADING) + self._in(EngineState.READY)
+        leased = {engine.spec: None for engine in self._in(EngineState.LEASED)}
+        specs = leased.keys() - {engine.spec for engine in others}
+        return next(iter(specs), None) if self._spare else None
 
     async def _make_spare(self, spec: EngineSpec) -> None:
-        if any(one.state is EngineState.DEAD for one in self._engines) or self._logs:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _SPARE_DELAY_S)
-        self._planned.discard(spec)
-        if not self._lacks_spare(spec):
-            return
         engine = await self._begin(spec)
         await engine.wait_until_loaded()
         if engine.state is EngineState.DEAD and self._spare:

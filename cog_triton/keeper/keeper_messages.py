@@ -199,19 +199,19 @@ class EngineStarted:
 
 @message
 @dataclass(frozen=True, slots=True)
-class Rest:
+class ParkLeased:
     """From a front door that swaps models: park the leased engines, which have no requests."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
-class Rouse:
+class UnparkLeased:
     """From a front door that swaps models: take the leased engines back."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
-class RestChanged:
+class ParkingChanged:
     """To the front door: it is done, or `error` says why the engine stays on the GPU."""
 
     error: CogTritonError | None = None

@@ -35,10 +35,10 @@ from cog_triton.keeper.keeper_messages import (
     LeaseRefused,
     LeaseRequest,
     Locate,
+    ParkingChanged,
+    ParkLeased,
     Release,
-    Rest,
-    RestChanged,
-    Rouse,
+    UnparkLeased,
     Watch,
 )
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
@@ -63,8 +63,8 @@ class EngineKeeper:
     ) -> None:
         """`name` is its socket; logs of engines go to `directory`; with a `spare` beside them.
 
-        `parks` says whether engines must be able to rest. `gpus` are shares of them, one for each
-        engine; without any, all engines see all GPUs.
+        `parks` says whether engines that are leased must be able to park. `gpus` are shares of
+        them, one for each engine; without any, all engines see all GPUs.
         """
         self._name = name
         self._directory = directory
@@ -109,16 +109,19 @@ class EngineKeeper:
             await self._locate(message, stream)
         elif isinstance(message, Watch):
             await self._serve_watcher(stream)
-        elif isinstance(message, Rest | Rouse):
-            await self._change_rest(message, stream)
+        elif isinstance(message, ParkLeased | UnparkLeased):
+            await self._change_parking(message, stream)
 
-    async def _change_rest(self, order: Rest | Rouse, stream: Stream) -> None:
+    async def _change_parking(self, order: ParkLeased | UnparkLeased, stream: Stream) -> None:
         error = None
         try:
-            await (self._pool.rest() if isinstance(order, Rest) else self._pool.rouse())
+            if isinstance(order, ParkLeased):
+                await self._pool.park_leased()
+            else:
+                await self._pool.unpark_leased()
         except CogTritonError as failed:
             error = failed
-        stream.send(RestChanged(error))
+        stream.send(ParkingChanged(error))
 
     async def _serve_lease(self, request: LeaseRequest, stream: Stream) -> None:
         """Lease engines to one stub, one after the other, until it says `Release` or hangs up."""

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,16 +42,31 @@ _TAIL_LINES = 25
 
 
 class EngineState(enum.StrEnum):
-    """Lifecycle of an engine process.
-
-    A spare may go from `READY` to `PARKED`, which holds no GPU memory, and back to `READY`.
-    """
+    """Lifecycle of an engine process."""
 
     LOADING = "loading"
     READY = "ready"
     LEASED = "leased"
-    PARKED = "parked"
     DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedEngine:
+    """How an engine is parked: its host memory in bytes, and in how many seconds that was done.
+
+    `pids` are the processes that were checkpointed; none where it only sleeps, `reason` says why.
+    """
+
+    host_bytes: int
+    seconds: float
+    pids: tuple[int, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        held = f"holds {self.host_bytes / 1e9:.1f} GB of host memory"
+        if self.pids:
+            return f"off the GPU in {self.seconds:.1f} s, {held}"
+        return f"asleep in {self.seconds:.1f} s, {held} and some of the GPU: {self.reason}"
 
 
 class KeptEngine:
@@ -81,6 +97,8 @@ class KeptEngine:
         self.address = f"{keeper}-{number}"
         self.log = directory / f"engine-{number}.log"
         self.pid: int | None = None
+        self.parked: ParkedEngine | None = None
+        """How it is off the GPU, while it is; a spare that is ready, or a leased one that waits."""
         self.claimed = False
         """Whether somebody waits for it to load."""
         self.was_leased = False
@@ -194,7 +212,7 @@ class KeptEngine:
 
     async def close(self) -> None:
         """Ask it to end; one that does not in time, or is parked and cannot, is killed."""
-        if self._control is not None and self.state not in (EngineState.DEAD, EngineState.PARKED):
+        if self._control is not None and not self.parked and self.state is not EngineState.DEAD:
             self._control.send(Stop())
             await self.end(_CLOSE_TIMEOUT_S, "the engine's process did not end in time")
         self.kill("the engine was closed")

@@ -105,7 +105,7 @@ def test_an_engine_is_parked_and_says_the_same_afterwards(
         assert driver.processes() == {engine.pid: ("RUNNING", HALF)}
         for _ in range(2):
             parked = await parking.park(engine)
-            assert engine.state is EngineState.PARKED
+            assert engine.parked
             assert parked.pids == (engine.pid,)
             assert parked.host_bytes > 10 << 20
             assert str(parked).startswith("off the GPU in ")

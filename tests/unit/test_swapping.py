@@ -23,7 +23,7 @@ from cog_triton.door.swapping import Swapping, model_of
 from cog_triton.door.upstream import Chain, Upstream, Variant
 from cog_triton.door.upstream_table import Route, Upstreams
 from cog_triton.ipc import streams
-from cog_triton.keeper.keeper_messages import RestChanged
+from cog_triton.keeper.keeper_messages import ParkingChanged
 from cog_triton.settings import load_settings
 from cog_triton.system.reaper import Reaped
 
@@ -65,7 +65,7 @@ class Models:
             order = type(await stream.receive()).__name__
             self.orders.append(f"{model} {order}")
             error = self.errors.get(self.orders[-1])
-            stream.send(RestChanged(error))
+            stream.send(ParkingChanged(error))
 
         server = streams.Server(name, obey)
         try:
@@ -129,7 +129,7 @@ def with_models(scenario: Callable[[Models], Awaitable[None]], **settings: Any) 
                 models.upstreams.swapping = models.swapping
                 models.swapping.start()
                 await models.until(lambda: models.swapping.ready)
-                assert models.orders == ["a Rest", "b Rest", "a Rouse"]
+                assert models.orders == ["a ParkLeased", "b ParkLeased", "a UnparkLeased"]
                 models.orders.clear()
                 try:
                     await scenario(models)
@@ -150,7 +150,7 @@ def test_a_request_for_another_model_swaps_it_in() -> None:
         assert await turn(models, "a") == await turn(models, None) == "a"
         assert models.orders == []
         assert await turn(models, "b") == "b"
-        assert models.orders == ["a Rest", "b Rouse"]
+        assert models.orders == ["a ParkLeased", "b UnparkLeased"]
         assert await turn(models, None) == "a"  # such as /predictions
         answer = models.swapping.with_metrics(200, b"# EOF\n")
         assert answer is not None
@@ -223,7 +223,7 @@ def test_the_queue_is_bounded_and_left_by_clients_that_go() -> None:
 
 def test_an_engine_that_cannot_be_parked_serves_on() -> None:
     async def scenario(models: Models) -> None:
-        models.errors["a Rest"] = errors.EngineNotParked("it needs 20 GB")
+        models.errors["a ParkLeased"] = errors.EngineNotParked("it needs 20 GB")
         with pytest.raises(errors.EngineNotParked, match="20 GB"):
             await turn(models, "b")
         assert await turn(models, "a") == "a"
@@ -235,10 +235,10 @@ def test_an_engine_that_cannot_be_parked_serves_on() -> None:
 
 def test_an_engine_that_does_not_come_back_leaves_the_other() -> None:
     async def scenario(models: Models) -> None:
-        models.errors["b Rouse"] = errors.TritonUnavailable("gone")
+        models.errors["b UnparkLeased"] = errors.TritonUnavailable("gone")
         with pytest.raises(errors.TritonUnavailable, match="gone"):
             await turn(models, "b")
-        assert models.orders == ["a Rest", "b Rouse", "a Rouse"]
+        assert models.orders == ["a ParkLeased", "b UnparkLeased", "a UnparkLeased"]
         assert await turn(models, "a") == "a"
 
     with_models(scenario)

@@ -33,13 +33,10 @@ def ask(port: int, command: Command) -> Iterator[Progress]:
 
 
 def _connected(port: int) -> socket.socket:
-    own = socket.socket(socket.AF_UNIX)
     try:
-        own.connect(local_socket.address(control_name(port)))
-        if local_socket.is_same_user(own):
-            return own
-        reason = "it is another user's"
+        return local_socket.connect(control_name(port))
     except OSError as error:
-        reason = f"{error.strerror}: it must run here, as the same user, in the same container"
-    own.close()
-    raise errors.RollFailed(f"no server of `cog-triton serve` or an image on port {port}: {reason}")
+        raise errors.RollFailed(
+            f"no server of `cog-triton serve` or an image on port {port}:"
+            f" {error.strerror or error}: it must run here, as the same user, in the same container"
+        ) from error

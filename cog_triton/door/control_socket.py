@@ -47,12 +47,7 @@ class ControlSocket:
 
     def _accept(self) -> None:
         assert self._listening is not None
-        try:
-            accepted, _ = self._listening.accept()
-        except OSError:
-            return
-        if not local_socket.is_same_user(accepted):
-            accepted.close()
+        if (accepted := local_socket.accept(self._listening)) is None:
             return
         accepted.setblocking(False)
         task = self._loop.create_task(self._serve(accepted))

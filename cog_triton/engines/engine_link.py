@@ -43,7 +43,7 @@ class EngineLink:
 
         Raises OSError or EOFError when the engine is not there. Nothing is read before `start`.
         """
-        self._frames = FrameSocket(local_socket.connect_socket(address))
+        self._frames = FrameSocket(local_socket.connect(address))
         try:
             self._frames.send(engine_messages.encode(Hello(role)))
             welcome = engine_messages.decode(self._frames.receive())

@@ -153,7 +153,7 @@ class EngineServer:
             source.close()
 
     def _accept(self) -> None:
-        accepted = local_socket.accept_socket(self._listener)
+        accepted = local_socket.accept(self._listener)
         if accepted is not None:
             peer = Peer(accepted)
             self._strangers.add(peer)

@@ -22,7 +22,7 @@ class Connection:
     @classmethod
     def to(cls, name: str) -> Self:
         """Connect to the local socket `name`; raises OSError while nobody listens there."""
-        return cls(local_socket.connect_socket(name))
+        return cls(local_socket.connect(name))
 
     def fileno(self) -> int:
         """Descriptor, for select; see `FrameSocket.fileno`."""

@@ -26,7 +26,7 @@ class Stream:
     @classmethod
     async def to(cls, name: str) -> Self:
         """Connect to the local socket `name`; raises OSError while nobody listens there."""
-        return await cls.of(local_socket.connect_socket(name))
+        return await cls.of(local_socket.connect(name))
 
     @classmethod
     async def of(cls, own: socket.socket) -> Self:
@@ -91,7 +91,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
-        if (own := local_socket.accept_socket(self._listener)) is not None:
+        if (own := local_socket.accept(self._listener)) is not None:
             task = self._loop.create_task(self._serve_one(own))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

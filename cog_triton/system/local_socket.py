@@ -1,7 +1,7 @@
 """Unix sockets in Linux's abstract namespace, between processes of one user.
 
 They leave no file, have no path that is too long, and end with their process. Both ends check
-that the other is our own user: messages are unpickled.
+that the other is our own user: messages are orders.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
@@ -38,13 +37,7 @@ def listen(name: str) -> socket.socket:
     return own
 
 
-def accept(listener: socket.socket) -> Connection | None:
-    """Accept a peer, as `accept_socket` does."""
-    accepted = accept_socket(listener)
-    return None if accepted is None else Connection(accepted.detach())
-
-
-def accept_socket(listener: socket.socket) -> socket.socket | None:
+def accept(listener: socket.socket) -> socket.socket | None:
     """Accept a peer; None if it is gone already, or not of our own user."""
     try:
         accepted, _ = listener.accept()
@@ -57,12 +50,7 @@ def accept_socket(listener: socket.socket) -> socket.socket | None:
     return accepted
 
 
-def connect(name: str) -> Connection:
-    """Connect to `listen`'s socket, as `connect_socket` does."""
-    return Connection(connect_socket(name).detach())
-
-
-def connect_socket(name: str) -> socket.socket:
+def connect(name: str) -> socket.socket:
     """Connect to `listen`'s socket; raises OSError while nobody listens."""
     own = socket.socket(socket.AF_UNIX)
     try:
@@ -106,10 +94,9 @@ def _sees_all_users() -> bool:
         os.close(owner)
 
 
-def peer_pid(own: Connection) -> int:
+def peer_pid(own: socket.socket) -> int:
     """Process id of who listens at the other end."""
-    with socket.socket(fileno=os.dup(own.fileno())) as duplicate:
-        return int(_peer(duplicate)[0])
+    return _peer(own)[0]
 
 
 def _peer(own: socket.socket) -> tuple[int, ...]:

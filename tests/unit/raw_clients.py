@@ -17,7 +17,7 @@ class RawClient:
     """A connection to an engine process that has sent its hello, and reads when it is asked to."""
 
     def __init__(self, address: str, role: str = "steps") -> None:
-        self.frames = FrameSocket(local_socket.connect_socket(address))
+        self.frames = FrameSocket(local_socket.connect(address))
         self.send(Hello(role))  # type: ignore[arg-type]
 
     def greeted(self) -> RawClient:

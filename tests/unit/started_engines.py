@@ -77,7 +77,7 @@ class StartedEngine(EngineClient):
     def _accepted(self, listener: socket.socket) -> Connection:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            if (accepted := local_socket.accept_socket(listener)) is not None:
+            if (accepted := local_socket.accept(listener)) is not None:
                 return Connection(accepted)
             time.sleep(0.005)
         raise RuntimeError("the engine's process does not attach")

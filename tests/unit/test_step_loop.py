@@ -274,7 +274,7 @@ def test_an_engine_that_waits_for_readers_makes_no_more_than_they_take(world: Wo
 
 @pytest.mark.parametrize("hello", [Hello("other"), Hello(5), Cancel(1), Welcome(4), "no message"])  # type: ignore[arg-type]
 def test_a_guest_with_another_hello_is_hung_up_on(world: World, hello: Any) -> None:
-    guest = local_socket.connect_socket(world.socket)
+    guest = local_socket.connect(world.socket)
     encoded = b"no message" if isinstance(hello, str) else engine_messages.encode(hello)
     guest.sendall(framing.frame(encoded))
     with guest, suppress(ConnectionError):

@@ -18,7 +18,7 @@ from cog_triton.engines.step_loop import run_engine
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened
-from cog_triton.system import gc_tuning, local_socket
+from cog_triton.system import local_socket, process_tuning
 from cog_triton.system.shared_time import SharedTime
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     except CogTritonError as error:
         control.send(NotOpened(error))
         raise
-    gc_tuning.tune_for_serving()
+    process_tuning.tune_for_serving()
     # Not before: what the engine forks would listen, too.
     listener = local_socket.listen(address)
     with suppress(EOFError, ConnectionError):  # the keeper is gone

@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.errors import CogTritonError, FrameworkError, InvalidPredictorConfig
 from cog_triton.images.image_limits import ImageLimits
-from cog_triton.system import malloc_tuning
+from cog_triton.system import process_tuning
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -92,7 +92,7 @@ class Parameters:
 
     def tokenizer(self) -> EngineTokenizer:
         """The tokenizer in `tokenizer_dir`, and malloc settings for long prompts; raises E2102."""
-        malloc_tuning.limit_arenas()
+        process_tuning.limit_arenas()
         return EngineTokenizer.load(Path(self.text("tokenizer_dir")))
 
 

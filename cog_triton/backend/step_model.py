@@ -32,7 +32,7 @@ from cog_triton.engines.request_extras import EXTRAS, decode_extras
 from cog_triton.engines.step_items import EncodedStep
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
 from cog_triton.keeper.engine_lease import replica_count
-from cog_triton.system import gc_tuning
+from cog_triton.system import process_tuning
 
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
 Tensors = dict[str, npt.NDArray[Any]]
@@ -79,7 +79,7 @@ class StepModel:
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
         self._engines.start()
-        gc_tuning.tune_for_serving()
+        process_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:
         """Carry out commands; all but ``open`` and ``submit`` are answered at once."""

@@ -22,7 +22,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import TokenEngine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import CogTritonError, InvalidArgument
-from cog_triton.system import gc_tuning
+from cog_triton.system import process_tuning
 
 OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
 DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
@@ -124,7 +124,7 @@ class TokenModel:
         self._engine = type(self).open_engine(parameters)
         self._metrics = RequestMetrics(args, self._engine.stats)
         self._engine.on_kv_cache = self.publish = self._metrics.publish
-        gc_tuning.tune_for_serving()
+        process_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:
         """Submit requests to the engine, whose events send the responses."""

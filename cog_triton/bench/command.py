@@ -21,8 +21,8 @@ from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
+from cog_triton.system.redaction import redact_address
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of every program of a shell."""

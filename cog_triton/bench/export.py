@@ -16,8 +16,8 @@ from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.run_metrics import RunMetrics
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
+from cog_triton.system.redaction import redact_address
 
 SCHEMA = 1
 _COLUMNS = (

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
+from cog_triton.system.redaction import redact_address
 
 now = time.monotonic
 _IDLE_S = 2.0

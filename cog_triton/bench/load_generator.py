@@ -7,15 +7,16 @@ import itertools
 from array import array
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
-from cog_triton.bench import arrivals
 from cog_triton.bench.http_client import now
 from cog_triton.bench.options import Arrival, Options, Unit
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.request_record import CUT, FAILED, Record
 from cog_triton.bench.targets.base import Target
 
+_MOST_ARRIVALS = 10_000_000
 _FAILURE_PAUSE_S = 0.1
 """Pause of a user after a failure: one refused at once must not ask 10000 times a second."""
 
@@ -91,7 +92,7 @@ class LoadGenerator:
     async def _open_loop(self) -> None:
         """Open loop: due times are fixed in advance, so a slow server delays no request."""
         options = self.options
-        due = arrivals.offsets(
+        due = offsets(
             options.rate,
             poisson=options.arrival is Arrival.POISSON,
             seed=options.seed,
@@ -181,3 +182,23 @@ async def _sleep_until(at: float) -> None:
 def lateness(records: list[Record]) -> array[float]:
     """Delay of each request's sending after it was due, in seconds."""
     return array("d", (record.sent - record.scheduled for record in records if record.sent))
+
+
+def offsets(
+    rate: float, *, poisson: bool, seed: int, duration: float | None, requests: int | None
+) -> array[float]:
+    """Arrival schedule at `rate` requests a second: due times in seconds from the start.
+
+    They end before `duration` seconds, and are at most `requests`.
+
+    Poisson arrivals have independent, exponentially distributed gaps, as those of many users who
+    know nothing of each other; constant ones are 1/rate apart. One of the limits is given.
+    """
+    random = Random(seed)
+    found = array("d")
+    end = float("inf") if duration is None else duration
+    at = random.expovariate(rate) if poisson else 0.0
+    while at < end and len(found) < (_MOST_ARRIVALS if requests is None else requests):
+        found.append(at)
+        at = at + random.expovariate(rate) if poisson else len(found) / rate
+    return found

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cog_triton.bench import slo
 from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.load_generator import lateness
 from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.percentiles import Concurrency, Summary, concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
+from cog_triton.errors import InvalidArgument, nearest
 
 BUSY_CPU, BUSY_LAG_S = 0.85, 0.010
 """Thresholds beyond which the generator's own delays distort its measurements."""
 
+_OBJECTIVES = ("ttft", "tpot", "e2el")
 _PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
     "ttft": lambda record: record.ttft,
     "ttft_from_sending": lambda record: record.ttft_sent,
@@ -128,7 +129,7 @@ def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str
         rates["total_tokens"] = (sum(output) + sum(prompt)) / seconds
     if options.slo:
         good = sum(
-            slo.met(options.slo, {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.latency}) for r in done
+            slo_met(options.slo, {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.latency}) for r in done
         )
         rates["goodput"] = good / seconds
         rates["good_share"] = good / max(1, len(done))
@@ -194,3 +195,31 @@ def _generator_health(usage: GeneratorUsage, records: Sequence[Record]) -> Gener
         late.p99 if late else 0.0,
         warning,
     )
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """Service level objectives: ``ttft:200,tpot:50`` as milliseconds by name; raises E1005."""
+    limits: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition(":")
+        if name not in _OBJECTIVES:
+            raise InvalidArgument(
+                f"--slo={text!r}: {name!r} must be one of {', '.join(_OBJECTIVES)}"
+                f"{nearest(name, list(_OBJECTIVES))}"
+            )
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            limits[name] = -1
+        if not limits[name] > 0:
+            raise InvalidArgument(f"--slo={text!r}: {name} must be milliseconds above 0")
+    return limits
+
+
+def slo_met(limits: Mapping[str, float], seconds: Mapping[str, float | None]) -> bool:
+    """Whether a request with these times meets all limits; an unknown time meets none."""
+    for name, limit in limits.items():
+        value = seconds.get(name)
+        if value is None or value * 1000 > limit:
+            return False
+    return True

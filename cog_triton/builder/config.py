@@ -24,9 +24,9 @@ from cog_triton.builder import adapter_config
 from cog_triton.builder.adapter_config import Adapters, AdapterSource
 from cog_triton.builder.arguments import MODEL, MODELS, ArgumentValue, relative
 from cog_triton.builder.config_errors import describe
-from cog_triton.download import redaction
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
+from cog_triton.system import redaction
 
 # Names that the builder itself uses in the work directory.
 RESERVED = (MODEL, MODELS, "logs", "lora", "stamps", "python")

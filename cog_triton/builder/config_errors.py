@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from cog_triton.download import redaction
 from cog_triton.errors import nearest
+from cog_triton.system import redaction
 
 _SHOWN_LENGTH = 120
 # A few lines of YAML can mean a list of a billion items: it is shown in part.

@@ -9,8 +9,8 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import httpx
 
-from cog_triton.download.redaction import redact_url
 from cog_triton.errors import BuildConfigInvalid
+from cog_triton.system.redaction import redact_url
 
 MAX_BYTES = 1 << 20
 _TIMEOUT_S = 30.0

@@ -17,10 +17,10 @@ from cog_triton.builder.adapter_config import AdapterSource, target_modules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.workspace import Echo
 from cog_triton.download.adapter_source import fetch_adapter
-from cog_triton.download.redaction import redact_address
 from cog_triton.engines.tensorrt_llm import adapter_limits, adapter_tensors
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import load_settings
+from cog_triton.system.redaction import redact_address
 
 DIRECTORY = "lora"
 """Where the work directory has the converted adapters."""

@@ -11,8 +11,8 @@ from cog_triton.builder import step_cache
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import model_source
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.redaction import redact_address
 
 
 def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:

@@ -11,10 +11,10 @@ from cog import BaseRunner, Input, Secret
 from cog_triton.builder import upload
 from cog_triton.builder.job import Job
 from cog_triton.builder.job_runner import JobRunner
-from cog_triton.download.redaction import redact_url
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system.parent_death import exit_with_parent
+from cog_triton.system.redaction import redact_url
 
 ENGINE_NAME = "engine.tar"
 

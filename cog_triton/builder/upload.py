@@ -8,13 +8,13 @@ from pathlib import Path
 
 import httpx
 
-from cog_triton.download.redaction import redact_url
+from cog_triton.download.retry import is_transient
 from cog_triton.errors import BuildStepFailed, InvalidArgument
+from cog_triton.system.redaction import redact_url
 
 # 600 s: some stores answer only after they have checked all that they got.
 _TIMEOUT = httpx.Timeout(60.0, read=600.0)
 _CHUNK = 1 << 20
-_TRANSIENT_STATUSES = (408, 429)
 _PROGRESS_SHARE = 0.1
 
 
@@ -63,7 +63,7 @@ def _attempt(path: Path, url: str, echo: Callable[[str], None]) -> str | None:
     if response.is_success:
         return None
     problem = f"HTTP {response.status_code} {response.reason_phrase}"
-    if response.is_server_error or response.status_code in _TRANSIENT_STATUSES:
+    if is_transient(response.status_code):
         return problem
     raise InvalidArgument(f"upload_url={redact_url(url)!r}: {problem}")
 

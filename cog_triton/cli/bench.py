@@ -230,7 +230,7 @@ def bench(
     Example: cog-triton bench --target openai --sweep 1,2,4,8 --plot sweep.png
     """
     from cog_triton.bench import command, length_distribution
-    from cog_triton.bench import slo as objectives
+    from cog_triton.bench.run_metrics import parse_slo
 
     with coded_errors():
         if processes != 1:
@@ -267,7 +267,7 @@ def bench(
             stream=stream,
             ignore_eos=ignore_eos,
             inputs=command.parse_inputs(inputs or []),
-            slo=objectives.parse(slo),
+            slo=parse_slo(slo),
         )
         levels = [options]
         if sweep is not None:

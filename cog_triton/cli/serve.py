@@ -215,10 +215,10 @@ def serve(
         if engine and not (given or engine_name or os.environ.get("COG_TRITON_ENGINE")):
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
-    from cog_triton.download.redaction import redact_address
     from cog_triton.serving.cog_process import CogServer, require_ports
     from cog_triton.serving.coglet.slot_limit import MAX_SLOTS
     from cog_triton.settings import load_settings
+    from cog_triton.system.redaction import redact_address
 
     if model_repo is not None and (engine or engine_name or not triton_only):
         raise typer.BadParameter(

@@ -23,9 +23,8 @@ from cog_triton.errors import CogTritonError
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format
-from cog_triton.system.gc_tuning import tune_for_serving
-from cog_triton.system.open_files import raise_soft_limit
 from cog_triton.system.ports import bind
+from cog_triton.system.process_tuning import raise_open_files, tune_for_serving
 
 _TRITON = ("TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
 
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         if not options.beside_triton:
             user_namespace = not (options.cog_only or settings.mpi_hosts)
             prediction_directory.require_usable(user_namespace=user_namespace)
-        descriptors = raise_soft_limit()
+        descriptors = raise_open_files()
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
         behind: ChainLauncher | Mapping[str, int] = ChainLauncher(settings, names, for_cog)

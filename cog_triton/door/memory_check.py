@@ -9,8 +9,8 @@ from cog_triton.artifact.engine_size import engine_bytes
 from cog_triton.door.control_messages import Command
 from cog_triton.door.upstream import Upstream
 from cog_triton.system import reaper
-from cog_triton.system.free_memory import free_memory, memory_of
 from cog_triton.system.gpu_memory_use import gpu_memory_use
+from cog_triton.system.host_memory import host_memory, memory_of
 
 _GIB = 1 << 30
 _LEAST = 256 << 20  # Cog, Triton and their stubs, without an engine
@@ -32,7 +32,7 @@ def require_memory(old: Upstream, command: Command, echo: Callable[[str], None])
     after = command.engine_bytes
     taken = memory_of(pids)
     needs = _needed(taken, before, after, _LEAST)
-    _require("memory", needs, taken, free_memory(), command, echo)
+    _require("memory", needs, taken, host_memory().free, command, echo)
     gpus = gpu_memory_use(pids)
     for gpu in gpus:
         needs = _needed(gpu.taken, before, after, 0, shares=len(gpus))

@@ -13,15 +13,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
+from cog_triton.system.redaction import redact_address
 
 _INTERVAL_S = 0.5
 _TIMEOUT_S = 10.0
 _LAST_TIMEOUT_S = 30.0
 _RETRIES = 12
 _BACKOFF_S = 0.1
-_RETRIED = frozenset({429, 500, 502, 503, 504})
+_RETRIED = frozenset({429, 500, 502, 503, 504})  # Cog's own list, of its webhooks
 _FORGOTTEN_S = 3600.0
 _OUTPUT = b'"output":'
 _RUNNING = (b'"status":"starting"', b'"status":"processing"')

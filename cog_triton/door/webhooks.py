@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings
 from cog_triton.system.public_addresses import (
@@ -19,6 +18,7 @@ from cog_triton.system.public_addresses import (
     plain_address,
     resolve_host,
 )
+from cog_triton.system.redaction import redact_address
 
 _MAX_URL = 8192
 

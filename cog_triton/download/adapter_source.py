@@ -8,10 +8,10 @@ from pathlib import Path
 from cog_triton.artifact.lora_adapter import CONFIG_FILE, FILES
 from cog_triton.download import fetch as downloads
 from cog_triton.download.model_request import FetchedModel, ModelRequest
-from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.redaction import redact_address
 
 
 def fetch_adapter(

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from cog_triton.download import disk_space, object_store
-from cog_triton.download.partial_file import PartialFile
-from cog_triton.download.redaction import redact_address, redact_url
+from cog_triton.download.partial_file import PartialFile, RunningChecksum
 from cog_triton.download.remote import Remote, Source
 from cog_triton.download.retry import RetryPolicy, TransientError
-from cog_triton.download.running_checksum import RunningChecksum
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.redaction import redact_address, redact_url
 
 if TYPE_CHECKING:
     import httpx

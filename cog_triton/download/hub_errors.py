@@ -20,14 +20,13 @@ from huggingface_hub.errors import (
 )
 
 from cog_triton.download.model_request import ModelRequest
-from cog_triton.download.retry import TransientError
+from cog_triton.download.retry import TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import CogTritonError, DiskFull, ModelUnavailable
 
 LIBRARY_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, RuntimeError)
 """Exceptions of huggingface_hub, to be given to `coded`."""
 OFFLINE = "HF_HUB_OFFLINE is set"
-_TRANSIENT_STATUSES = (408, 425, 429)
 
 
 def coded(error: BaseException, request: ModelRequest) -> CogTritonError | TransientError:
@@ -83,7 +82,7 @@ def _not_found(name: str, hub: str, token: str | None) -> ModelUnavailable:
 
 
 def _status(status: int, name: str, hub: str, token: str | None) -> CogTritonError | TransientError:
-    if status in _TRANSIENT_STATUSES or status >= 500:
+    if is_transient(status):
         return TransientError(f"{hub} answers HTTP {status}")
     if status == 401 and token:
         return ModelUnavailable(f"{name}: {hub} does not take the hf_token (HTTP 401)")

@@ -6,8 +6,8 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.redaction import redact_address
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".nemo")
 ACCEPTED = (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from cog_triton.download.local import resolve
 from cog_triton.download.model_request import FetchedModel, ModelRequest
-from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.redaction import redact_address
 
 if TYPE_CHECKING:
     from cog_triton.download.model_tar import ModelTar

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from cog_triton.download import disk_space, model_archive
+from cog_triton.artifact import tar_members
+from cog_triton.download import disk_space
 from cog_triton.download import fetch as downloads
 from cog_triton.download.local import checked
 from cog_triton.download.model_request import FetchedModel
 from cog_triton.download.retry import RetryPolicy
-from cog_triton.download.transfer_progress import Echo
+from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import ModelUnavailable, UserError
 
+_CHUNK = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -72,7 +77,7 @@ class ModelTar:
             self._url, download, sha256=self._sha256, echo=echo, retry=retry, stop=stop
         )
         try:
-            model_archive.unpack(tar, target, name, lambda path: checked(path, name), echo)
+            unpack(tar, target, name, lambda path: checked(path, name), echo)
         except UserError:
             download.unlink(missing_ok=True)  # the URL's next content may be good
             raise
@@ -85,3 +90,55 @@ class ModelTar:
             return self._url
         stat = self._local.stat()
         return f"{self._local.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+
+
+def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], echo: Echo) -> Path:
+    """Unpack `tar` to `target`, which must not be there, atomically and without a sole top directory.
+
+    The caller holds the lock of `target`: leftovers of a killed process are removed.
+
+    Args:
+        name: what errors and progress call it.
+        check: gets the unpacked directory before it gets its name; raises to refuse it.
+
+    Raises:
+        EngineCorrupt: no readable tar, or an unsafe member; names it.
+        DiskFull: there is no room for a member; names it.
+    """
+    with disk_space.coded_errors(target, name):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for killed in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(killed)
+        size = tar.stat().st_size
+        disk_space.require(target.parent, size, f"{name}, unpacked,")
+        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            echo(f"[download] {name}: unpacking {size_text(size)}")
+            for member in tar_members.read(tar):
+                path = fresh / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if member.content is not None:
+                    disk_space.require(fresh, member.size, f"{name}: member {member.name!r}")
+                    with path.open("xb") as file:
+                        shutil.copyfileobj(member.content, file, _CHUNK)
+                elif member.link is not None:
+                    path.symlink_to(member.link)
+                else:
+                    path.mkdir(exist_ok=True)
+            top = _top(fresh)
+            check(top)
+            top.chmod(0o755)
+            top.rename(target)
+            disk_space.sync_directory(target.parent)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def _top(directory: Path) -> Path:
+    """`directory`, or the one in it that holds everything, however deep."""
+    while True:
+        entries = list(directory.iterdir())
+        if len(entries) != 1 or entries[0].is_symlink() or not entries[0].is_dir():
+            return directory
+        directory = entries[0]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.download.remote import Answer, FileIdentity
-from cog_triton.download.retry import TransientError
+from cog_triton.download.retry import TransientError, is_transient
 from cog_triton.errors import CogTritonError, MissingExtra, ModelUnavailable
+from cog_triton.system.redaction import redact_address
 
 _CHUNK = 4 << 20
 
@@ -140,7 +140,8 @@ class ObjectRemote:
                     f" {self._store.credentials}"
                 ) from None
             told = f" {status}" if status else ""
-            if isinstance(error, ValueError) or (status is not None and 400 <= status < 429):
+            refused = status is not None and status >= 400 and not is_transient(status)
+            if refused or isinstance(error, ValueError):
                 raise ModelUnavailable(f"{self.name}: refused ({kind}{told})") from None
             raise TransientError(f"{kind}{told}") from None
 

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import httpx
 
-from cog_triton.download.retry import TransientError
+from cog_triton.download.retry import TransientError, is_transient
 from cog_triton.errors import CogTritonError, ModelUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, read=60.0, pool=None)
-_TRANSIENT_STATUSES = (408, 425, 429)
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _MEANING = {
     401: "not authorised",
@@ -125,7 +124,7 @@ class Remote:
         if status == 416:  # also what an empty file answers
             return Answer(False, 0, None, iter(()))
         problem = f"HTTP {status} {response.reason_phrase}".rstrip()
-        if status in _TRANSIENT_STATUSES or response.is_server_error:
+        if is_transient(status):
             raise TransientError(problem, retry_after(headers.get("retry-after")))
         meaning = f": {_MEANING[status]}" if status in _MEANING else ""
         raise ModelUnavailable(f"{self.name}: {problem}{meaning}")

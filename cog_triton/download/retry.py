@@ -9,6 +9,12 @@ from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import CogTritonError, ModelUnavailable
 
 _MAX_RETRY_AFTER_S = 120.0
+_TRANSIENT_STATUSES = (408, 425, 429)
+
+
+def is_transient(status: int) -> bool:
+    """Whether an HTTP status is of an error that a retry may cure."""
+    return status in _TRANSIENT_STATUSES or status >= 500
 
 
 class TransientError(Exception):

@@ -16,7 +16,7 @@ from cog_triton.keeper.checkpoint_process import CheckpointProcess
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, FallAsleep, WakeUp
 from cog_triton.keeper.kept_engine import KeptEngine, ParkedEngine
 from cog_triton.system import reaper
-from cog_triton.system.free_memory import resident_bytes
+from cog_triton.system.host_memory import resident_bytes
 
 _SLEEP_S = 120.0  # the first time host memory is pinned: 9 s for 16 GB
 _WAKE_S = 60.0

@@ -28,7 +28,7 @@ from cog_triton.keeper.keeper_messages import (
     Watch,
 )
 from cog_triton.system import reaper
-from cog_triton.system.free_memory import resident_bytes
+from cog_triton.system.host_memory import resident_bytes
 
 _PROGRAM = "cog_triton.keeper.keeper_process"
 _START_TIMEOUT_S = 30.0

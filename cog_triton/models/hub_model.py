@@ -17,7 +17,7 @@ from cog_triton.download.model_source import fetch_model
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import DiskFull, ModelUnavailable
-from cog_triton.models.model_json import read_object
+from cog_triton.models.preparation import read_object
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _SMALL = ("config.json", "generation_config.json")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import EngineCorrupt, ModelUnavailable, nearest
+from cog_triton.system.redaction import redact_address
 
 Kind = Literal["engine", "hub", "directory", "gguf", "package"]
 

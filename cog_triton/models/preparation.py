@@ -30,7 +30,6 @@ from cog_triton.errors import (
 from cog_triton.models import conversion, family_choice, vllm_registry
 from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import FamilyChoice
-from cog_triton.models.model_json import read_object
 from cog_triton.models.model_name import ModelName, package_path, recognize
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
@@ -280,3 +279,14 @@ def _named(name: str, vllm: bool) -> Iterator[None]:
         if vllm and isinstance(error, EngineIncompatible):
             hint = f"; vLLM may take it, on a GPU: {family_choice.SETUP}"
         raise type(error)(f"{name}: {error.detail}{hint}") from None
+
+
+def read_object(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file of the model `name`; raises E1304 if it is none."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(f"{name}: {path.name} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelUnavailable(f"{name}: {path.name} is not a JSON object")
+    return value

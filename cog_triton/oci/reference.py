@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Self
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.redaction import redact_address
 
 SCHEME = "oci://"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

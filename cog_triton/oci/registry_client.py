@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from cog_triton.download.remote import http_errors, retry_after
-from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
+from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import BuildCancelled, CogTritonError, EngineCorrupt, ModelUnavailable
 from cog_triton.oci import credentials
@@ -22,7 +22,6 @@ from cog_triton.oci.registry_auth import RegistryAuth
 from cog_triton.system.printable import printable
 
 _TIMEOUT = httpx.Timeout(30.0, read=300.0, pool=None)
-_TRANSIENT = (408, 425, 429)
 _MAX_ERROR = 1 << 16
 _POLL_S = 0.2
 _SHOWN = 200
@@ -175,7 +174,7 @@ class Registry:
         status = response.status_code
         said = _words(response)
         text = f"HTTP {status} {response.reason_phrase}".rstrip() + (f": {said}" if said else "")
-        if status in _TRANSIENT or response.is_server_error:
+        if is_transient(status):
             return TransientError(text, retry_after(response.headers.get("retry-after")))
         hint = ""
         if status in (401, 403):

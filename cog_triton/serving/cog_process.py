@@ -17,7 +17,7 @@ from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, still_startin
 from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, url_host
-from cog_triton.system import open_files, reaper
+from cog_triton.system import process_tuning, reaper
 from cog_triton.system.oom_kills import OomKills
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
@@ -92,7 +92,7 @@ class CogServer:
             require_image(settings.cog_triton_sm)
         require_usable(settings.work_dir)
         prediction_directory.require_usable(user_namespace=not settings.mpi_hosts)
-        open_files.raise_soft_limit()
+        process_tuning.raise_open_files()
         require_ports(settings, self._host, self._port)
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()

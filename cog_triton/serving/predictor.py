@@ -21,7 +21,7 @@ from cog_triton.serving.prediction_inputs import DEFAULT_MAX_TOKENS, PredictionI
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
-from cog_triton.system import gc_tuning, log_format, malloc_tuning
+from cog_triton.system import log_format, process_tuning
 from cog_triton.system.parent_death import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
@@ -38,7 +38,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     async def setup(self, weights: str | None = None) -> None:
         """Start the runtime and the HTTP listeners; an exception makes Cog report SETUP_FAILED."""
         exit_with_parent()
-        malloc_tuning.limit_arenas()
+        process_tuning.limit_arenas()
         thread_interrupts.disable()
         concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
@@ -47,8 +47,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         )
         with log_streams.setup_log():
             await self._start(settings, weights)
-        gc_tuning.tune_for_serving()
-        malloc_tuning.trim_periodically()
+        process_tuning.tune_for_serving()
+        process_tuning.trim_periodically()
 
     async def _start(self, settings: Settings, weights: str | None) -> None:
         self._telemetry = CompositeObserver(settings)

@@ -18,9 +18,9 @@ from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.supervisor import STABLE_S
 from cog_triton.serving.triton_door import TritonDoor
 from cog_triton.settings import Settings, url_host
-from cog_triton.system import open_files, ports
+from cog_triton.system import ports, process_tuning
+from cog_triton.system.redaction import SERVER_KEYS
 from cog_triton.system.run_dir import fresh_run_dir
-from cog_triton.system.secret_variables import SERVER_KEYS
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import launch, liveness
 from cog_triton.triton.client import TritonClient
@@ -49,7 +49,7 @@ async def serve_triton_only(
         )
     if not rank:
         ports.require_free(settings.triton_ports)
-    open_files.raise_soft_limit()
+    process_tuning.raise_open_files()
     prepared = await _model_repository(settings, repository)
     repository, world_size, run_dir, secrets, replicas = prepared
     door = None if rank else TritonDoor(settings)

@@ -12,11 +12,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from cog_triton.artifact import engine_manifest, engine_tar
 from cog_triton.download.fetch import fetch, redacted_name
 from cog_triton.download.object_store import SCHEMES
-from cog_triton.download.redaction import redact_address
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.settings import Settings
+from cog_triton.system.redaction import redact_address
 
 _log = logging.getLogger(__name__)
 

@@ -1,63 +1,111 @@
-"""Host memory that is left for this process: of the machine, and of its control groups."""
+"""Host memory: what the machine and our control groups leave, and what processes take."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_MEMINFO = Path("/proc/meminfo")
-_GROUPS = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 where v2 writes "max"
+from cog_triton.system import reaper
+
+GROUPS = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
+_NAMES = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
+_PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
+_KIB = 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """Directory of a control group with a memory controller, of cgroup `version` 1 or 2."""
+
+    directory: Path
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes that are left, and what `limits` them, in words."""
+    """Bytes that may be taken before the kernel kills, and what `limits` them, in words."""
 
     free: int
     limits: str
 
 
+def memory_groups(groups: Path = GROUPS, mount: Path = MOUNT) -> list[MemoryGroup]:
+    """Groups that may bound our memory, the most specific first (cgroups(7)).
+
+    Ancestors are included; in a container, ours is the mount.
+    """
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for fields in lines:
+        if len(fields) < 3:
+            continue
+        unified = not fields[1]
+        if unified or "memory" in fields[1].split(","):
+            root = mount if unified else mount / "memory"
+            own = root / fields[2].lstrip("/")
+            nested = [own, *(path for path in own.parents if path.is_relative_to(root))]
+            found += [MemoryGroup(path, 2 if unified else 1) for path in dict.fromkeys(nested)]
+    return found
+
+
 def host_memory(
-    meminfo: Path = _MEMINFO, groups: Path = _GROUPS, mount: Path = _MOUNT
+    meminfo: Path = Path("/proc/meminfo"), groups: Path = GROUPS, mount: Path = MOUNT
 ) -> HostMemory:
     """Measure what is left: MemAvailable, or less where a control group has less.
 
-    What a group holds of files' pages counts as left: the kernel drops them for it.
+    A group's file cache that is not in use counts as free, as MemAvailable counts it.
     """
-    available = int(re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())[0]) * 1024
-    found = [HostMemory(available, "MemAvailable of the machine")]
-    for directory, limit, used in _group_files(groups, mount):
-        try:
-            most = directory.joinpath(limit).read_text().strip()
-            if not most.isdecimal() or int(most) >= _UNLIMITED:
-                continue
-            held = int(directory.joinpath(used).read_text())
-            stat = re.search(
-                r"^inactive_file (\d+)$", (directory / "memory.stat").read_text(), re.M
-            )
-        except OSError:
-            continue
-        left = int(most) - held + (int(stat[1]) if stat else 0)
-        found.append(HostMemory(max(0, left), f"{directory / limit} of {int(most) / 1e9:.1f} GB"))
-    return min(found, key=lambda one: one.free)
+    found = [
+        HostMemory(int(kilobytes) * _KIB, "MemAvailable of the machine")
+        for kilobytes in _AVAILABLE.findall(meminfo.read_text())
+    ]
+    for group in memory_groups(groups, mount):
+        with suppress(OSError, ValueError):
+            found.append(_left_in(group))
+    return min(found, key=lambda one: one.free, default=HostMemory(0, "no MemAvailable"))
 
 
-def _group_files(groups: Path, mount: Path) -> Iterator[tuple[Path, str, str]]:
-    """Directories of our control group and all above it, and names of their limit and use."""
-    for line in groups.read_text().splitlines() if groups.is_file() else ():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            root, names = mount, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root = mount / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = root / path.lstrip("/")
-        while group.is_relative_to(root):
-            yield group, *names
-            group = group.parent
+def memory_of(pids: Iterable[int]) -> int:
+    """Proportional set size of processes together, in bytes; those that have ended count nothing.
+
+    What several of them share counts once, and so do the mapped files of an engine (proc(5)).
+    """
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            found = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())
+            total += int(found[1]) * _KIB if found else 0
+    return total
+
+
+def resident_bytes(root: int) -> int:
+    """Host memory that the processes below `root` have; what two share counts twice."""
+    found = 0
+    for pid in reaper.descendants(root):
+        with suppress(OSError, IndexError):
+            found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return found
+
+
+def _left_in(group: MemoryGroup) -> HostMemory:
+    """What a group leaves; raises ValueError where it has no limit, OSError without files."""
+    limit, usage, cache = _NAMES[group.version]
+    allowed = int((group.directory / limit).read_text())  # `max` is no number
+    used = int((group.directory / usage).read_text())
+    stat = (group.directory / "memory.stat").read_text()
+    found = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
+    left = max(0, allowed - used + (int(found[1]) if found else 0))
+    return HostMemory(left, f"{group.directory / limit} of {allowed / 1e9:.1f} GB")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cog_triton.system.control_groups import GROUPS, MOUNT, memory_groups
+from cog_triton.system.host_memory import GROUPS, MOUNT, memory_groups
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _FILES = {2: "memory.events", 1: "memory.oom_control"}

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from cog_triton.errors import PromptTooLong
-from cog_triton.system import malloc_tuning
+from cog_triton.system import process_tuning
 from cog_triton.text.token_length import max_token_bytes
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -64,7 +64,7 @@ class PromptEncoder:
                 self._refuse_by_pieces(text)
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             finally:
-                malloc_tuning.return_freed_memory()
+                process_tuning.return_freed_memory()
 
     def check(self, text: str) -> None:
         """Raise E1002 for a long text that is certain not to fit."""

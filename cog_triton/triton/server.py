@@ -18,10 +18,10 @@ from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE
 from cog_triton.settings import Settings
-from cog_triton.system import malloc_tuning, reaper
+from cog_triton.system import process_tuning, reaper
 from cog_triton.system.oom_kills import OomKills
+from cog_triton.system.redaction import without_secrets
 from cog_triton.system.run_dir import new_shm_prefix
-from cog_triton.system.secret_variables import without_secrets
 from cog_triton.system.work_dir import work_dir_errors
 from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
@@ -148,7 +148,8 @@ class TritonServer:
                 sleeps = {} if self._settings.park_checkpoint else {CHECKPOINT_VARIABLE: "0"}
                 await self.keeper.start({**environment, **sleeps})
             # Engine processes do without: what computes has other needs of malloc.
-            environment = {**malloc_tuning.variables(), **environment, **self.keeper.variables}
+            malloc = process_tuning.malloc_variables()
+            environment = {**malloc, **environment, **self.keeper.variables}
         with self.log.open("wb") as log:
             self._process = reaper.spawn(
                 command.argv,

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cog_triton import errors
-from cog_triton.download.redaction import redact_address
 from cog_triton.settings import load_settings
+from cog_triton.system.redaction import redact_address
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.token_request import TokenRequest, send_token_request

@@ -13,7 +13,7 @@ import pytest
 from bench_runs import options
 from small_tokenizers import byte_level, save
 
-from cog_triton.bench import arrivals, length_distribution
+from cog_triton.bench import length_distribution, load_generator
 from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.load_generator import LoadGenerator
 from cog_triton.bench.options import Arrival, Unit
@@ -25,7 +25,7 @@ from cog_triton.errors import InvalidArgument
 
 def offsets(**changes: Any) -> list[float]:
     values: dict[str, Any] = {"poisson": True, "seed": 1, "duration": None, "requests": None}
-    return list(arrivals.offsets(10.0, **{**values, **changes}))
+    return list(load_generator.offsets(10.0, **{**values, **changes}))
 
 
 def test_constant_arrivals_are_evenly_spaced() -> None:

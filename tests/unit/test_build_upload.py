@@ -55,7 +55,7 @@ def test_upload_sends_the_file_with_its_length(tar: Path, status: int) -> None:
     assert lines[-1] == "[upload] 100% of 3 MB"
 
 
-@pytest.mark.parametrize("trouble", [500, 503, 429, 408, 0])
+@pytest.mark.parametrize("trouble", [500, 503, 429, 425, 408, 0])
 def test_transient_errors_are_retried_from_the_start(tar: Path, trouble: int) -> None:
     store = Store(trouble, trouble, 200)
     lines = uploaded(store, tar)

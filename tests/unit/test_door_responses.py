@@ -24,8 +24,8 @@ from small_door import (
 
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
-from cog_triton.system.open_files import raise_soft_limit
 from cog_triton.system.ports import free_ports
+from cog_triton.system.process_tuning import raise_open_files
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -395,7 +395,7 @@ def test_the_soft_limit_of_open_files_is_raised() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        assert raise_soft_limit() == min(hard, 65536)
+        assert raise_open_files() == min(hard, 65536)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.artifact.engine_size import engine_bytes
-from cog_triton.system.free_memory import free_memory, memory_of
+from cog_triton.system.host_memory import host_memory, memory_of
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"
 
@@ -37,13 +37,13 @@ def test_a_control_group_limits_it(tmp_path: Path, line: str, directory: str, ve
     (tmp_path / "meminfo").write_text(MEMINFO)
     (tmp_path / "groups").write_text(f"{line}\n")
     arguments = (tmp_path / "meminfo", tmp_path / "groups", tmp_path / "fs")
-    assert free_memory(*arguments) == 8000 * 1024
+    assert host_memory(*arguments).free == 8000 * 1024
     group(tmp_path / "fs" / directory, "max", 900, 300, version)
-    assert free_memory(*arguments) == 8000 * 1024
+    assert host_memory(*arguments).free == 8000 * 1024
     group(tmp_path / "fs" / directory, "1000", 900, 300, version)
-    assert free_memory(*arguments) == 1000 - 900 + 300
+    assert host_memory(*arguments).free == 1000 - 900 + 300
     group(tmp_path / "fs" / directory, "1000", 1900, 300, version)
-    assert free_memory(*arguments) == 0
+    assert host_memory(*arguments).free == 0
 
 
 def test_of_processes_the_dead_count_nothing() -> None:

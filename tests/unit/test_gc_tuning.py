@@ -7,9 +7,9 @@ import sys
 
 SEEN = """
 import gc, sys
-from cog_triton.system import gc_tuning
+from cog_triton.system import process_tuning
 loaded = [[] for _ in range(1000)]
-gc_tuning.tune_for_serving()
+process_tuning.tune_for_serving()
 assert gc.get_freeze_count() > 1000
 assert not any(item is kept for kept in gc.get_objects() for item in loaded[:1])
 print(sys.getswitchinterval())

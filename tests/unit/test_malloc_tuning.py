@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import threading
 from cog_triton.engines.mock import word_tokenizer
-from cog_triton.system import malloc_tuning
+from cog_triton.system import process_tuning
 from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -19,7 +19,7 @@ def resident():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
-malloc_tuning.limit_arenas()
+process_tuning.limit_arenas()
 encoder = PromptEncoder(EngineTokenizer(word_tokenizer.make()), 100_000)
 text = "tell me about the sea " * 12_000
 encoder.encode(text[:1000])

@@ -1,6 +1,6 @@
 import pytest
 
-from cog_triton.download.redaction import redact_address, redact_url
+from cog_triton.system.redaction import redact_address, redact_url
 
 
 def test_user_password_query_and_fragment_are_redacted() -> None:

@@ -12,7 +12,7 @@ from test_triton_server import executable
 from cog_triton.engines.registry import FAMILIES
 from cog_triton.errors import TritonStartFailed
 from cog_triton.settings import Settings, load_settings
-from cog_triton.system.secret_variables import HUB_TOKENS, is_secret, without_secrets
+from cog_triton.system.redaction import HUB_TOKENS, is_secret, without_secrets
 from cog_triton.triton.server import TritonServer
 
 SECRETS = (

@@ -10,7 +10,7 @@ from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.llmapi.llmapi_directory import CONFIG_FILE, LLMAPIModel, read_model
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
-from cog_triton.system.secret_variables import HUB_TOKENS
+from cog_triton.system.redaction import HUB_TOKENS
 
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 

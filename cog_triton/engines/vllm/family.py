@@ -24,7 +24,7 @@ from cog_triton.engines.vllm.vllm_version import (
 )
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
 from cog_triton.keeper.keeper_messages import SPARE_LOADS
-from cog_triton.system.secret_variables import HUB_TOKENS
+from cog_triton.system.redaction import HUB_TOKENS
 from cog_triton.text.sampling import ABILITIES
 
 _log = logging.getLogger(__name__)

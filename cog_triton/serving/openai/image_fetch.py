@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
-from cog_triton.download.redaction import redact_address
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.system.public_addresses import (
     HTTP_URL,
@@ -28,6 +27,7 @@ from cog_triton.system.public_addresses import (
     names_host,
     resolve_host,
 )
+from cog_triton.system.redaction import redact_address
 
 _TIMEOUT_S = 5.0
 _AT_ONCE = 4

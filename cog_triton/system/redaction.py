@@ -1,9 +1,10 @@
-"""Secrets in the environment: which variables hold one, so that processes get only their own."""
+"""Redaction of secrets: in URLs for logs and errors, in the environment of other processes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from urllib.parse import urlsplit
 
 SERVER_KEYS = frozenset({"COG_TRITON_API_KEY", "OPENAI_API_KEY", "WEBHOOK_AUTH_TOKEN"})
 """Keys of our own server, for the processes that answer clients or post webhooks."""
@@ -26,3 +27,31 @@ def is_secret(name: str) -> bool:
 def without_secrets(environment: Mapping[str, str], keep: Collection[str] = ()) -> dict[str, str]:
     """`environment` without the variables that hold secrets, but for those to `keep`."""
     return {k: v for k, v in environment.items() if k in keep or not is_secret(k)}
+
+
+def redact_url(url: str) -> str:
+    """`url` without its possible secrets: user, password, query and fragment.
+
+    Raises:
+        ValueError: not a URL.
+    """
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="", fragment="").geturl()
+
+
+def redact_address(address: str) -> str:
+    """A path as it is, a URL of any scheme redacted; never fails.
+
+    Of a URL that cannot be taken apart, such as one whose password has a bare ``/`` or ``#``, only
+    the scheme is left.
+    """
+    scheme, mark, _ = address.partition("://")
+    if not mark:
+        return address
+    try:
+        _ = urlsplit(address).port  # the part of such a password that precedes the / or #
+        redacted = redact_url(address)
+    except ValueError:
+        redacted = ""
+    return redacted if redacted and "@" not in redacted else f"{scheme.rpartition('@')[2]}://..."

@@ -1,53 +1,134 @@
-"""Inputs of a prediction as one typed value, and the sampling parameters that they ask for."""
+"""Inputs of a prediction as one typed value, and the sampling parameters that they ask for.
+
+A dataclass is the signature that Cog reads: its fields are the inputs, named as in the original
+cog-triton, and bounded by the rows of `SamplingParams` that have their names.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from cog import Input
 
 from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
 from cog_triton.text.sampling import SAMPLING, SamplingParams
 
 DEFAULT_MAX_TOKENS = 512
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def given(default: Any, description: str, **rules: Any) -> Any:
+    """A dataclass's field that is an input; `rules` are further arguments of Cog's `Input`."""
+    return field(default=default, metadata={"description": description, **rules})
+
+
+def takes(kind: type[PredictionInputs]) -> Callable[[Method], Method]:
+    """Decorator: a predictor's method has the fields of `kind` as inputs, for its ``**inputs``."""
+    bounds = {item.name: item.inputs or {} for item in SAMPLING}
+    hints = get_type_hints(kind)
+    parameters = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=Input(default=item.default, **bounds.get(item.name, {}), **item.metadata),
+            annotation=hints[item.name],
+        )
+        for item in fields(kind)
+    ]
+
+    def decorate(method: Method) -> Method:
+        signature = inspect.signature(method, eval_str=True)
+        own, _ = signature.parameters.values()
+        method.__annotations__ = {
+            **{item.name: hints[item.name] for item in fields(kind)},
+            "return": signature.return_annotation,
+        }
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[own, *parameters]
+        )
+        return method
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionInputs:
-    """The inputs of `Predictor.run`, which describes each.
+    """The inputs of the runner; Cog passes those alone that a request has.
 
     Cog takes 2.0 for an integer and passes it on as a float, hence the int() in `sampling`.
     """
 
-    prompt: str
-    system_prompt: str | None
-    max_tokens: int
-    min_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    stop_sequences: str | None
-    length_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int | None
-    prompt_template: str | None
-    log_performance_metrics: bool
-    max_new_tokens: int | None
-    min_new_tokens: int | None
-    messages: list[dict[str, Any]] | None
-    lora_name: str | None = None
+    prompt: str = given("", "Prompt to send to the model; or send messages instead.")
+    system_prompt: str | None = given(
+        None,
+        "System prompt that guides the behaviour of the model. Defaults to the"
+        " server's SYSTEM_PROMPT. Used through {system_prompt} of the prompt template, or"
+        " through the model's own chat template.",
+    )
+    max_tokens: int = given(
+        DEFAULT_MAX_TOKENS,
+        "Maximum number of tokens to generate. A word is generally 2-3 tokens.",
+    )
+    min_tokens: int | None = given(None, "Minimum number of tokens to generate; -1 for none.")
+    temperature: float = given(
+        0.7, "Randomness of the output: 0 is deterministic, above 1 is very random."
+    )
+    top_p: float = given(
+        0.95, "Samples from the most likely tokens whose probabilities add up to top_p."
+    )
+    top_k: int = given(0, "Samples from the top_k most likely tokens; 0 or -1 for all.")
+    stop_sequences: str | None = given(
+        None,
+        "Comma-separated strings that end the output, which holds what is before"
+        " them. Defaults to the server's STOP_SEQUENCES.",
+    )
+    length_penalty: float = given(
+        1.0, "Favours longer output above 1 and shorter below, in beam search."
+    )
+    presence_penalty: float = given(0.0, "Penalizes tokens that have been generated at all.")
+    frequency_penalty: float = given(0.0, "Penalizes tokens by how often they have been generated.")
+    repetition_penalty: float = given(
+        1.0, "Divides the likelihood of tokens that occurred; 1 is neutral."
+    )
+    seed: int | None = given(
+        None,
+        "Random seed, 0 included. Leave blank, or -1, for a random one, which is logged.",
+    )
+    prompt_template: str | None = given(
+        None,
+        "Python format string with {prompt}, and {system_prompt} if wanted."
+        " Defaults to the server's PROMPT_TEMPLATE, else to the model's chat template."
+        " '{prompt}' sends the prompt as it is.",
+    )
+    log_performance_metrics: bool = given(
+        False, "Log token counts, tokens per second and time to first token."
+    )
+    max_new_tokens: int | None = given(None, "Old name of max_tokens. Both may not be set.", ge=1)
+    min_new_tokens: int | None = given(None, "Old name of min_tokens. Both may not be set.", ge=-1)
+    messages: list[dict[str, Any]] | None = given(  # noqa: RUF009 - a field
+        None,
+        "Chat instead of a prompt: objects with role (system, user, assistant) and"
+        " content, put into the model's own chat template.",
+    )
+    lora_name: str | None = given(
+        None,
+        "LoRA adapter to generate with, by the name that the server gives it."
+        " Leave blank for the base model.",
+    )
 
     def sampling(self) -> SamplingParams:
         """Sampling parameters, with a random seed if none was given; raises E1005, E1101, E1102."""
-        given = {
+        values = {
             item.name: item.read(getattr(self, item.name))
             for item in SAMPLING
             if item.inputs is not None
         }
-        given["max_tokens"] = self._max_tokens()
-        given["min_tokens"] = min(self._min_tokens(), self._max_tokens())
-        return SamplingParams(**given)
+        values["max_tokens"] = self._max_tokens()
+        values["min_tokens"] = min(self._min_tokens(), self._max_tokens())
+        return SamplingParams(**values)
 
     def notes(self) -> list[str]:
         """What was asked for and has no effect, or not the one that it says."""

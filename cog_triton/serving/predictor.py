@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from cog import BaseRunner, ConcatenateIterator, Input
+from cog import BaseRunner, ConcatenateIterator
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError
@@ -17,7 +17,7 @@ from cog_triton.serving.coglet import concurrent_streaming, log_streams, thread_
 from cog_triton.serving.generate import Generation, Stream
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners
-from cog_triton.serving.prediction_inputs import DEFAULT_MAX_TOKENS, PredictionInputs
+from cog_triton.serving.prediction_inputs import PredictionInputs, takes
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
 from cog_triton.settings import Settings, load_settings
@@ -67,127 +67,10 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         self._runtime.require_ready()
         return True
 
-    async def run(
-        self,
-        prompt: str = Input(
-            default="", description="Prompt to send to the model; or send messages instead."
-        ),
-        system_prompt: str | None = Input(
-            default=None,
-            description="System prompt that guides the behaviour of the model. Defaults to the"
-            " server's SYSTEM_PROMPT. Used through {system_prompt} of the prompt template, or"
-            " through the model's own chat template.",
-        ),
-        max_tokens: int = Input(
-            default=DEFAULT_MAX_TOKENS,
-            ge=1,
-            description="Maximum number of tokens to generate. A word is generally 2-3 tokens.",
-        ),
-        min_tokens: int | None = Input(
-            default=None,
-            ge=-1,
-            description="Minimum number of tokens to generate; -1 for none.",
-        ),
-        temperature: float = Input(
-            default=0.7,
-            ge=0,
-            le=5,
-            description="Randomness of the output: 0 is deterministic, above 1 is very random.",
-        ),
-        top_p: float = Input(
-            default=0.95,
-            ge=0,
-            le=1,
-            description="Samples from the most likely tokens whose probabilities add up to top_p.",
-        ),
-        top_k: int = Input(
-            default=0,
-            ge=-1,
-            description="Samples from the top_k most likely tokens; 0 or -1 for all.",
-        ),
-        stop_sequences: str | None = Input(
-            default=None,
-            description="Comma-separated strings that end the output, which holds what is before"
-            " them. Defaults to the server's STOP_SEQUENCES.",
-        ),
-        length_penalty: float = Input(
-            default=1.0,
-            ge=0,
-            le=5,
-            description="Favours longer output above 1 and shorter below, in beam search.",
-        ),
-        presence_penalty: float = Input(
-            default=0.0,
-            description="Penalizes tokens that have been generated at all.",
-        ),
-        frequency_penalty: float = Input(
-            default=0.0,
-            description="Penalizes tokens by how often they have been generated.",
-        ),
-        repetition_penalty: float = Input(
-            default=1.0,
-            description="Divides the likelihood of tokens that occurred; 1 is neutral.",
-        ),
-        seed: int | None = Input(
-            default=None,
-            description="Random seed, 0 included. Leave blank, or -1, for a random one, which is"
-            " logged.",
-        ),
-        prompt_template: str | None = Input(
-            default=None,
-            description="Python format string with {prompt}, and {system_prompt} if wanted."
-            " Defaults to the server's PROMPT_TEMPLATE, else to the model's chat template."
-            " '{prompt}' sends the prompt as it is.",
-        ),
-        log_performance_metrics: bool = Input(
-            default=False,
-            description="Log token counts, tokens per second and time to first token.",
-        ),
-        max_new_tokens: int | None = Input(
-            default=None,
-            ge=1,
-            description="Old name of max_tokens. Both may not be set.",
-        ),
-        min_new_tokens: int | None = Input(
-            default=None,
-            ge=-1,
-            description="Old name of min_tokens. Both may not be set.",
-        ),
-        messages: list[dict[str, Any]] | None = Input(  # noqa: B008 - Cog reads it there
-            default=None,
-            description="Chat instead of a prompt: objects with role (system, user, assistant) and"
-            " content, put into the model's own chat template.",
-        ),
-        lora_name: str | None = Input(
-            default=None,
-            description="LoRA adapter to generate with, by the name that the server gives it."
-            " Leave blank for the base model.",
-        ),
-    ) -> ConcatenateIterator[str]:
+    @takes(PredictionInputs)
+    async def run(self, **inputs: Any) -> ConcatenateIterator[str]:
         """Validate the inputs, and return the stream of text; awaits nothing."""
-        return self.stream(
-            PredictionInputs(
-                prompt=prompt,
-                system_prompt=system_prompt,
-                max_tokens=max_tokens,
-                min_tokens=min_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                stop_sequences=stop_sequences,
-                length_penalty=length_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
-                prompt_template=prompt_template,
-                log_performance_metrics=log_performance_metrics,
-                max_new_tokens=max_new_tokens,
-                min_new_tokens=min_new_tokens,
-                messages=messages,
-                lora_name=lora_name,
-            )
-        )
+        return self.stream(PredictionInputs(**inputs))
 
     def stream(
         self,

@@ -38,6 +38,9 @@ test-quick: lint ## lint and the unit tests that take little, in 90 s (TESTS="te
 test-nightly: setup ## the unit tests with 200 examples of each property, not 20 (TESTS="-k name")
 	@$(PYTEST) -q --hypothesis-profile nightly $(or $(TESTS),tests/unit)
 
+test-tools: setup ## test scripts, benchmarks, faults and what images are made by: no product code
+	@$(PYTEST) -q $(or $(TESTS),tests/tools)
+
 test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
 

@@ -11,7 +11,7 @@ from clean_environment import HOME, clean
 
 from cog_triton.settings import Settings
 
-UNIT = Path(__file__).parent
+UNIT = Path(__file__).parents[1] / "unit"
 GARBAGE = {
     **{name.upper(): "garbage" for name in Settings.model_fields},
     **dict.fromkeys(("XDG_CACHE_HOME", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"), "garbage"),

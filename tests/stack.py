@@ -17,7 +17,7 @@ import httpx
 
 from cog_triton.system.ports import free_ports
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[1]
 _TLS = httpx.create_ssl_context()
 """For health checks, which are without TLS: httpx would read the certificates for each, 26 ms."""
 

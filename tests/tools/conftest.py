@@ -1,0 +1,4 @@
+import clean_environment
+from engine_fixtures import engine_tar, stack  # noqa: F401
+
+clean_environment.clean()

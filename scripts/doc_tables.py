@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from cog_triton import errors
-from cog_triton.builder import combinations, migration
-from cog_triton.builder.legacy import option_table
+from cog_triton.builder import combinations, legacy_options, migration
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
@@ -170,7 +169,7 @@ TABLES = {
     "errors": ("errors.md", errors.markdown_table),
     "vllm": ("vllm.md", vllm_versions),
     "combinations": ("build.md", combinations.markdown),
-    "legacy options": ("build.md", option_table.markdown),
+    "legacy options": ("build.md", legacy_options.markdown),
     "migration": ("migrate.md", migration.markdown),
     "vllm image sizes": ("image-contents.md", vllm_image_tables.sizes),
     "vllm image wheels": ("image-contents.md", vllm_image_tables.wheels),

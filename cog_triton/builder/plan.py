@@ -15,11 +15,9 @@ from cog_triton.builder.arguments import (
     resolved,
     shown,
 )
-from cog_triton.builder.combinations import check_family
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import Families, Script
-from cog_triton.builder.legacy.translate import translated
-from cog_triton.builder.precision_words import spelled_out
+from cog_triton.builder.upgrade import upgraded
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import UnknownArgument
@@ -97,7 +95,7 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
     """Find the scripts of `config` and write out their command lines.
 
     Args:
-        config: for the scripts that `families` has, see `legacy.translate`.
+        config: for the scripts that `families` has, see `upgrade.translate`.
         work_dir: where steps run; a config names the model ``model``, and they get its own name.
 
     Raises:
@@ -182,15 +180,12 @@ def _is_available(value: str, model_id: str, available: list[PurePosixPath]) -> 
 
 
 def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
-    """Plan of `config`, its words spelled out and its legacy options translated.
+    """Plan of `config`, upgraded; in the work directory of the config as it is written.
 
     Raises:
         UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
-            `spelled_out`, `translated` and `make_plan`.
+            `upgraded` and `make_plan`.
     """
     families = Families()
-    check_family(config, families.find(config.example_name))
-    # Named by the config as it is written, which `clean` has, too.
-    work_dir = workspace.of(config)
-    ready = translated(spelled_out(config, families, echo), families, echo)
-    return make_plan(ready, work_dir, families)
+    work_dir = workspace.of(config)  # which `clean` has, too
+    return make_plan(upgraded(config, families, echo), work_dir, families)

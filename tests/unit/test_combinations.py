@@ -79,7 +79,7 @@ def broken(config: dict[str, Any], family: str, version: Version = (1, 0)) -> li
 @pytest.fixture(autouse=True)
 def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cog_triton.builder.checks.visible_gpus", list)
-    monkeypatch.setattr("cog_triton.builder.precision_words.visible_gpus", list)
+    monkeypatch.setattr("cog_triton.builder.upgrade.visible_gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -166,7 +166,7 @@ def test_gpus_of_this_machine_count_unless_the_config_names_another(
     put = {"build": {"use_fused_mlp": "enable", "gemm_swiglu_plugin": "fp8"}}
     with pytest.raises(UserError, match="needs sm_90, and this is for sm_86"):
         check(config_of(put), tmp_path)
-    monkeypatch.setattr("cog_triton.builder.precision_words.visible_gpus", lambda: [86])
+    monkeypatch.setattr("cog_triton.builder.upgrade.visible_gpus", lambda: [86])
     with pytest.raises(EngineIncompatible, match="sm 90: an engine is built on the GPU that it is"):
         check(config_of({**put, "sm": 90}), tmp_path)
 

@@ -11,18 +11,18 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from legacy_configs import gpt, llama, modern, refusal, translated
 
+from cog_triton.builder import legacy_options
 from cog_triton.builder.arguments import ArgumentValue
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.legacy import option_table
-from cog_triton.builder.legacy.option_rules import Moved
-from cog_triton.builder.legacy.option_table import (
+from cog_triton.builder.legacy_options import (
     BUILD_PY,
     CONVERT_CHECKPOINT,
     HF_CONVERT,
     TRTLLM_BUILD,
 )
-from cog_triton.builder.legacy.translate import Translation
+from cog_triton.builder.legacy_rules import Moved
 from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.upgrade import Translation
 from cog_triton.errors import UnknownArgument
 
 Args = dict[str, ArgumentValue]
@@ -37,7 +37,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "build.md"
         ("llama/build.py", BUILD_PY),
     ],
 )
-def test_every_legacy_option_has_a_rule(script: str, rules: option_table.Rules) -> None:
+def test_every_legacy_option_has_a_rule(script: str, rules: legacy_options.Rules) -> None:
     known = known_options(script)
     assert known is not None
     names = {name.replace("-", "_") for o in known.options.options for name in o.names}
@@ -325,4 +325,4 @@ def test_rules_in_the_documentation_are_current() -> None:
         re.DOTALL | re.MULTILINE,
     )
     assert found
-    assert found[1].strip() == option_table.markdown().strip()
+    assert found[1].strip() == legacy_options.markdown().strip()

@@ -21,14 +21,13 @@ from legacy_configs import (
 )
 from typer.testing import CliRunner
 
-from cog_triton.builder import command
+from cog_triton.builder import command, upgrade
 from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy import translate
-from cog_triton.builder.legacy.translate import Translation
 from cog_triton.builder.plan import check_inputs, make_plan
+from cog_triton.builder.upgrade import Translation
 from cog_triton.cli.app import app
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument
 
@@ -219,7 +218,7 @@ def test_legacy_tree_runs_legacy_configs(tmp_path: Path, monkeypatch: pytest.Mon
     assert Families().offers("gpt", "build.py")
     config = read(TINY_GPT2)
     lines: list[str] = []
-    assert translate.translated(config, Families(), lines.append) is config
+    assert upgrade.upgraded(config, Families(), lines.append) is config
     assert lines == []
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cog_triton.builder import command, precision_words
+from cog_triton.builder import command, upgrade
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.precision_words import spelled_out
+from cog_triton.builder.upgrade import spelled_out
 from cog_triton.errors import BuildConfigInvalid, CogTritonError, EngineIncompatible
 
 BUILD = {"executable": "trtllm-build", "output_dir": "engine", "args": {"max_batch_size": 8}}
@@ -26,7 +27,7 @@ CONVERT = {
 def here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The SM of this machine's GPUs; none, unless a test adds one."""
     sms: list[int] = []
-    monkeypatch.setattr(precision_words, "visible_gpus", lambda: sms)
+    monkeypatch.setattr(upgrade, "visible_gpus", lambda: sms)
     return sms
 
 
@@ -35,11 +36,15 @@ def config(example_name: str = "llama", **changes: Any) -> BuildConfig:
     return parse_config(yaml.safe_dump(value), "c.yaml")
 
 
+def spell_out(given: BuildConfig, echo: Callable[[str], None]) -> BuildConfig:
+    return spelled_out(given, Families().find(given.example_name), echo)
+
+
 def steps(**changes: Any) -> dict[str, dict[str, Any]]:
     """The arguments of each step once the words are spelled out; the words are gone."""
     said: list[str] = []
-    after = spelled_out(config(**changes), Families(), said.append)
-    assert all(getattr(after, word) is None for word in precision_words.WORDS)
+    after = spell_out(config(**changes), said.append)
+    assert all(getattr(after, word) is None for word in upgrade.WORDS)
     assert said
     return {name: dict(step.args) for name, step in after.steps()}
 
@@ -149,7 +154,7 @@ def test_numbers_that_the_gpu_lacks_are_refused(
 
 def test_config_without_words_is_left_alone(here: list[int]) -> None:
     plain = config(convert=CONVERT)
-    assert spelled_out(plain, Families(), print) is plain
+    assert spell_out(plain, print) is plain
     here.append(86)
     with pytest.raises(CogTritonError, match="E1305"):
-        spelled_out(config(convert=CONVERT, sm=90), Families(), print)
+        spell_out(config(convert=CONVERT, sm=90), print)

@@ -9,7 +9,7 @@ import yaml
 
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.translate import Translation, translate
+from cog_triton.builder.upgrade import Translation, translate
 from cog_triton.errors import UnknownArgument
 
 REMOVED = yaml.safe_load((Path(__file__).parent / "golden" / "removed_options.yaml").read_text())

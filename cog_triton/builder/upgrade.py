@@ -1,13 +1,16 @@
-"""Translation of legacy build configs for the scripts of today's TensorRT-LLM.
+"""Upgrade of a build config, once, at the entrance: its words and legacy options become today's.
 
-Until 0.8 it had ``hf_*_convert.py`` and ``build.py``; since then it has ``convert_checkpoint.py``
-and ``trtllm-build``, whose options changed, too. `option_table` has a rule for each legacy option.
+`quantization`, `kv_cache_dtype` and `tensor_parallel` are checked together against the SM, and fill
+in arguments of the step that makes the checkpoint: quantize.py, which reads the model itself, or
+convert_checkpoint.py. TensorRT-LLM had ``hf_*_convert.py`` and ``build.py`` until 0.8, then
+``convert_checkpoint.py`` and ``trtllm-build``, whose options changed, too: `legacy_options` has a
+rule for each of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -15,12 +18,12 @@ from pathlib import PurePosixPath
 import yaml
 from pydantic import ValidationError
 
-from cog_triton.builder.arguments import relative
+from cog_triton.builder.arguments import MODEL, ArgumentValue, relative, shown
+from cog_triton.builder.combinations import check_family
 from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.legacy.option_rules import DEFAULTS, NEW_DEFAULTS, PAGED, WORD, Moved
-from cog_triton.builder.legacy.option_table import (
+from cog_triton.builder.legacy_options import (
     BUILD_PY,
     CONVERT_CHECKPOINT,
     HF_CONVERT,
@@ -28,16 +31,23 @@ from cog_triton.builder.legacy.option_table import (
     TRTLLM_BUILD,
     Rules,
 )
-from cog_triton.builder.legacy.translation_draft import (
+from cog_triton.builder.legacy_rules import (
     BUILD,
     CONVERT,
+    DEFAULTS,
+    NEW_DEFAULTS,
+    PAGED,
+    WORD,
     Draft,
     Given,
+    Moved,
     Role,
     StepDraft,
 )
+from cog_triton.builder.options.recorded import known_options
 from cog_triton.builder.workspace import Echo
-from cog_triton.errors import BuildConfigInvalid, UnknownArgument, nearest
+from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownArgument, nearest
+from cog_triton.system.gpus import visible_gpus
 
 # TensorRT-LLM's examples since 0.18; a tree of before runs the configs of before.
 _TODAY = ("models/", "medusa", "redrafter", "eagle")
@@ -54,6 +64,9 @@ _ON_TODAY = (
     "kv_cache_type",
     "use_paged_context_fmha",
 )
+WORDS = ("quantization", "kv_cache_dtype", "tensor_parallel")
+# The first SM with Tensor Cores of that type, which the kernels need.
+_FIRST_SM = {"fp8": 89, "w4a8_awq": 89, "nvfp4": 100, "int8_sq": 80, "int4_awq": 80, "int8": 80}
 
 
 @dataclass(frozen=True)
@@ -81,14 +94,17 @@ class Translation:
         yield from yaml.safe_dump(steps, sort_keys=False, width=1000).splitlines()
 
 
-def translated(config: BuildConfig, families: Families, echo: Echo) -> BuildConfig:
-    """Translate `config` for the scripts that `families` has; every change is printed to `echo`.
+def upgraded(config: BuildConfig, families: Families, echo: Echo) -> BuildConfig:
+    """Upgrade `config` for the scripts that `families` has; every change is printed to `echo`.
 
     Raises:
-        UnknownExample: lists what there is.
-        UnknownArgument, BuildConfigInvalid: see `translate`.
+        UnknownExample: its family is not there, or its engines are not served.
+        EngineIncompatible: the GPU that the engine is for cannot compute in such numbers.
+        UnknownArgument, BuildConfigInvalid: see `spelled_out` and `translate`.
     """
     family = families.find(config.example_name)
+    check_family(config, family)
+    config = spelled_out(config, family, echo)
     offers = partial(families.offers, family)
     translation = translate(config, family, offers, today=families.is_of_today)
     for line in translation.lines():
@@ -142,7 +158,9 @@ def _translate(
         _name_variant(draft, config)
         if not draft.notes:
             return Translation(config)
-    return Translation(_translated(config, draft), tuple(draft.notes), tuple(draft.refusals))
+    steps = {step.name: _step(step, config) for step in draft.steps.values()}
+    config = _with_steps(config, steps, "the translated config")
+    return Translation(config, tuple(draft.notes), tuple(draft.refusals))
 
 
 def _step_drafts(config: BuildConfig, offers: Callable[[str], bool]) -> dict[Role, StepDraft]:
@@ -273,15 +291,15 @@ def _defaults(draft: Draft, build: StepDraft) -> Iterator[str]:
         yield f"build.args: not given: on now, off in build.py: {', '.join(on)}"
 
 
-def _translated(config: BuildConfig, draft: Draft) -> BuildConfig:
-    steps = {step.name: _step(step, config) for step in draft.steps.values()}
-    given = {name: getattr(config, name) for name in config.model_fields_set}
+def _with_steps(
+    config: BuildConfig, steps: dict[str, StepConfig], where: str, without: Collection[str] = ()
+) -> BuildConfig:
+    """`config` with other steps; `where` begins the error of what breaks a rule then."""
+    given = {key: getattr(config, key) for key in config.model_fields_set if key not in without}
     try:
         return BuildConfig(**{**given, **steps})
     except ValidationError as error:
-        raise BuildConfigInvalid(
-            f"the translated config: {describe(error, known_keys())}"
-        ) from None
+        raise BuildConfigInvalid(f"{where}: {describe(error, known_keys())}") from None
 
 
 def _step(step: StepDraft, config: BuildConfig) -> StepConfig:
@@ -299,3 +317,114 @@ def _step(step: StepDraft, config: BuildConfig) -> StepConfig:
         return step.source.model_copy(update={"args": step.args})
     today = {"script": CONVERT} if step.role == "convert" else {"executable": BUILD, "script": None}
     return step.source.model_copy(update={**today, "args": {**first, **step.args}})
+
+
+def spelled_out(config: BuildConfig, family: str, echo: Echo) -> BuildConfig:
+    """`config` with its words as arguments of its steps; every one is printed to `echo`.
+
+    The step that makes the checkpoint is added if it is missing. A config without words is
+    returned as it is.
+
+    Raises:
+        BuildConfigInvalid: a word says other than an argument, or is not for these steps.
+        EngineIncompatible: the GPU that the engine is for cannot compute in such numbers.
+    """
+    words = {name: value for name in WORDS if (value := getattr(config, name)) is not None}
+    if config.sm is not None or words:
+        _check_sm(words, config.sm, visible_gpus())
+    if not words:
+        return config
+    if not family.startswith("models/"):
+        raise BuildConfigInvalid(
+            f"{next(iter(words))}: is for scripts of TensorRT-LLM since 0.18, and {family} is none"
+            " of them: give its steps their own arguments"
+        )
+    name, step, args = _checkpoint_step(config, family)
+    steps = {
+        name: _filled(step, args, name, echo),
+        "build": _filled(
+            config.build,
+            {"checkpoint_dir": step.output_dir, "output_dir": config.build.output_dir},
+            "build",
+            echo,
+            only_missing=True,
+        ),
+    }
+    return _with_steps(config, steps, ", ".join(words), without=words)
+
+
+def _check_sm(words: dict[str, object], meant: int | None, here: Sequence[int]) -> None:
+    if meant is not None and here and meant not in here:
+        raise EngineIncompatible(
+            f"sm {meant}: an engine is built on the GPU that it is for, and here is"
+            f" {', '.join(f'sm_{sm}' for sm in sorted(set(here)))}"
+        )
+    for sm in [meant] if meant is not None else sorted(set(here)):
+        for name, value in words.items():
+            first = _FIRST_SM.get(str(value))
+            if first is not None and sm < first:
+                raise EngineIncompatible(
+                    f"{name} {value}: needs sm_{first} or later, and this is for sm_{sm}"
+                )
+
+
+def _checkpoint_step(
+    config: BuildConfig, family: str
+) -> tuple[str, StepConfig, dict[str, ArgumentValue]]:
+    """The step that makes the checkpoint: its key, itself or a new one, and what to fill in."""
+    word, cache = config.quantization, config.kv_cache_dtype
+    convert = next((n for n in ("convert", "convert_to_ft") if getattr(config, n)), None)
+    if word not in (None, "none") and convert is not None:
+        raise BuildConfigInvalid(
+            f"quantization {word}: quantize.py reads the model itself: leave {convert} out"
+        )
+    if word == "none" and config.quantize is not None:
+        raise BuildConfigInvalid("quantization none: leave the quantize step out, or the word")
+    args: dict[str, ArgumentValue] = {}
+    if config.quantize is not None or word not in (None, "none"):
+        name = "quantize"
+        step = config.quantize or _new("quantize.py", "quantized")
+        args |= {} if word is None else {"qformat": word}
+        args |= {} if cache in (None, "auto") else {"kv_cache_dtype": cache}
+        parallel = "tp_size"
+    else:
+        name = convert or "convert"
+        step = getattr(config, name) or _new(CONVERT, "checkpoint")
+        known = known_options(f"{family}/{CONVERT}")
+        options = [] if known is None else [n for o in known.options.options for n in o.names]
+        if cache == "fp8" or (cache == "int8" and "int8_kv_cache" not in options):
+            raise BuildConfigInvalid(
+                f"kv_cache_dtype {cache}: {family}/{CONVERT} makes no such cache: quantize.py"
+                " does, with quantization fp8, for example"
+            )
+        args |= {"int8_kv_cache": True} if cache == "int8" else {}
+        args |= {"ckpt-type": "hf"} if "ckpt-type" in options and convert is None else {}
+        parallel = "tp_size" if "tp_size" in options or not options else "world-size"
+    if config.tensor_parallel is not None:
+        args[parallel] = config.tensor_parallel
+    return name, step, args
+
+
+def _new(script: str, output_dir: str) -> StepConfig:
+    args: dict[str, ArgumentValue] = {"model_dir": MODEL, "output_dir": output_dir, "dtype": "auto"}
+    return StepConfig(script=script, output_dir=output_dir, args=args)
+
+
+def _filled(
+    step: StepConfig,
+    args: dict[str, ArgumentValue],
+    name: str,
+    echo: Echo,
+    *,
+    only_missing: bool = False,
+) -> StepConfig:
+    """`step` with `args`; what it has already must be the same, unless it is left alone then."""
+    for key, value in args.items():
+        given = step.args.get(key)
+        if key not in step.args:
+            echo(f"[config] {name}.args.{key}: {shown(value)}")
+        elif not only_missing and (True if given is None else given) != value:
+            raise BuildConfigInvalid(
+                f"{name}.args.{key}: {shown(given)}: the config's own word says {shown(value)}"
+            )
+    return step.model_copy(update={"args": {**args, **step.args}})

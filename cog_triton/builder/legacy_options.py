@@ -1,4 +1,4 @@
-"""Option table: one rule for each option of TensorRT-LLM's legacy scripts.
+"""Legacy options: one rule for each option of TensorRT-LLM's legacy scripts.
 
 The options are those of 0.5.0 to 0.7.1 (``examples/{gpt,llama}/build.py``, ``hf_*_convert.py``) and
 of trtllm-build and convert_checkpoint.py of 0.7.1 to 0.17; what replaced them is what the release
@@ -8,8 +8,9 @@ and a config may have dashes.
 
 from __future__ import annotations
 
-from cog_triton.builder.legacy import option_rules as rules
-from cog_triton.builder.legacy.option_rules import (
+from cog_triton.builder import legacy_rules as rules
+from cog_triton.builder.legacy_rules import (
+    CONVERTED_RANKS,
     DTYPE,
     OFF,
     ON,
@@ -22,9 +23,9 @@ from cog_triton.builder.legacy.option_rules import (
     Dropped,
     Moved,
     Refused,
+    Role,
     Rule,
 )
-from cog_triton.builder.legacy.translation_draft import CONVERTED_RANKS, Role
 
 Rules = dict[str, Rule]
 

@@ -1,1 +1,0 @@
-"""Legacy build configs: translation for the scripts of today."""

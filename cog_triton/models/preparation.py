@@ -193,7 +193,7 @@ class Preparation:
         return prepared
 
     def _conversion(self, model: HubModel) -> Conversion:
-        from cog_triton.examples.openvino import _hf_config
+        from cog_triton.build_scripts.openvino import _hf_config
 
         with _named(model.model_id, vllm=True):
             limit = _hf_config.parse(dict(model.config), dict(model.generation)).max_positions
@@ -261,7 +261,7 @@ def _family_of_tar(name: ModelName) -> str | None:
 
 def _max_positions(path: Path) -> int:
     """Longest sequence of the model at `path`; refuses what OpenVINO does not honour."""
-    from cog_triton.examples.openvino import _gguf_config, _gguf_file, _hf_config
+    from cog_triton.build_scripts.openvino import _gguf_config, _gguf_file, _hf_config
 
     if path.is_dir() and (path / "config.json").is_file():
         return _hf_config.load(path).max_positions

@@ -14,8 +14,8 @@ from openvino_reference import TinyModel
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from cog_triton.build_scripts.openvino import _from_hf
 from cog_triton.engines.vllm.model_directory import read_model
-from cog_triton.examples.openvino import _from_hf
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "tensorrt_llm", "PIL
 PLACES_OF_EXTRAS = {
     "bench": ["cog_triton/bench/plot.py"],
     "s3": ["cog_triton/download/object_store.py"],
-    "cpu": ["cog_triton/engines/openvino/", "cog_triton/examples/openvino/"],
+    "cpu": ["cog_triton/engines/openvino/", "cog_triton/build_scripts/openvino/"],
 }
 
 IMPORT = """

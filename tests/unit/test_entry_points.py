@@ -32,9 +32,9 @@ RUN_WITH_M = {
 }
 RUN_BY_PATH = {
     "cog_triton/builder/options/argparse_shim.py": "in the Python of a build script",
-    "cog_triton/examples/openvino/build.py": "a build step",
-    "cog_triton/examples/openvino/convert_checkpoint.py": "a build step",
-    "cog_triton/examples/openvino/quantize.py": "a build step",
+    "cog_triton/build_scripts/openvino/build.py": "a build step",
+    "cog_triton/build_scripts/openvino/convert_checkpoint.py": "a build step",
+    "cog_triton/build_scripts/openvino/quantize.py": "a build step",
     "cog_triton/system/reaper.py": "around every child process, and PID 1 of images",
     "cog_triton/triton/mpi_rank.py": "around each tritonserver under mpirun",
 }

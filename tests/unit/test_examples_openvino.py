@@ -22,11 +22,11 @@ from openvino_reference import CHAT, TinyModel, engine_greedy, engine_logits
 from tokenizers import Tokenizer
 
 import cog_triton
+from cog_triton.build_scripts.openvino import _quants, _script
 from cog_triton.errors import from_text
-from cog_triton.examples.openvino import _quants, _script
 
 ROOT = Path(cog_triton.__file__).parent
-FAMILY = ROOT / "examples" / "openvino"
+FAMILY = ROOT / "build_scripts" / "openvino"
 IDS = [5, 99, 250, 17, 31, 280, 44]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
@@ -45,7 +45,7 @@ def run_process(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
 
 def run_script(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
     """The same in this process, which has imported already what scripts import for a second."""
-    module = importlib.import_module(f"cog_triton.examples.openvino.{name}")
+    module = importlib.import_module(f"cog_triton.build_scripts.openvino.{name}")
     command, out, err = [f"{name}.py", *words_of(args)], io.StringIO(), io.StringIO()
     code: Any = 0
     with patch.object(sys, "argv", command), redirect_stdout(out), redirect_stderr(err):

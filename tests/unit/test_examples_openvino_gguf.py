@@ -14,8 +14,8 @@ from openvino_reference import TinyModel, tiny_tokenizer
 from test_examples_openvino import refused, run_script
 from tokenizers import Tokenizer
 
-from cog_triton.examples.openvino import _from_hf, _gguf_config, _gguf_file, _tokenizer
-from cog_triton.examples.openvino._gguf_file import Field, Source
+from cog_triton.build_scripts.openvino import _from_hf, _gguf_config, _gguf_file, _tokenizer
+from cog_triton.build_scripts.openvino._gguf_file import Field, Source
 
 V = gguf.GGUFValueType
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \n\t'sdmLL09é\u0301"))

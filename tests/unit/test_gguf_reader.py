@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from cog_triton.examples.openvino._gguf_reader import GGUFReader
+from cog_triton.build_scripts.openvino._gguf_file import GGUFReader
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ FLOORS = (
     ("system",),
     ("ipc",),
     ("text", "artifact", "images"),
-    ("download", "examples", "keeper"),
+    ("download", "build_scripts", "keeper"),
     ("engines", "sizing", "oci"),
     ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "bench"),

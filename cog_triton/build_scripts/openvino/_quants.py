@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.examples.openvino import _gguf_file
+from cog_triton.build_scripts.openvino import _gguf_file
 
 Floats = npt.NDArray[np.float32]
 BLOCK = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cog_triton.build_scripts.openvino import _model
+from cog_triton.build_scripts.openvino._model import ARCHITECTURES, Model
+from cog_triton.build_scripts.openvino._script import read_json
 from cog_triton.errors import EngineIncompatible
-from cog_triton.examples.openvino import _rope
-from cog_triton.examples.openvino._model import ARCHITECTURES, Model
-from cog_triton.examples.openvino._script import read_json
 
 
 def load(directory: Path) -> Model:
@@ -57,7 +57,7 @@ def parse(config: dict[str, Any], generation: dict[str, Any]) -> Model:
         vocab_size=_count(config, "vocab_size"),
         max_positions=_count(config, "max_position_embeddings"),
         norm_epsilon=epsilon,
-        rope=_rope.parse(config),
+        rope=_model.parse(config),
         tied=bool(config.get("tie_word_embeddings", False)),
         eos=eos,
         bos=bos[0] if bos else None,

@@ -11,8 +11,8 @@ from typing import Any
 import openvino_genai
 
 from cog_triton import __version__
+from cog_triton.build_scripts.openvino import _gguf_file, _ir, _model, _quants, _script
 from cog_triton.errors import EngineIncompatible, InvalidArgument, ModelUnavailable
-from cog_triton.examples.openvino import _gguf_file, _ir, _quants, _rope, _script
 
 # Keys of the model's config.json that TensorRT-LLM's engine config spells the same.
 _SAME = (
@@ -107,12 +107,12 @@ def _check_types(source: _gguf_file.Source) -> None:
 
 def _restore_exactness(xml: Path, source: _gguf_file.Source, config: dict[str, Any]) -> None:
     """Restore what the reader drops or rounds: RoPE scaling and frequencies, epsilons."""
-    plain = _rope.frequencies(config["rope_theta"], config["head_dim"])
+    plain = _model.frequencies(config["rope_theta"], config["head_dim"])
     if "rope_freqs.weight" in source.tensors:
         divisors: Any = source.floats("rope_freqs.weight")
     else:
-        rope = _rope.Rope(config["rope_theta"], config["rope_scaling"])
-        divisors = _rope.divisors(rope, config["head_dim"])
+        rope = _model.Rope(config["rope_theta"], config["rope_scaling"])
+        divisors = _model.divisors(rope, config["head_dim"])
     scaled = plain if divisors is None else plain / divisors
     _ir.restore(xml, plain, scaled, config["rms_norm_eps"])
 

@@ -11,9 +11,15 @@ import os
 import shutil
 from pathlib import Path
 
+from cog_triton.build_scripts.openvino import (
+    _from_hf,
+    _gguf_config,
+    _gguf_file,
+    _script,
+    _tokenizer,
+)
+from cog_triton.build_scripts.openvino._model import Model
 from cog_triton.errors import ModelUnavailable
-from cog_triton.examples.openvino import _from_hf, _gguf_config, _gguf_file, _script, _tokenizer
-from cog_triton.examples.openvino._model import Model
 
 DTYPES = {"auto": None, "float16": "F16", "float32": "F32"}
 

@@ -9,8 +9,8 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from cog_triton.build_scripts.openvino._gguf_file import Field
 from cog_triton.errors import EngineIncompatible, ModelUnavailable
-from cog_triton.examples.openvino._gguf_file import Field
 
 _V = gguf.GGUFValueType
 _QWEN2 = (

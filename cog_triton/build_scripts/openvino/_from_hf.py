@@ -12,12 +12,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.artifact.safetensors_file import TensorEntry
-from cog_triton.errors import EngineIncompatible, ModelUnavailable
-from cog_triton.examples.openvino import _gguf_file, _hf_config, _rope, _safetensors, _tokenizer
-from cog_triton.examples.openvino._gguf_file import Field, Tensor
-from cog_triton.examples.openvino._model import Model
-from cog_triton.examples.openvino._script import read_json, write_json
+from cog_triton.artifact.safetensors_file import TensorEntry, read_header
+from cog_triton.build_scripts.openvino import _gguf_file, _hf_config, _model, _tokenizer
+from cog_triton.build_scripts.openvino._gguf_file import Field, Tensor
+from cog_triton.build_scripts.openvino._model import Model
+from cog_triton.build_scripts.openvino._script import read_json, write_json
+from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable
 
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -42,6 +42,38 @@ _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
+def index(directory: Path) -> dict[str, TensorEntry]:
+    """Every tensor of a directory's ``*.safetensors``, by name.
+
+    Raises:
+        ModelUnavailable: a shard is missing, truncated or broken, or a name is there twice.
+        EngineIncompatible: an element type other than F32, F16 or BF16.
+    """
+    shards = sorted(directory.glob("*.safetensors"))
+    listing = directory / "model.safetensors.index.json"
+    if listing.is_file():
+        named = {str(name) for name in read_json(listing).get("weight_map", {}).values()}
+        for name in sorted(named - {shard.name for shard in shards}):
+            raise ModelUnavailable(f"{directory / name}: missing shard named in {listing.name}")
+        shards = [shard for shard in shards if shard.name in named]
+    found: dict[str, TensorEntry] = {}
+    for shard in shards:
+        for name, tensor in _read_header(shard).items():
+            if name in found:
+                raise ModelUnavailable(f"{shard}: tensor {name} is also in {found[name].path.name}")
+            found[name] = tensor
+    if not found:
+        raise ModelUnavailable(f"{directory}: no *.safetensors with tensors in it")
+    return found
+
+
+def _read_header(path: Path) -> dict[str, TensorEntry]:
+    try:
+        return read_header(path)
+    except EngineCorrupt as error:
+        raise ModelUnavailable(error.detail) from error
+
+
 def convert(directory: Path, output: Path, kind: str | None) -> Model:
     """Write model.gguf (matrices of GGUF type `kind`, or as stored) and the tokenizer files.
 
@@ -50,14 +82,14 @@ def convert(directory: Path, output: Path, kind: str | None) -> Model:
         EngineIncompatible: something the engine would not honour.
     """
     model = _hf_config.load(directory)
-    stored = _named(_safetensors.index(directory), model)
+    stored = _named(index(directory), model)
     tokenizer = read_json(directory / "tokenizer.json")
     config = _tokenizer_config(directory)
     ids = model.special_ids()
     fields = _model_fields(model)
     fields += _tokenizer.gguf_fields(tokenizer, config, model.vocab_size, ids)
     tensors = [_tensor(model, name, stored[name], kind) for name in model.tensors()]
-    table = _rope.divisors(model.rope, model.head_size)
+    table = _model.divisors(model.rope, model.head_size)
     if model.rope.scaling is not None and model.rope.scaling["rope_type"] == "llama3":
         assert table is not None
         tensors.append(Tensor("rope_freqs.weight", table.shape, "F32", lambda: table))

@@ -6,8 +6,8 @@ import argparse
 import shutil
 from pathlib import Path
 
+from cog_triton.build_scripts.openvino import _gguf_file, _quants, _script
 from cog_triton.errors import ModelUnavailable
-from cog_triton.examples.openvino import _gguf_file, _quants, _script
 
 SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "f16": "F16"}

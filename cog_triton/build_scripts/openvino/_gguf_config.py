@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from cog_triton.build_scripts.openvino._gguf_file import Source
+from cog_triton.build_scripts.openvino._model import Model, Rope
 from cog_triton.errors import EngineIncompatible
-from cog_triton.examples.openvino._gguf_file import Source
-from cog_triton.examples.openvino._model import Model
-from cog_triton.examples.openvino._rope import Rope
 
 _HF_NAMES = {
     "llama": "LlamaForCausalLM",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import triton_python_backend_utils as pb_utils
 from cog_triton import errors
 from cog_triton.backend import python_backend
 from cog_triton.backend.step_sender import Ended, Part, Response, StepSender, part_of
-from cog_triton.engines import step_items
+from cog_triton.engines import step_items, tensor_contract
 from cog_triton.engines.step_items import StepItem
+from cog_triton.engines.step_numbering import ERRORS, LOG_PROBS, NUMBER, STEP
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _HEARTBEAT_S = 0.2  # looked at every 0.1 s, so 0.25 s on average
@@ -89,7 +91,7 @@ class StepChannel:
     def resend(self, number: int, sender: Any) -> None:
         """Answer with the first step that is still kept, and send it and later ones again."""
         first = self._steps.first_kept(number)
-        python_backend.send(sender, response(step_number=first), _FINAL)
+        python_backend.send(sender, response({NUMBER: first}), _FINAL)
         self._steps.resend(first)
 
     @property
@@ -123,12 +125,12 @@ class StepChannel:
         if not self._open:
             return
         self._last_sent = time.monotonic()
-        tensors = [pb_utils.Tensor("step", step.numbers[np.newaxis])]
+        tensors = [pb_utils.Tensor(STEP, step.numbers[np.newaxis])]
         if step.log_probs.size:
-            tensors.append(pb_utils.Tensor("log_probs", step.log_probs[np.newaxis]))
+            tensors.append(pb_utils.Tensor(LOG_PROBS, step.log_probs[np.newaxis]))
         if step.errors:
             texts = np.array([[text.encode() for text in step.errors]], np.object_)
-            tensors.append(pb_utils.Tensor("step_errors", texts))
+            tensors.append(pb_utils.Tensor(ERRORS, texts))
         python_backend.send(self._sender, pb_utils.InferenceResponse(output_tensors=tensors))
 
     def _answer_end(self, ended: Ended, number: int) -> None:
@@ -140,14 +142,16 @@ class StepChannel:
             sender.send(python_backend.error_response(error), flags=_FINAL)
             return
         last = response(
-            finish_reason=step_items.FINISH_REASONS[ended.end],
-            output_token_count=ended.tokens,
-            step_number=number,
+            {
+                tensor_contract.FINISH_REASON: step_items.FINISH_REASONS[ended.end],
+                "output_token_count": ended.tokens,
+                NUMBER: number,
+            }
         )
         python_backend.send(sender, last, _FINAL)
 
 
-def response(**values: str | int) -> Any:
+def response(values: Mapping[str, str | int]) -> Any:
     """A response of single values."""
     return python_backend.response(
         {

@@ -22,7 +22,8 @@ import triton_python_backend_utils as pb_utils
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.request_metrics import RequestMetrics
 from cog_triton.backend.step_channel import StepChannel, response
-from cog_triton.backend.step_sender import MAX_HANDLE, split
+from cog_triton.backend.step_sender import split
+from cog_triton.engines import step_numbering as wire
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.engine_client import EngineClient, guest_connectors
@@ -39,7 +40,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _TICK_S = 0.1
 _NAME = re.compile(r"[0-9a-f]{32}")
-_HANDLE_BITS = MAX_HANDLE.bit_length()
+_HANDLE_BITS = wire.MAX_HANDLE.bit_length()
 
 
 class StepModel:
@@ -62,9 +63,9 @@ class StepModel:
         self._by_number: dict[int, StepChannel] = {}
         self._stream_count = 0
         self._commands = {
-            "stop": self._stop,
-            "ack": self._acknowledge,
-            "close": self._close,
+            wire.STOP: self._stop,
+            wire.ACK: self._acknowledge,
+            wire.CLOSE: self._close,
         }
         self._replicas = replica_count()
         self._engines = EngineClient(
@@ -103,12 +104,12 @@ class StepModel:
         self._metrics.close()
 
     def _execute(self, tensors: Tensors, sender: Any) -> None:
-        command, name = _text("step_command", tensors), _text("step_stream", tensors)
-        if command == "open":
-            replica = _number("step_replica", tensors) if "step_replica" in tensors else 0
+        command, name = _text(wire.COMMAND, tensors), _text(wire.STREAM, tensors)
+        if command == wire.OPEN:
+            replica = _number(wire.REPLICA, tensors) if wire.REPLICA in tensors else 0
             self._open(name, replica, sender)
             return
-        known = ("open", "submit", "resend", *self._commands)
+        known = (wire.OPEN, wire.SUBMIT, wire.RESEND, *self._commands)
         if command not in known:
             raise InvalidArgument(
                 f"step_command={command[:40]!r}: must be one of {', '.join(known)}"
@@ -117,14 +118,14 @@ class StepModel:
         stream = self._streams.get(name)
         if stream is None:
             raise TritonUnavailable("there is no such step stream; open one and try again")
-        if command == "submit":
+        if command == wire.SUBMIT:
             self._submit(stream, tensors, sender)
-        elif command == "resend":
-            stream.resend(_number("step_number", tensors), sender)
+        elif command == wire.RESEND:
+            stream.resend(_number(wire.NUMBER, tensors), sender)
         else:
             self._commands[command](stream, tensors)
             # Triton's generate wants exactly one response.
-            python_backend.send(sender, response(step_number=stream.last_number), _FINAL)
+            python_backend.send(sender, response({wire.NUMBER: stream.last_number}), _FINAL)
 
     def _open(self, name: str, replica: int, sender: Any) -> None:
         if not _NAME.fullmatch(name):
@@ -142,9 +143,9 @@ class StepModel:
             stream.heartbeat()
 
     def _submit(self, stream: StepChannel, tensors: Tensors, sender: Any) -> None:
-        handle = _number("step_handle", tensors)
-        if not 0 <= handle <= MAX_HANDLE:
-            raise InvalidArgument(f"step_handle={handle}: must be from 0 to {MAX_HANDLE}")
+        handle = _number(wire.HANDLE, tensors)
+        if not 0 <= handle <= wire.MAX_HANDLE:
+            raise InvalidArgument(f"step_handle={handle}: must be from 0 to {wire.MAX_HANDLE}")
         if stream.begin(handle, sender):
             return
         try:
@@ -159,12 +160,12 @@ class StepModel:
         self._metrics.publish()
 
     def _stop(self, stream: StepChannel, tensors: Tensors) -> None:
-        handle = _number("step_handle", tensors)
+        handle = _number(wire.HANDLE, tensors)
         if stream.stop(handle):
             self._engines.cancel_at(stream.replica, stream.number << _HANDLE_BITS | handle)
 
     def _acknowledge(self, stream: StepChannel, tensors: Tensors) -> None:
-        stream.acknowledge(_number("step_number", tensors))
+        stream.acknowledge(_number(wire.NUMBER, tensors))
 
     def _close(self, stream: StepChannel, tensors: Tensors) -> None:
         self._leave(stream)

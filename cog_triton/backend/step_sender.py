@@ -15,19 +15,12 @@ import numpy.typing as npt
 
 from cog_triton.engines import step_items
 from cog_triton.engines.step_items import StepItem
+from cog_triton.engines.step_numbering import HEAD, HEARTBEAT, MAX_HANDLE, RESENT, Head
 
-HEARTBEAT, RESENT = 1, 2
-"""Flags of a response."""
-
-HEAD = 4
-"""Numbers before a response's items: epoch, number, flags, item count."""
-
-MAX_HANDLE = (1 << 40) - 1
 _MAX_KEPT_STEPS = 512
 _MAX_KEPT_BYTES = 4 << 20
 _MAX_INTS = (256 << 10) // 8
 _MERGE_AT = 4096
-_FLAGS = 2
 
 
 class Response(NamedTuple):
@@ -176,12 +169,13 @@ class StepSender:
         for kept, response, _ in tuple(self._kept):
             if kept >= number:
                 numbers = response.numbers.copy()
-                numbers[_FLAGS] |= RESENT
+                head = Head(*numbers[:HEAD])
+                numbers[:HEAD] = head._replace(flags=head.flags | RESENT)
                 self._send(response._replace(numbers=numbers))
 
     def heartbeat(self) -> None:
         """Tell the number of the last step."""
-        head = np.array([self._epoch, self._number, HEARTBEAT, 0], np.int64)
+        head = np.array(Head(self._epoch, self._number, HEARTBEAT), np.int64)
         self._send(Response(head, np.empty(0, np.float32), ()))
 
     def close(self) -> None:
@@ -227,7 +221,8 @@ class StepSender:
 
     def _send_step(self, part: Part) -> None:
         self._number = number = self._number + 1
-        numbers = np.array([self._epoch, number, 0, part.count, *part.ints], np.int64)
+        head = Head(self._epoch, number, 0, part.count)
+        numbers = np.array([*head, *part.ints], np.int64)
         response = Response(numbers, _finite(part.log_probs), part.errors)
         size = response.size
         self._kept.append((number, response, size))

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cog_triton.engines import step_numbering as wire
 from cog_triton.engines.step_items import decode
+from cog_triton.engines.step_numbering import StepAccount
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.triton.response_events import ToError, excerpt, http_error, parse_response
 from cog_triton.triton.token_transport import Put, as_list, failure, timed_out
@@ -25,12 +27,8 @@ from cog_triton.triton.triton_connections import Exchange, Receiver
 
 _log = logging.getLogger(__name__)
 
-_ACK_STEPS = 64
-_ASK_AGAIN_S = 0.5
 _OPENING_S = 60.0
 _SILENCE_S = 10.0
-_HEAD = 4
-_HEARTBEAT = 1
 
 Send = Callable[[Mapping[str, Any], Receiver, bool], Exchange]
 """Sends inputs to the model: (inputs, receiver, whether the answer is a stream)."""
@@ -86,7 +84,7 @@ class StepSubmission:
             self._session.fail(self, http_error(status, body, self._session.to_error))
             return
         try:
-            self.ends_at = int(parse_response(body, self._session.to_error)["step_number"])
+            self.ends_at = int(parse_response(body, self._session.to_error)[wire.NUMBER])
         except (CogTritonError, KeyError, TypeError, ValueError) as error:
             self._session.fail(
                 self, TritonMalformedEvent(f"the answer to a request: {error!r}: {excerpt(body)}")
@@ -133,13 +131,11 @@ class StepSession:
         self.ready = threading.Event()
         self.closed = False
         self.error: CogTritonError | None = None
-        self._last = self._acknowledged = 0
-        self._ack_at: float | None = None
-        self._resend_at: float | None = None
+        self._steps = StepAccount()
         self._heard_at = time.monotonic()
         self._exchange: Exchange | None = None
-        which = {"step_replica": replica} if replica else {}
-        self._exchange = send(self._command("open", **which), self, True)
+        which = {wire.REPLICA: replica} if replica else {}
+        self._exchange = send(self._command(wire.OPEN, which), self, True)
         if self.closed:  # the reader was faster
             self._exchange.abort()
 
@@ -159,7 +155,8 @@ class StepSession:
         if self.closed:  # it closed since the caller looked
             self.running.pop(handle, None)
             raise TritonUnavailable("the connection to the engine has ended; try again")
-        self._unsent.append(({**values, **self._command("submit", step_handle=handle)}, submission))
+        command = self._command(wire.SUBMIT, {wire.HANDLE: handle})
+        self._unsent.append(({**values, **command}, submission))
         if self.ready.is_set():
             self._send_requests()
         return submission
@@ -167,7 +164,7 @@ class StepSession:
     def cancel(self, handle: int) -> None:
         """Stop a request, if it runs, on behalf of its caller."""
         if self.running.pop(handle, None) is not None:
-            self._tell("stop", step_handle=handle)
+            self._tell(wire.STOP, {wire.HANDLE: handle})
 
     def fail(self, submission: StepSubmission, error: CogTritonError) -> None:
         """End a request with an error, if it runs."""
@@ -177,7 +174,7 @@ class StepSession:
     def close(self) -> None:
         """End the stream on both sides; requests that run fail."""
         if not self.closed:
-            self._tell("close")
+            self._tell(wire.CLOSE, {})
             self._end(TritonUnavailable("the server is stopping; try again"))
 
     def on_payloads(self, payloads: list[bytes]) -> None:
@@ -190,7 +187,7 @@ class StepSession:
             except CogTritonError as error:
                 self._break(error)
                 return
-        if self._last - self._acknowledged >= _ACK_STEPS:
+        if self._steps.is_ack_due():
             self._acknowledge(self._heard_at)
 
     def on_end(self, status: int, body: bytes) -> None:
@@ -206,14 +203,13 @@ class StepSession:
 
     def on_tick(self, now: float) -> None:
         """Acknowledge steps, and look for requests that wait for what does not come."""
-        if self._last != self._acknowledged:
-            self._acknowledge(now)
+        self._acknowledge(now)
         limit = _SILENCE_S if self.ready.is_set() else _OPENING_S
         if now - self._heard_at > limit:
             self._break(TritonUnavailable(f"the step stream was silent for {limit:g} s"))
             return
         for submission in list(self.running.values()):
-            if submission.ends_at is not None and self._last >= submission.ends_at:
+            if submission.ends_at is not None and self._steps.last >= submission.ends_at:
                 self.fail(submission, _lost())
             elif now - submission.last_at > self._timeout:
                 self.cancel_after(submission, timed_out(self._timeout))
@@ -221,32 +217,23 @@ class StepSession:
     def cancel_after(self, submission: StepSubmission, error: CogTritonError) -> None:
         """Fail a request, and stop the engine's work on it."""
         if submission.handle in self.running:
-            self._tell("stop", step_handle=submission.handle)
+            self._tell(wire.STOP, {wire.HANDLE: submission.handle})
             self.fail(submission, error)
 
     def _take(self, event: dict[str, Any]) -> None:
-        step = event.get("step")
-        if not isinstance(step, list) or len(step) < _HEAD:
-            raise TritonMalformedEvent(f"no step: {str(event)[:200]}")
-        _, number, flags, _ = step[:_HEAD]
-        if flags & _HEARTBEAT:
-            if not self.ready.is_set():
-                self.ready.set()
-                self._send_requests()
-            if number > self._last:
-                self._resend()
+        step: Any = event.get(wire.STEP)
+        head, now = wire.read_head(step), self._heard_at
+        if head.flags & wire.HEARTBEAT and not self.ready.is_set():
+            self.ready.set()
+            self._send_requests()
+        deals = self._steps.take(head, now)
+        self._ask_for_missing()
+        if not deals:
             return
-        if number <= self._last:
-            return
-        if number > self._last + 1:
-            self._resend()
-            return
-        self._last = number
-        self._resend_at = None
-        floats, errors = as_list(event.get("log_probs")), as_list(event.get("step_errors"))
-        running, now = self.running, self._heard_at
+        floats, errors = as_list(event.get(wire.LOG_PROBS)), as_list(event.get(wire.ERRORS))
+        running = self.running
         self._statistics.last_token_at = now
-        for item in decode(step[_HEAD:], floats, errors):
+        for item in decode(step[wire.HEAD :], floats, errors):
             submission = running.get(item.handle)
             if submission is not None:
                 submission.last_at = now
@@ -254,39 +241,26 @@ class StepSession:
                     running.pop(item.handle, None)
                 submission.put(item)
 
-    def _skip_to(self, number: int) -> None:
-        """Go on at a step before which some are gone: the items' offsets tell who has lost any."""
-        lost = number - self._last - 1
-        self._statistics.lost_steps += lost
-        _log.error("%d steps of the engine were lost on the way", lost)
-        self._last = number - 1
-
-    def _resend(self) -> None:
-        now = self._heard_at
-        if self._resend_at is None or now - self._resend_at > _ASK_AGAIN_S:
-            self._resend_at = now
-            self._send(
-                self._command("resend", step_number=self._last + 1), _Answer(self._on_resend)
-            )
+    def _ask_for_missing(self) -> None:
+        missing, self._steps.missing = self._steps.missing, None
+        if missing is not None:
+            self._send(self._command(wire.RESEND, {wire.NUMBER: missing}), _Answer(self._on_resend))
 
     def _on_resend(self, outputs: Mapping[str, Any] | None) -> None:
-        first = outputs and outputs.get("step_number")
-        if isinstance(first, int) and first > self._last + 1:
-            self._skip_to(first)
-            self._resend_at = None
+        first = outputs and outputs.get(wire.NUMBER)
+        if isinstance(first, int) and (lost := self._steps.resent_from(first)):
+            self._statistics.lost_steps += lost
+            _log.error("%d steps of the engine were lost on the way", lost)
 
     def _acknowledge(self, now: float) -> None:
-        if self._ack_at is None or now - self._ack_at > _ASK_AGAIN_S:
-            self._ack_at, number = now, self._last
+        number = self._steps.acknowledgement(now)
+        if number is not None:
             self._send(
-                self._command("ack", step_number=number),
-                _Answer(lambda outputs: self._on_ack(number, outputs)),
+                self._command(wire.ACK, {wire.NUMBER: number}),
+                _Answer(
+                    lambda outputs: self._steps.acknowledged(None if outputs is None else number)
+                ),
             )
-
-    def _on_ack(self, number: int, outputs: Mapping[str, Any] | None) -> None:
-        self._ack_at = None
-        if outputs is not None:
-            self._acknowledged = max(number, self._acknowledged)
 
     def _send_requests(self) -> None:
         """Send requests that wait, on any thread; each is taken by one."""
@@ -302,18 +276,18 @@ class StepSession:
             except TritonUnavailable as error:
                 self.fail(submission, error)
 
-    def _tell(self, command: str, **values: int) -> None:
-        self._send(self._command(command, **values), _Answer(lambda outputs: None))
+    def _tell(self, command: str, values: Mapping[str, int]) -> None:
+        self._send(self._command(command, values), _Answer(lambda outputs: None))
 
     def _send(self, values: dict[str, Any], answer: _Answer) -> None:
         try:
             self._send_request(values, answer, False)
         except TritonUnavailable as error:
-            _log.debug("%s: %s", values["step_command"], error)
+            _log.debug("%s: %s", values[wire.COMMAND], error)
             answer.on_failure(error)
 
-    def _command(self, command: str, **values: int) -> dict[str, Any]:
-        return {"step_stream": self._name, "step_command": command, **values}
+    def _command(self, command: str, values: Mapping[str, int]) -> dict[str, Any]:
+        return {wire.STREAM: self._name, wire.COMMAND: command, **values}
 
     def _break(self, error: CogTritonError) -> None:
         if not self.closed:

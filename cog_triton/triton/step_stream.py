@@ -17,6 +17,7 @@ from typing import Any
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonUnavailable
+from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.response_events import ToError
 from cog_triton.triton.step_session import (
     StepLoad,
@@ -27,7 +28,7 @@ from cog_triton.triton.step_session import (
 from cog_triton.triton.token_transport import Put
 from cog_triton.triton.triton_connections import Exchange, Receiver, TritonConnections
 
-_GENERATE = "/v2/models/engine_steps/generate"
+_GENERATE = f"/v2/models/{STEP_MODEL}/generate"
 _REOPEN_S = 1.0
 
 

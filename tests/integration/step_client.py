@@ -16,9 +16,9 @@ from typing import Any
 from stack import Stack, processes_of, wait_until
 
 from cog_triton.engines.step_items import StepItem, decode
+from cog_triton.engines.step_numbering import HEARTBEAT, RESENT
 
 PATH = "/v2/models/engine_steps/generate"
-HEARTBEAT, RESENT = 1, 2
 
 
 def private_port(stack: Stack) -> int:

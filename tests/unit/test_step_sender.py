@@ -10,19 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.backend import step_sender
-from cog_triton.backend.step_sender import (
-    HEAD,
-    HEARTBEAT,
-    MAX_HANDLE,
-    RESENT,
-    Ended,
-    Response,
-    StepSender,
-    part_of,
-    split,
-)
+from cog_triton.backend.step_sender import Ended, Response, StepSender, part_of, split
 from cog_triton.engines import step_items
 from cog_triton.engines.step_items import StepItem, decode, encode
+from cog_triton.engines.step_numbering import HEAD, HEARTBEAT, MAX_HANDLE, RESENT
 
 EPOCH = 1_795_328_576_618_460
 

@@ -161,6 +161,10 @@ class Admission:
         ticket.stay.epoch = self._order.epoch
         ticket.stay.exposed = True
 
+    def taken(self, ticket: Ticket, replica: int) -> None:
+        """A request was sent, to the engine `replica` if there are several."""
+        ticket.stay.replica = replica
+
     def proven(self, ticket: Ticket) -> None:
         """The engine has made a token of a request since it was sent."""
         if ticket.stay not in self._tickets:  # never interrupted: nobody waits for it

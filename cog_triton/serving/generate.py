@@ -35,7 +35,7 @@ from cog_triton.serving.generation import (
 )
 from cog_triton.serving.inbox import Inbox, ThreadInbox
 from cog_triton.serving.quarantine import Quarantine
-from cog_triton.serving.resume import Obstacle, continuation
+from cog_triton.serving.resume import Resumption
 from cog_triton.settings import Settings
 from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
@@ -43,8 +43,6 @@ from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.token_transport import Submission, TokenTransport
 
 ToError = Callable[[str], CogTritonError]
-_MAX_TRIES = 5
-_MAX_INTERRUPTIONS = 20
 
 
 class TextGenerator:
@@ -68,7 +66,7 @@ class TextGenerator:
         `observer` gets every generation. Without `admission`, the engine's batch size is the
         concurrency limit, and the queue is unbounded.
         """
-        self._limits = limits
+        self.limits = limits
         self._end_id = limits.end_id if settings.end_id is None else settings.end_id
         self._pad_id = limits.pad_id if settings.pad_id is None else settings.pad_id
         self._max_seq_len = min(
@@ -151,7 +149,7 @@ class TextGenerator:
             sampling=SamplingParams(max_tokens=1),
             end_id=-1,
             adapter=adapter,
-            embeds=not self._limits.min_output,
+            embeds=not self.limits.min_output,
         )
         if not self._answered(request, transport):
             raise TritonUnknownError("the engine answered the first request without a token")
@@ -180,18 +178,6 @@ class TextGenerator:
         finally:
             submission.cancel()
 
-    def continuation(
-        self, request: GenerationRequest, decoder: TextDecoder
-    ) -> EngineRequest | Obstacle:
-        """The request as an engine gets it that is to go on after what `decoder` has."""
-        return continuation(
-            request.engine,
-            decoder.made,
-            self.resume_rules,
-            self._limits,
-            prompt_told=decoder.prompt_told,
-        )
-
 
 class Generation:
     """A generation from its arrival to its end; a context, within which `advance` is called.
@@ -217,13 +203,14 @@ class Generation:
         self._submission: Submission | None = None
         self._engine_ended = False
         self._failed: str | None = None
-        self._interrupted_at: float | None = None
-        self._tries = 0
+        self._resumption = Resumption(
+            request.engine, self._decoder, self.result, generator.resume_rules, generator.limits
+        )
 
     @property
     def interrupted(self) -> bool:
         """Whether the engine was lost, and has made no token since."""
-        return self._interrupted_at is not None
+        return self._resumption.waits
 
     @property
     def ended(self) -> bool:
@@ -274,7 +261,8 @@ class Generation:
                     return None
                 raise
             if self.ticket.stay.exposed and self._decoder.resumed:
-                self._proven()
+                self._generator.admission.proven(self.ticket)
+                self._resumption.proven()
             if self._failed is not None:
                 try:
                     if self._interrupt(self._generator.to_error(self._failed)):
@@ -301,16 +289,10 @@ class Generation:
             return
         generator, request = self._generator, self.request
         generator.quarantine.check(request)
-        if self._interrupted_at is None:
+        if not self._resumption.waits:
             self.result.queue_time = self.ticket.queue_time
             generator.adapter_use.admitted(self.result)
-            engine_request = request.engine
-        else:
-            found = generator.continuation(request, self._decoder)
-            assert isinstance(found, EngineRequest)  # as it was when it was interrupted
-            engine_request = found
-            self._decoder.resume()
-            self._tries += 1
+        engine_request = self._resumption.next_request()
         generator.admission.sent(self.ticket)
         try:
             self._submission = generator.transport.submit(
@@ -321,51 +303,27 @@ class Generation:
                 return
             self._report_failure()
             raise
-        self.ticket.stay.replica = self._submission.replica
+        generator.admission.taken(self.ticket, self._submission.replica)
         if self.ticket.ended:
             self._submission.cancel()
 
-    def _proven(self) -> None:
-        """The engine has made a token since the last submission."""
-        self._generator.admission.proven(self.ticket)
-        self._tries = 0
-        if self._interrupted_at is not None:
-            waited = time.perf_counter() - self._interrupted_at
-            self.result.resumptions.append((self._decoder.base, waited))
-            self._interrupted_at = None
-
     def _interrupt(self, error: CogTritonError) -> bool:
         """Whether it waits for the engine's return; raises E2105 saying why it cannot go on."""
-        admission, decoder, result = self._generator.admission, self._decoder, self.result
+        admission = self._generator.admission
         if not (admission.resumes and isinstance(error, TritonUnavailable)) or self.ticket.ended:
             return False
-        if last := decoder.last_item:
+        if last := self._decoder.last_item:
             self._inbox.put(last)
             return True
-        if obstacle := self._obstacle():
-            result.obstacle = obstacle.parameter
-            raise TritonUnavailable(
-                f"{error.detail}; it does not go on after {len(decoder.made)} tokens:"
-                f" {obstacle.text}"
-            )
+        self._resumption.require(error)
         if not admission.interrupt(self.ticket):
             return False
         submission, self._submission = self._submission, None
-        if self._interrupted_at is None:
-            self._interrupted_at = time.perf_counter()
-        result.interruptions += 1
+        self._resumption.begin()
         if submission is not None:
             submission.cancel()
         self._generator.on_failure()
         return True
-
-    def _obstacle(self) -> Obstacle | None:
-        if self._tries >= _MAX_TRIES:
-            return Obstacle("tries", f"{_MAX_TRIES} tries in a row brought no token")
-        if self.result.interruptions >= _MAX_INTERRUPTIONS:
-            return Obstacle("interruptions", f"it was interrupted {_MAX_INTERRUPTIONS} times")
-        found = self._generator.continuation(self.request, self._decoder)
-        return found if isinstance(found, Obstacle) else None
 
     def _on_ticket_end(self) -> None:
         """On any thread: the engine stops at once, even if the reader is busy elsewhere."""

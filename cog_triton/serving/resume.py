@@ -1,10 +1,11 @@
 """Resumption: the request that goes on with a generation whose engine died, or why none can.
 
-Pure. `PARAMETERS` says what is carried over, and how; docs/supervision.md has it as a table.
+`PARAMETERS` says what is carried over, and how; docs/supervision.md has it as a table.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,12 @@ from dataclasses import dataclass, replace
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.resume_rules import ResumeRules
+from cog_triton.errors import CogTritonError, TritonUnavailable
+from cog_triton.serving.generation import GenerationResult, TextDecoder
 from cog_triton.text.sampling import MAX_TOKEN_IDS, SAMPLING, SamplingParams
 
+_MAX_TRIES = 5
+_MAX_INTERRUPTIONS = 20
 _SEED_STEP = 0x9E3779B97F4A7C15  # the golden ratio's, as SplitMix64 has it: offsets differ widely
 _MOST_BIAS = 100.0
 """vLLM clamps a token's bias to it, either way (SamplingParams.from_optional of 0.26 and 0.33)."""
@@ -25,6 +30,83 @@ class Obstacle:
 
     parameter: str
     text: str
+
+
+class Resumption:
+    """Resumption of one generation: its engine's losses, and the requests that go on after them."""
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        decoder: TextDecoder,
+        result: GenerationResult,
+        rules: ResumeRules,
+        limits: EngineLimits,
+    ) -> None:
+        """`decoder` has the tokens made; `result` is told of interruptions."""
+        self._request = request
+        self._decoder = decoder
+        self._result = result
+        self._rules = rules
+        self._limits = limits
+        self._since: float | None = None
+        self._tries = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the engine was lost, and has made no token since."""
+        return self._since is not None
+
+    def require(self, error: CogTritonError) -> None:
+        """Raise E2105 saying why it cannot go on after the engine's `error`, if it cannot."""
+        if obstacle := self._obstacle():
+            self._result.obstacle = obstacle.parameter
+            raise TritonUnavailable(
+                f"{error.detail}; it does not go on after {len(self._decoder.made)} tokens:"
+                f" {obstacle.text}"
+            )
+
+    def begin(self) -> None:
+        """The engine was lost to it."""
+        if self._since is None:
+            self._since = time.perf_counter()
+        self._result.interruptions += 1
+
+    def next_request(self) -> EngineRequest:
+        """What the engine is to be sent now, whose items the decoder expects."""
+        if self._since is None:
+            return self._request
+        found = self._continuation()
+        assert isinstance(found, EngineRequest)  # as it was when it was interrupted
+        self._decoder.resume()
+        self._tries += 1
+        return found
+
+    def proven(self) -> None:
+        """The engine has made a token since the last submission."""
+        self._tries = 0
+        if self._since is not None:
+            waited = time.perf_counter() - self._since
+            self._result.resumptions.append((self._decoder.base, waited))
+            self._since = None
+
+    def _obstacle(self) -> Obstacle | None:
+        if self._tries >= _MAX_TRIES:
+            return Obstacle("tries", f"{_MAX_TRIES} tries in a row brought no token")
+        if self._result.interruptions >= _MAX_INTERRUPTIONS:
+            return Obstacle("interruptions", f"it was interrupted {_MAX_INTERRUPTIONS} times")
+        found = self._continuation()
+        return found if isinstance(found, Obstacle) else None
+
+    def _continuation(self) -> EngineRequest | Obstacle:
+        decoder = self._decoder
+        return continuation(
+            self._request,
+            decoder.made,
+            self._rules,
+            self._limits,
+            prompt_told=decoder.prompt_told,
+        )
 
 
 def continuation(

@@ -18,7 +18,7 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
 from cog_triton.errors import CogTritonError, FatalRequest, TritonUnavailable, TritonUnknownError
-from cog_triton.serving import generate
+from cog_triton.serving import resume
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import Generation, Stream, TextGenerator
 from cog_triton.serving.generation import GenerationResult
@@ -262,7 +262,7 @@ def test_a_healthy_engine_gets_it_again_after_the_check() -> None:
 
 
 def test_tries_without_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "_MAX_TRIES", 2)
+    monkeypatch.setattr(resume, "_MAX_TRIES", 2)
     world = World()
     running = world.start()
     for number in range(3):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
@@ -12,6 +12,7 @@ from cog_triton import errors
 from cog_triton.door import large_bodies_child as child
 from cog_triton.door.message import Refused
 from cog_triton.ipc.child import PythonChild
+from cog_triton.ipc.messages import decode_result, encode_call
 
 T = TypeVar("T")
 LARGE = 64 << 10
@@ -58,16 +59,17 @@ class LargeBodies:
                 if self._closed:
                     raise ConnectionError("the front door is closing")
                 self._child = PythonChild(child.__name__, timeout=_ANSWER_S)
-            self._child.send(pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
+            self._child.send(encode_call(function, arguments))
             kind, data = self._child.receive(_MOST)
         except OSError as error:
             self._stop_child()
             rule = "the process that checks large requests died or hung; try again"
             raise Refused(503, errors.Overloaded(rule)) from error
-        result = pickle.loads(data)
         if kind == child.RAISED:
-            raise result
-        return cast(T, result)
+            status, text = json.loads(bytes(data))
+            coded = errors.from_text(text)
+            raise Refused(status, coded) if status and coded else coded or RuntimeError(text)
+        return cast(T, decode_result(function, bytes(data)))
 
     def _stop_child(self) -> None:
         if self._child is not None:

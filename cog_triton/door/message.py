@@ -42,9 +42,6 @@ class Refused(Exception):
         self.status = status
         self.error = error
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[int, CogTritonError]]:
-        return type(self), (self.status, self.error)
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -8,10 +8,12 @@ as they are. Annotations tell how a field is read; nothing that arrives is execu
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,11 +35,8 @@ def message(cls: type[T]) -> type[T]:
 
 def encode(sent: Any) -> bytes:
     """A message as the payload of a frame."""
-    parts: list[bytes] = []
     kind: Any = type(sent)
-    head = [kind.__name__, _codec(kind).write(sent, parts)]
-    text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join([_HEAD.pack(len(text)), text, *parts])
+    return _payload(kind.__name__, _codec(kind), sent)
 
 
 def decode(payload: bytes) -> Any:
@@ -45,12 +44,55 @@ def decode(payload: bytes) -> Any:
 
     A value that its class refuses raises the class's own coded error.
     """
+
+    def codec_of(name: str) -> _Codec:
+        if name not in _known:
+            raise FrameError(f"a message {name[:80]!r}, which this version does not know")
+        return _codec(_known[name])
+
+    return _value(payload, codec_of)
+
+
+def encode_call(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """A call of a module's function, its arguments as its annotations tell."""
+    name = f"{function.__module__}:{function.__qualname__}"
+    return _payload(name, _of_arguments(function), arguments)
+
+
+def decode_call(payload: bytes) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """The function and arguments of `encode_call`, from a process that may have anything run."""
+    functions: list[Callable[..., Any]] = []
+
+    def codec_of(name: str) -> _Codec:
+        module, _, attribute = name.partition(":")
+        functions.append(getattr(importlib.import_module(module), attribute))
+        return _of_arguments(functions[0])
+
+    arguments = _value(payload, codec_of)
+    return functions[0], arguments
+
+
+def encode_result(function: Callable[..., Any], result: Any) -> bytes:
+    """What a function has returned, as its annotation tells."""
+    return _payload("", _of_result(function), result)
+
+
+def decode_result(function: Callable[..., Any], payload: bytes) -> Any:
+    """The result of `encode_result`; raises FrameError for what can be none."""
+    return _value(payload, lambda _name: _of_result(function))
+
+
+def _payload(name: str, codec: _Codec, value: Any) -> bytes:
+    parts: list[bytes] = []
+    text = json.dumps([name, codec.write(value, parts)], separators=(",", ":")).encode()
+    return b"".join([_HEAD.pack(len(text)), text, *parts])
+
+
+def _value(payload: bytes, codec_of: Callable[[str], _Codec]) -> Any:
     try:
         (size,) = _HEAD.unpack_from(payload)
         name, values = json.loads(payload[_HEAD.size : _HEAD.size + size])
-        if name not in _known:
-            raise FrameError(f"a message {name[:80]!r}, which this version does not know")
-        return _codec(_known[name]).read(values, _Tail(payload, _HEAD.size + size))
+        return codec_of(name).read(values, _Tail(payload, _HEAD.size + size))
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
         raise FrameError(f"a malformed message: {type(error).__name__}: {error}"[:300]) from error
 
@@ -97,6 +139,10 @@ def _codec(hint: Any) -> _Codec:
             lambda value, parts: dict(value),
             lambda value, tail: {int(key): one for key, one in value.items()},
         )
+    if origin is frozenset:
+        return _Codec(lambda value, parts: sorted(value), lambda value, tail: frozenset(value))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _Codec(lambda value, parts: value.name, lambda name, tail: hint[name])
     if isinstance(hint, type) and issubclass(hint, errors.CogTritonError):
         return _Codec(
             lambda error, parts: str(error),
@@ -105,6 +151,16 @@ def _codec(hint: Any) -> _Codec:
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record(hint)
     return _AS_IT_IS
+
+
+def _of_arguments(function: Callable[..., Any]) -> _Codec:
+    hints = get_type_hints(function)
+    hints.pop("return", None)
+    return _tuple(list(hints.values()), many=False) if hints else _AS_IT_IS
+
+
+def _of_result(function: Callable[..., Any]) -> _Codec:
+    return _codec(get_type_hints(function).get("return"))
 
 
 def _written(content: bytes, parts: list[bytes]) -> int:

@@ -8,16 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cog_triton.door import large_bodies
-from cog_triton.door.json_body import inflated
+from cog_triton.door.input_names import unknown_inputs
+from cog_triton.door.json_body import JSONLimits, Numbers, inflated, require_bounded
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Refused
+from cog_triton.door.model_tensors import ModelTensors
+from cog_triton.door.prediction_bodies import relayed
+from cog_triton.door.triton_bodies import rewritten_inference
 from cog_triton.errors import InvalidArgument
+from cog_triton.ipc import messages
+from cog_triton.ipc.framing import FrameError
 
 LARGE = 1 << 20
 WAIT_S = 20.0
@@ -57,7 +66,7 @@ def test_what_it_raises_is_raised_here(bodies: LargeBodies) -> None:
     body = b"x" * LARGE
     with pytest.raises(InvalidArgument, match="Content-Encoding='br'"):
         asyncio.run(bodies.run(LARGE, inflated, body, b"br", LARGE))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         asyncio.run(bodies.run(LARGE, divmod, 1, 0))
     assert asyncio.run(bodies.run(LARGE, inflated, body, b"", LARGE)) == body
 
@@ -135,3 +144,39 @@ def wait_for_end(pid: int) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"process {pid} runs on")
+
+
+@given(
+    st.binary(),
+    st.sampled_from(Numbers),
+    st.integers(0, 99),
+    st.dictionaries(st.text(), st.text(), max_size=3),
+)
+def test_calls_cross_as_annotations_tell(
+    body: bytes, numbers: Numbers, depth: int, inputs: dict[str, str]
+) -> None:
+    arguments = (body, b"7", JSONLimits(depth, 9, numbers), ModelTensors(inputs, frozenset(inputs)))
+    payload = messages.encode_call(rewritten_inference, arguments)
+    function, read = messages.decode_call(payload)
+    assert (function, tuple(read)) == (rewritten_inference, arguments)
+    known = frozenset(inputs)
+    payload = messages.encode_call(unknown_inputs, (body, known))
+    assert messages.decode_call(payload)[1] == (body, known)
+
+
+@pytest.mark.parametrize(
+    ("function", "result"),
+    [
+        (rewritten_inference, (b"\0\xff", None)),
+        (relayed, ({"bytes": [1, None]}, b"{}")),
+        (relayed, None),
+        (unknown_inputs, ["a"]),
+        (require_bounded, None),
+    ],
+)
+def test_results_cross_as_annotations_tell(function: Callable[..., Any], result: object) -> None:
+    payload = messages.encode_result(function, result)
+    assert messages.decode_result(function, payload) == result
+    for broken in (payload[:-1], payload[:3], b"", payload.replace(b"[", b"{")):
+        with pytest.raises(FrameError):
+            messages.decode_result(function, broken)

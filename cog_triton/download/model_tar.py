@@ -93,7 +93,7 @@ class ModelTar:
 
 
 def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], echo: Echo) -> Path:
-    """Unpack `tar` to `target`, which must not be there, atomically and without a sole top directory.
+    """Unpack `tar` to `target`, which must not be there, atomically; not its sole top directory.
 
     The caller holds the lock of `target`: leftovers of a killed process are removed.
 

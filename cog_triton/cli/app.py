@@ -13,12 +13,11 @@ from cog_triton.cli.bench import bench
 from cog_triton.cli.build import build
 from cog_triton.cli.client import client
 from cog_triton.cli.doctor import doctor
-from cog_triton.cli.init import init
+from cog_triton.cli.init import init, schema
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.migrate import migrate
 from cog_triton.cli.push import push
 from cog_triton.cli.roll import roll
-from cog_triton.cli.schema import schema
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
 from cog_triton.errors import InvalidArgument, MissingExtra

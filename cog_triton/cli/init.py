@@ -1,4 +1,4 @@
-"""``cog-triton init``: a first build config or model.json for a model and a GPU."""
+"""``cog-triton init``: a first config for a model and a GPU; ``schema``: what one may say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cog_triton.errors import InvalidArgument
+from cog_triton.system.atomic_write import writing
 from cog_triton.system.terminal import coded_errors
 
 if TYPE_CHECKING:
@@ -106,7 +108,6 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
     from cog_triton.builder import command
     from cog_triton.builder.config import parse_config
     from cog_triton.builder.initial_config import build_config
-    from cog_triton.cli.output_file import write
 
     named = Path(f"{_short(files, fit)}.yaml")
     path = named if output is None or str(output) == "-" else output
@@ -120,13 +121,12 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
         draft.write_text(text, "utf-8")
         places = Path(".work/build"), Path("engine.tar")
         command.look(draft, *places, typer.echo, check=True, plan=False, sm=fit.memory.gpu.sm)
-    write(path, text, force=force)
+    write_output(path, text, force=force)
     name = shlex.quote(str(path))
     typer.echo(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
 
 
 def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
-    from cog_triton.cli.output_file import write
     from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
     from cog_triton.sizing.vllm_arguments import as_json, vllm_arguments
 
@@ -135,7 +135,7 @@ def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -
     if _printed(text, output):
         return
     directory = output or Path(_short(files, fit))
-    write(directory / MODEL_FILE, text, force=force)
+    write_output(directory / MODEL_FILE, text, force=force)
     read_arguments(directory)
     _tell(fit)
     for name, (value, why) in arguments.items():
@@ -164,3 +164,37 @@ def _tell(fit: Fit) -> None:
     typer.echo(f"{memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm}), {memory.precision.title}")
     for line in memory.lines():
         typer.echo(f"  {line}")
+
+
+def write_output(path: Path, text: str, *, force: bool) -> None:
+    """Write `text` for the user, whole or not at all.
+
+    Raises:
+        InvalidArgument: there is such a file and `force` is not given, or it cannot be written.
+    """
+    if path.exists() and not force:
+        raise InvalidArgument(f"{path} is there already: give --force to overwrite it, or -o")
+    content = text.encode()
+    try:
+        with writing(path, len(content), at_most=False) as file:
+            file.write(content)
+    except OSError as error:
+        raise InvalidArgument(f"--output {path}: {error.strerror}") from error
+
+
+class Schema(enum.StrEnum):
+    """Files that have a JSON schema."""
+
+    BUILD = "build"
+
+
+def schema(
+    what: Annotated[Schema, typer.Argument(help="Which file's schema.")],
+) -> None:
+    """Print a JSON schema, for editors to check and complete YAML files.
+
+    Example: cog-triton schema build > build.schema.json
+    """
+    from cog_triton.builder.config import json_schema
+
+    typer.echo(json_schema())

@@ -65,7 +65,7 @@ def migrate(
     from cog_triton.builder.config import load_config
     from cog_triton.builder.migration import migrate as migrated
     from cog_triton.builder.migration import path_of, text_of
-    from cog_triton.cli.output_file import write
+    from cog_triton.cli.init import write_output
     from cog_triton.triton.serve_config import load_serve_config
 
     with coded_errors():
@@ -77,7 +77,7 @@ def migrate(
         path = None
         if str(output) != "-":
             path = path_of(target.value, output or Path(f"{config.stem}-{target.value}"))
-            write(path, text, force=force)
+            write_output(path, text, force=force)
         if as_json:
             typer.echo(_json(found, path))
         else:

@@ -1,9 +1,8 @@
-"""Disk checks for downloads: free space, a lock for each target, durable directory entries."""
+"""Disk checks for downloads: free space, and a lock for each target."""
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -75,12 +74,3 @@ def _free(directory: Path) -> int:
 
 def _existing(directory: Path) -> Path:
     return next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in `path` survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

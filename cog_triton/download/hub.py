@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,51 +115,47 @@ def contents(
         return _Fetch(request, store, echo, retry, stop).contents()
 
 
+@dataclass(frozen=True)
 class _Fetch:
-    def __init__(
-        self,
-        request: ModelRequest,
-        store: Path,
-        echo: Echo,
-        retry: RetryPolicy,
-        stop: threading.Event,
-    ) -> None:
-        self._request = request
-        self._name = request.model_id
-        self._store = store
-        self._echo = echo
-        self._policy = retry
-        self._stop = stop
+    request: ModelRequest
+    store: Path
+    echo: Echo
+    policy: RetryPolicy
+    stop: threading.Event
+
+    @property
+    def name(self) -> str:
+        return self.request.model_id
 
     def contents(self) -> Listing:
         """See the function `contents`."""
         backoff = self._new_backoff(lambda: 0)
-        return self._with_retries(lambda: _contents(self._request), backoff)
+        return self._with_retries(lambda: _contents(self.request), backoff)
 
     def run(self, here: FetchedModel | None) -> FetchedModel:
         """Fetch it, or return what is `here` of a moving revision if the hub cannot be reached."""
         backoff = self._new_backoff(lambda: 0)
         try:
             listing = self._with_retries(
-                lambda: _listing(self._request), backoff if here is None else None
+                lambda: _listing(self.request), backoff if here is None else None
             )
         except TransientError as error:
             assert here is not None
-            self._echo(f"[download] {self._name}: {error}; taking what is here, {here.revision}")
+            self.echo(f"[download] {self.name}: {error}; taking what is here, {here.revision}")
             return here
-        missing = hub_cache.missing_bytes(self._name, listing)
-        disk_space.require(Path(constants.HF_HUB_CACHE), missing, self._name)
+        missing = hub_cache.missing_bytes(self.name, listing)
+        disk_space.require(Path(constants.HF_HUB_CACHE), missing, self.name)
         total = sum(file.size for file in listing.files.values())
-        with Progress(self._name, self._echo, total) as progress:
+        with Progress(self.name, self.echo, total) as progress:
             self._fetch(listing, progress)
-        hub_cache.write_ref(self._request, listing.commit)
-        return hub_cache.make_view(self._request, listing, self._store)
+        hub_cache.write_ref(self.request, listing.commit)
+        return hub_cache.make_view(self.request, listing, self.store)
 
     def _fetch(self, listing: Listing, progress: Progress) -> None:
         backoff = self._new_backoff(lambda: progress.done)
         large = {}
         for name, file in listing.files.items():
-            if hub_cache.pointer(self._name, listing.commit, name) is not None:
+            if hub_cache.pointer(self.name, listing.commit, name) is not None:
                 progress.skip(file.size)
             elif file.sha256 is not None and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
                 large[name] = file.sha256
@@ -166,29 +163,29 @@ class _Fetch:
         small = listing.files.keys() - large.keys()
         if small:
             self._with_retries(lambda: self._snapshot(listing, small, progress), backoff)
-        headers = build_hf_headers(token=self._request.token)
+        headers = build_hf_headers(token=self.request.token)
         for name, sha256 in large.items():
-            url = hf_hub_url(self._name, name, revision=listing.commit, endpoint=constants.ENDPOINT)
+            url = hf_hub_url(self.name, name, revision=listing.commit, endpoint=constants.ENDPOINT)
             fetch_url(
                 url,
-                hub_cache.blob(self._name, sha256),
+                hub_cache.blob(self.name, sha256),
                 sha256=sha256,
                 headers=headers,
-                echo=self._echo,
+                echo=self.echo,
                 progress=progress,
-                retry=self._policy,
-                stop=self._stop,
+                retry=self.policy,
+                stop=self.stop,
             )
         if large:
             self._with_retries(lambda: self._snapshot(listing, listing.files, progress), backoff)
 
     def _snapshot(self, listing: Listing, names: Iterable[str], progress: Progress) -> None:
         snapshot_download(
-            self._name,
+            self.name,
             revision=listing.commit,
             cache_dir=constants.HF_HUB_CACHE,
             allow_patterns=[glob.escape(name) for name in names],
-            token=self._request.token,
+            token=self.request.token,
             endpoint=constants.ENDPOINT,
             tqdm_class=_counting(progress),
         )
@@ -203,19 +200,19 @@ class _Fetch:
             try:
                 return action()
             except LIBRARY_ERRORS as error:
-                known = coded(error, self._request)
+                known = coded(error, self.request)
                 if backoff is None or not isinstance(known, TransientError):
                     raise known from None
                 if constants.is_offline_mode():
-                    raise ModelUnavailable(f"{self._name}: is not all here, and {known}") from None
+                    raise ModelUnavailable(f"{self.name}: is not all here, and {known}") from None
             backoff.wait_after(known)
 
     def _new_backoff(self, received: Callable[[], int]) -> Backoff:
         def wait(seconds: float) -> None:
-            if self._stop.wait(seconds):
-                raise BuildCancelled(f"{self._name}: the download was stopped")
+            if self.stop.wait(seconds):
+                raise BuildCancelled(f"{self.name}: the download was stopped")
 
-        return Backoff(self._policy, self._name, self._echo, received, wait)
+        return Backoff(self.policy, self.name, self.echo, received, wait)
 
 
 def _listing(request: ModelRequest) -> Listing:

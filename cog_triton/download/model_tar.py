@@ -18,6 +18,7 @@ from cog_triton.download.model_request import FetchedModel
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import ModelUnavailable, UserError
+from cog_triton.system.atomic_write import sync_directory
 
 _CHUNK = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -129,7 +130,7 @@ def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], 
             check(top)
             top.chmod(0o755)
             top.rename(target)
-            disk_space.sync_directory(target.parent)
+            sync_directory(target.parent)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return target

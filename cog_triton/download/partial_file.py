@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cog_triton.download import disk_space
 from cog_triton.download.remote import FileIdentity
+from cog_triton.system.atomic_write import sync_directory
 
 PIECE = 16 << 20
 _CHUNK = 1 << 20
@@ -117,7 +117,7 @@ class PartialFile:
         os.fsync(self._descriptor)
         self.close()
         self._path.replace(self._target)
-        disk_space.sync_directory(self._target.parent)
+        sync_directory(self._target.parent)
         self._journal.unlink(missing_ok=True)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 
 from cog_triton.download import disk_space
 from cog_triton.download.parallel import in_parallel
@@ -19,40 +20,29 @@ class _FileChanged(Exception):
     """The server's file is no longer the one that the finished pieces are of."""
 
 
+@dataclass
 class Transfer:
     """Transfer of one file from `remote` to `partial`, with retries.
 
-    Args:
+    Attributes:
         checked: the whole file's checksum will be verified, so pieces may be put together although
             the server gives no validator that would show a change.
         expected_size: in bytes; of a file of another none is taken.
     """
 
-    def __init__(
-        self,
-        remote: Source,
-        partial: PartialFile,
-        progress: Progress,
-        policy: RetryPolicy,
-        echo: Echo,
-        stop: threading.Event,
-        connections: int,
-        checked: bool,
-        expected_size: int | None = None,
-    ) -> None:
-        self._remote = remote
-        self._partial = partial
-        self._progress = progress
-        self._policy = policy
-        self._echo = echo
-        self._stop = stop
-        self._connections = connections
-        self._checked = checked
-        self._expected_size = expected_size
-        self._halt = threading.Event()
-        self._lock = threading.Lock()
-        self._received = 0
-        self._counted = 0
+    remote: Source
+    partial: PartialFile
+    progress: Progress
+    policy: RetryPolicy
+    echo: Echo
+    stop: threading.Event
+    connections: int
+    checked: bool
+    expected_size: int | None = None
+    _halt: threading.Event = field(default_factory=threading.Event, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _received: int = field(default=0, init=False)
+    _counted: int = field(default=0, init=False)
 
     def run(self) -> None:
         """Transfer the file, with retries.
@@ -61,7 +51,7 @@ class Transfer:
             ModelUnavailable, DiskFull: not possible; finished pieces stay.
             BuildCancelled: stopped; finished pieces stay.
         """
-        backoff = self._new_backoff(self._stop)
+        backoff = self._new_backoff(self.stop)
         changes, in_pieces = 0, True
         while True:
             try:
@@ -73,14 +63,14 @@ class Transfer:
             except _FileChanged:
                 changes += 1
                 in_pieces = changes < 2  # mirrors that differ: take one answer of one of them
-                self._echo(f"[download] {self._remote.name}: has changed; starting over")
-                self._partial.discard()
-            self._progress.skip(-self._counted)
+                self.echo(f"[download] {self.remote.name}: has changed; starting over")
+                self.partial.discard()
+            self.progress.skip(-self._counted)
             self._counted = 0
 
     def _attempt(self, in_pieces: bool) -> bool:
         """Transfer once; False if the server cannot serve the file in pieces."""
-        with self._remote.get(0, 1 if in_pieces else None) as answer:
+        with self.remote.get(0, 1 if in_pieces else None) as answer:
             self._require_size(answer.identity)
             if answer.whole:
                 self._one_stream(answer)
@@ -90,54 +80,54 @@ class Transfer:
                     "answers with a part of the file where all of it was asked for"
                 )
             identity = answer.identity
-        if identity is None or not (identity.etag or identity.modified or self._checked):
+        if identity is None or not (identity.etag or identity.modified or self.checked):
             return False
         self._in_pieces(identity)
         return True
 
     def _one_stream(self, answer: Answer) -> None:
         size = None if answer.identity is None else answer.identity.size
-        if self._partial.known() is not None:
-            self._echo(f"[download] {self._remote.name}: comes in one stream; starting over")
-        self._partial.restart()
+        if self.partial.known() is not None:
+            self.echo(f"[download] {self.remote.name}: comes in one stream; starting over")
+        self.partial.restart()
         at = 0
         try:
             if size is not None:
-                disk_space.require(self._partial.path.parent, size, self._remote.name)
-                self._progress.expect(size)
+                disk_space.require(self.partial.path.parent, size, self.remote.name)
+                self.progress.expect(size)
             for chunk in answer.chunks:
                 self._require_not_stopped()
-                if self._expected_size is not None and at + len(chunk) > self._expected_size:
-                    raise self._other_size(f"over {self._expected_size}")
-                self._partial.write(at, chunk)
+                if self.expected_size is not None and at + len(chunk) > self.expected_size:
+                    raise self._other_size(f"over {self.expected_size}")
+                self.partial.write(at, chunk)
                 at += len(chunk)
                 self._count(len(chunk), at)
-            wanted = self._expected_size if size is None else size
+            wanted = self.expected_size if size is None else size
             if wanted is not None and at != wanted:
                 raise TransientError(f"got {at} of {wanted} bytes")
         except BaseException:
-            self._partial.discard()  # a stream cannot be resumed
+            self.partial.discard()  # a stream cannot be resumed
             raise
 
     def _in_pieces(self, identity: FileIdentity) -> None:
-        known = self._partial.known()
+        known = self.partial.known()
         if known is not None and known != identity:
-            self._echo(f"[download] {self._remote.name}: has changed; starting over")
-        done = self._partial.resume(identity)
-        pieces = self._partial.pieces()
+            self.echo(f"[download] {self.remote.name}: has changed; starting over")
+        done = self.partial.resume(identity)
+        pieces = self.partial.pieces()
         here = sum(stop - start for number, (start, stop) in pieces.items() if number in done)
-        disk_space.require(self._partial.path.parent, identity.size - here, self._remote.name)
-        self._progress.expect(identity.size)
-        self._progress.skip(here)
+        disk_space.require(self.partial.path.parent, identity.size - here, self.remote.name)
+        self.progress.expect(identity.size)
+        self.progress.skip(here)
         self._counted = here
         if here:
-            self._echo(f"[download] {self._remote.name}: going on after {len(done)} pieces")
+            self.echo(f"[download] {self.remote.name}: going on after {len(done)} pieces")
         todo = [(number, *span) for number, span in pieces.items() if number not in done]
         self._halt = threading.Event()
         in_parallel(
             todo,
             lambda piece: self._piece(identity, *piece),
-            self._connections,
+            self.connections,
             self._halt,
             self._require_not_stopped,
         )
@@ -147,13 +137,13 @@ class Transfer:
         while at < stop:
             before = at
             try:
-                with self._remote.get(at, stop) as answer:
+                with self.remote.get(at, stop) as answer:
                     _require_range(answer, identity, at)
                     for chunk in answer.chunks:
                         if self._halt.is_set():
                             return
                         wanted = chunk[: stop - at]
-                        self._partial.write(at, wanted)
+                        self.partial.write(at, wanted)
                         at += len(wanted)
                         self._count(len(wanted))
                         if len(wanted) < len(chunk):
@@ -162,33 +152,33 @@ class Transfer:
                     raise TransientError("answered without a byte")
             except TransientError as error:
                 backoff.wait_after(error)
-        self._partial.finish(number)
+        self.partial.finish(number)
 
     def _count(self, count: int, at: int | None = None) -> None:
         """Count `count` received bytes; of a stream, which may start over, those up to `at`."""
         with self._lock:
             self._received = self._received + count if at is None else max(self._received, at)
             self._counted += count
-        self._progress.advance(count)
+        self.progress.advance(count)
 
     def _new_backoff(self, stop: threading.Event) -> Backoff:
         def wait(seconds: float) -> None:
             if stop.wait(seconds):
-                raise BuildCancelled(f"{self._remote.name}: the download was stopped")
+                raise BuildCancelled(f"{self.remote.name}: the download was stopped")
 
-        return Backoff(self._policy, self._remote.name, self._echo, lambda: self._received, wait)
+        return Backoff(self.policy, self.remote.name, self.echo, lambda: self._received, wait)
 
     def _require_size(self, identity: FileIdentity | None) -> None:
-        if identity is not None and self._expected_size not in (None, identity.size):
+        if identity is not None and self.expected_size not in (None, identity.size):
             raise self._other_size(str(identity.size))
 
     def _other_size(self, found: str) -> ModelUnavailable:
-        name, wanted = self._remote.name, self._expected_size
+        name, wanted = self.remote.name, self.expected_size
         return ModelUnavailable(f"{name}: has {found} bytes, not {wanted} as its digest is of")
 
     def _require_not_stopped(self) -> None:
-        if self._stop.is_set():
-            raise BuildCancelled(f"{self._remote.name}: the download was stopped")
+        if self.stop.is_set():
+            raise BuildCancelled(f"{self.remote.name}: the download was stopped")
 
 
 def _require_range(answer: Answer, identity: FileIdentity, at: int) -> None:

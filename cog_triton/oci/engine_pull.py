@@ -122,9 +122,7 @@ class Puller:
         with Progress(str(registry.reference), self._echo, total) as progress:
             in_parallel(
                 lacking,
-                lambda layer: self._store.fetch(
-                    layer, registry, progress, self._echo, self._retry, halt
-                ),
+                lambda layer: self._store.fetch(layer, registry, progress, halt),
                 _LAYERS_AT_ONCE,
                 halt,
                 registry.require_not_stopped,

@@ -16,7 +16,6 @@ from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.image_manifest import TAR, Image
-from cog_triton.oci.layer_store import fetch_blob
 from cog_triton.oci.reference import Reference
 from cog_triton.oci.registry_client import Registry
 
@@ -75,7 +74,7 @@ def read(
                 Progress(str(reference), lambda _: None, blob.size) as progress,
             ):
                 target = Path(scratch, "config")
-                path = fetch_blob(blob, target, registry, progress, echo, retry, stop)
+                path = registry.fetch_blob(blob, target, progress, stop)
                 config = _Config.model_validate_json(path.read_bytes()).config
         except ValidationError as error:
             why = error.errors(include_url=False)[0]["msg"]

@@ -16,15 +16,12 @@ from pydantic import TypeAdapter, ValidationError
 from cog_triton.artifact import engine_tar
 from cog_triton.artifact.engine_manifest import FileEntry
 from cog_triton.download import disk_space
-from cog_triton.download.fetch import fetch
-from cog_triton.download.retry import RetryPolicy
-from cog_triton.download.transfer_progress import Echo, Progress
+from cog_triton.download.transfer_progress import Progress
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.image_manifest import Descriptor
 from cog_triton.oci.registry_client import Registry
 from cog_triton.system.printable import printable
 
-_CONNECTIONS = 4
 _WHITEOUT = ".wh."
 _ENTRIES = TypeAdapter(dict[str, FileEntry])
 
@@ -60,9 +57,7 @@ class LayerStore:
         layer: Descriptor,
         registry: Registry,
         progress: Progress,
-        echo: Echo,
-        retry: RetryPolicy,
-        stop: threading.Event,
+        halt: threading.Event,
     ) -> None:
         """Download, verify and unpack a layer that is not here.
 
@@ -73,11 +68,11 @@ class LayerStore:
         """
         path = self._path(layer.digest)
         name = f"{registry.reference}: layer {layer.digest}"
-        with disk_space.coded_errors(path, name), disk_space.locked(path, echo, stop):
+        with disk_space.coded_errors(path, name), disk_space.locked(path, registry.echo, halt):
             if self.locate(layer.digest) is not None:
                 progress.skip(layer.size)
                 return
-            blob = fetch_blob(layer, self._blobs / path.name, registry, progress, echo, retry, stop)
+            blob = registry.fetch_blob(layer, self._blobs / path.name, progress, halt)
             try:
                 self._unpack(blob, path, name)
             finally:
@@ -106,30 +101,6 @@ class LayerStore:
 
     def _path(self, digest: str) -> Path:
         return self._layers / digest.removeprefix("sha256:")
-
-
-def fetch_blob(
-    blob: Descriptor,
-    target: Path,
-    registry: Registry,
-    progress: Progress,
-    echo: Echo,
-    retry: RetryPolicy,
-    stop: threading.Event,
-) -> Path:
-    """Download a blob to `target`, and verify it; raises as `fetch`."""
-    return fetch(
-        f"{registry.url}/blobs/{blob.digest}",
-        target,
-        sha256=blob.digest.removeprefix("sha256:"),
-        echo=echo,
-        progress=progress,
-        retry=retry,
-        connections=_CONNECTIONS,
-        stop=stop,
-        auth=registry.auth,
-        expected_size=blob.size,
-    )
 
 
 def link(source: Path, target: Path) -> None:

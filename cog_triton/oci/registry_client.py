@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
+from cog_triton.download.fetch import fetch
 from cog_triton.download.remote import http_errors, retry_after
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
-from cog_triton.download.transfer_progress import Echo
+from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import BuildCancelled, CogTritonError, EngineCorrupt, ModelUnavailable
 from cog_triton.oci import credentials
-from cog_triton.oci.image_manifest import ACCEPTED, IMAGE, MAX_MANIFEST, digest_of
+from cog_triton.oci.image_manifest import ACCEPTED, IMAGE, MAX_MANIFEST, Descriptor, digest_of
 from cog_triton.oci.reference import DIGEST, Reference
 from cog_triton.oci.registry_auth import RegistryAuth
 from cog_triton.system.printable import printable
@@ -24,6 +26,7 @@ from cog_triton.system.printable import printable
 _TIMEOUT = httpx.Timeout(30.0, read=300.0, pool=None)
 _MAX_ERROR = 1 << 16
 _POLL_S = 0.2
+_CONNECTIONS = 4
 _SHOWN = 200
 Result = TypeVar("Result")
 
@@ -55,7 +58,7 @@ class Registry:
         self.stop = stop
         self.halt = threading.Event()
         """Ends what other threads do here, once one has failed."""
-        self._echo, self._retry, self._tag = echo, retry, tag
+        self.echo, self._retry, self._tag = echo, retry, tag
         self._refused, self._failed = refused, failed
         self._client = httpx.Client(auth=self.auth, timeout=_TIMEOUT, follow_redirects=True)
 
@@ -83,7 +86,7 @@ class Registry:
                 self.stop.wait(min(left, _POLL_S))
 
         backoff = Backoff(
-            self._retry, str(self.reference), self._echo, progress, wait, self._tag, self._failed
+            self._retry, str(self.reference), self.echo, progress, wait, self._tag, self._failed
         )
         while True:
             self.require_running()
@@ -154,6 +157,23 @@ class Registry:
         if found != wanted:
             raise ModelUnavailable(f"{self.reference}: its manifest has {found}, not {wanted}")
         return found, body
+
+    def fetch_blob(
+        self, blob: Descriptor, target: Path, progress: Progress, halt: threading.Event
+    ) -> Path:
+        """Download a blob to `target`, and verify it; raises as `fetch`, which `halt` ends."""
+        return fetch(
+            f"{self.url}/blobs/{blob.digest}",
+            target,
+            sha256=blob.digest.removeprefix("sha256:"),
+            echo=self.echo,
+            progress=progress,
+            retry=self._retry,
+            connections=_CONNECTIONS,
+            stop=halt,
+            auth=self.auth,
+            expected_size=blob.size,
+        )
 
     def put_manifest(self, body: bytes) -> None:
         """Send a manifest under the reference's tag."""

@@ -17,7 +17,6 @@ from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci import image_manifest
 from cog_triton.oci.image_manifest import COG_CONFIG, Descriptor, Digest
-from cog_triton.oci.layer_store import fetch_blob
 from cog_triton.oci.reference import Reference
 from cog_triton.oci.registry_client import Registry
 from cog_triton.system.printable import printable
@@ -136,7 +135,7 @@ class SmallFilesReader:
             raise EngineCorrupt(f"{name} has {blob.size} bytes; must be at most {MAX_BYTES}")
         target = scratch / blob.digest.removeprefix("sha256:")
         with Progress(name, lambda _: None, blob.size) as progress:
-            return fetch_blob(blob, target, registry, progress, self._echo, self._retry, self._stop)
+            return registry.fetch_blob(blob, target, progress, self._stop)
 
     def _members(self, blob: Path, layer: Descriptor, names: Collection[str]) -> dict[str, bytes]:
         found, size = {}, 0

@@ -41,7 +41,7 @@ def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
                 os.fsync(descriptor)
             temporary.chmod(0o644)
             temporary.replace(path)
-            _sync(path.parent)
+            sync_directory(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -83,8 +83,8 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _sync(directory: Path) -> None:
-    """Make the new name survive a loss of power."""
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` survive a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

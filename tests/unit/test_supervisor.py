@@ -21,7 +21,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
-from cog_triton.serving import engine_checks, supervisor
+from cog_triton.serving import engine_checks, lifecycle, supervisor
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
@@ -122,7 +122,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(supervisor, "STABLE_S", 0)
     item = Supervised(tmp_path)
     yield item
@@ -189,7 +189,7 @@ def test_crash_fails_all_requests_and_restart_serves_new_ones(
 
 @pytest.fixture
 def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(supervisor, "STABLE_S", 0)
     item = Supervised(tmp_path, resumes=True, resume_timeout=0.5)
     yield item
@@ -201,7 +201,7 @@ def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Superv
 def test_with_resume_a_crash_costs_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
     # On a slow machine, a probe that is late would be a second failure.
     item = Supervised(tmp_path, resumes=True, triton_probe_timeout=PATIENCE_S)
     item.start()
@@ -239,7 +239,7 @@ def test_stopping_ends_those_that_wait(resuming: Supervised) -> None:
 def test_a_single_suspect_is_no_restart_in_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
     item = Supervised(tmp_path, resumes=True, triton_max_restarts=1)
     item.start()
     for count in range(1, 4):
@@ -390,7 +390,7 @@ def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
 def test_gives_up_after_max_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
     item = Supervised(tmp_path, triton_max_restarts=2)
     item.start()
     item.triton.fail("dies")
@@ -411,7 +411,7 @@ def test_gives_up_after_max_restarts(
 def test_short_readiness_counts_as_a_crash_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
     item = Supervised(tmp_path, triton_max_restarts=2)
     item.start()
     for count in range(1, 4):

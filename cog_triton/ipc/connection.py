@@ -46,10 +46,6 @@ class Connection:
         """Hang up."""
         self._frames.close()
 
-    def dup(self) -> socket.socket:
-        """The socket again, for a `Stream`; this object is only to be closed afterwards."""
-        return self._frames.socket.dup()
-
     def __enter__(self) -> Self:
         return self
 

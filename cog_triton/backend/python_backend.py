@@ -11,7 +11,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.errors import CogTritonError, FrameworkError, InvalidPredictorConfig
-from cog_triton.images.image_limits import ImageLimits
+from cog_triton.pictures.image_limits import ImageLimits
 from cog_triton.system import process_tuning
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer

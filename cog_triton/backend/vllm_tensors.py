@@ -14,7 +14,7 @@ from cog_triton.engines.vllm import sampling_arguments
 from cog_triton.engines.vllm.argument_types import ArgumentTypes
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
-from cog_triton.images.image_limits import ImageLimits, ImagePart, decode_base64
+from cog_triton.pictures.image_limits import ImageLimits, ImagePart, decode_base64
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
-from cog_triton.download import fetch
+from cog_triton.download import url_download
 from cog_triton.download.model_source import is_hub_id
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.inspection import registry_contents
@@ -74,13 +74,13 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
         contents = registry_contents.read(Reference.parse(name), echo, plain_http=plain)
         sizes = {file: entry.size for file, entry in contents.files.items()}
         return _engine(name, sizes, contents.texts, sum(sizes.values()), work)
-    if "://" in name and (local := fetch.local_path(name)) is None:
-        head, size = fetch.head(name, _HEAD)
+    if "://" in name and (local := url_download.local_path(name)) is None:
+        head, size = url_download.head(name, _HEAD)
         with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
             path = Path(scratch, "head.tar")
             path.write_bytes(head)
             sizes, texts = _members(path, cut=True)
-        return _engine(fetch.redacted_name(name), sizes, texts, size, work)
+        return _engine(url_download.redacted_name(name), sizes, texts, size, work)
     path = local if "://" in name and local else Path(name).expanduser()
     if path.is_file():
         sizes, texts = _members(path, cut=False)

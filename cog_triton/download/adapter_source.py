@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from cog_triton.artifact.lora_adapter import CONFIG_FILE, FILES
-from cog_triton.download import fetch as downloads
+from cog_triton.download import url_download as downloads
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo

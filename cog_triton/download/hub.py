@@ -19,13 +19,13 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
 from cog_triton.download import disk_space, hub_cache
-from cog_triton.download.fetch import fetch as fetch_url
 from cog_triton.download.file_selection import choose
 from cog_triton.download.hub_cache import File, Listing
 from cog_triton.download.hub_errors import LIBRARY_ERRORS, coded, relayed_log
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
+from cog_triton.download.url_download import fetch as fetch_url
 from cog_triton.errors import BuildCancelled, CogTritonError, ModelUnavailable
 
 _LISTING_TIMEOUT_S = 20.0

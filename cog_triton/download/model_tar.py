@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cog_triton.artifact import tar_members
 from cog_triton.download import disk_space
-from cog_triton.download import fetch as downloads
+from cog_triton.download import url_download as downloads
 from cog_triton.download.local import checked
 from cog_triton.download.model_request import FetchedModel
 from cog_triton.download.retry import RetryPolicy

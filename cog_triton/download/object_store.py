@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from cog_triton.download.remote import Answer, FileIdentity
+from cog_triton.download.http_source import Answer, FileIdentity
 from cog_triton.download.retry import TransientError, is_transient
 from cog_triton.errors import CogTritonError, MissingExtra, ModelUnavailable
 from cog_triton.system.redaction import redact_address
@@ -58,8 +58,8 @@ def is_object(url: str) -> bool:
     return url.partition("://")[0].lower() in _STORES and "://" in url
 
 
-class ObjectRemote:
-    """Object at `url`, which errors call `name`; a source of ranges, as `remote.Remote` is.
+class ObjectSource:
+    """Object at `url`, which errors call `name`; a source of ranges, as `HTTPSource` is.
 
     Raises:
         ModelUnavailable: not BUCKET/PATH, or with a user, password, query or fragment.

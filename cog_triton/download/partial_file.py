@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cog_triton.download.remote import FileIdentity
+from cog_triton.download.http_source import FileIdentity
 from cog_triton.system.atomic_write import sync_directory
 
 PIECE = 16 << 20

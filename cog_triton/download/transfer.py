@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass, field
 
 from cog_triton.download import disk_space
+from cog_triton.download.http_source import Answer, FileIdentity, Source
 from cog_triton.download.parallel import in_parallel
 from cog_triton.download.partial_file import PartialFile
-from cog_triton.download.remote import Answer, FileIdentity, Source
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import BuildCancelled, ModelUnavailable

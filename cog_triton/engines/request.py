@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from cog_triton import errors
-from cog_triton.images.image_limits import ImagePart
 from cog_triton.ipc.messages import message
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams, row, rows
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cog_triton.engines.request import REQUEST, EngineRequest
 from cog_triton.errors import InvalidArgument
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.text.sampling import SAMPLING
 
 EXTRAS = "request_extras"

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from cog_triton.download.fetch import fetch
-from cog_triton.download.remote import http_errors, retry_after
+from cog_triton.download.http_source import http_errors, retry_after
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo, Progress
+from cog_triton.download.url_download import fetch
 from cog_triton.errors import BuildCancelled, CogTritonError, EngineCorrupt, ModelUnavailable
 from cog_triton.oci import credentials
 from cog_triton.oci.image_manifest import ACCEPTED, IMAGE, MAX_MANIFEST, Descriptor, digest_of

@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from cog_triton.artifact import engine_manifest, engine_tar
-from cog_triton.download.fetch import fetch, redacted_name
 from cog_triton.download.object_store import SCHEMES
 from cog_triton.download.retry import RetryPolicy
+from cog_triton.download.url_download import fetch, redacted_name
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.settings import Settings

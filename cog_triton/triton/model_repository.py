@@ -13,7 +13,7 @@ from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.errors import InvalidPredictorConfig
-from cog_triton.images.image_limits import ImageLimits
+from cog_triton.pictures.image_limits import ImageLimits
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import text_model_config

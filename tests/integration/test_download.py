@@ -17,7 +17,7 @@ SIZE = 1 << 30
 CHILD = """
 import sys
 from pathlib import Path
-from cog_triton.download.fetch import fetch
+from cog_triton.download.url_download import fetch
 from cog_triton.download.retry import RetryPolicy
 policy = RetryPolicy(initial_s=0.01)
 fetch(sys.argv[1], Path(sys.argv[2]), sha256=sys.argv[3], retry=policy, echo=print)

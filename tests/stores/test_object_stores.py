@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from cog_triton.download import partial_file
-from cog_triton.download.fetch import fetch, size
 from cog_triton.download.retry import RetryPolicy
+from cog_triton.download.url_download import fetch, size
 from cog_triton.errors import BuildCancelled, ModelUnavailable
 from cog_triton.system.ports import free_ports
 
@@ -177,7 +177,7 @@ def test_a_stopped_download_goes_on(store: Store, tmp_path: Path) -> None:
                 stop.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cog_triton.download.fetch.PartialFile", Stopping)
+        patch.setattr("cog_triton.download.url_download.PartialFile", Stopping)
         with pytest.raises(BuildCancelled):
             get(store, target, connections=1, stop=stop)
     assert not target.exists()
@@ -199,7 +199,7 @@ def test_a_changed_object_starts_over(store: Store, tmp_path: Path) -> None:
                 store.put(other)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cog_triton.download.fetch.PartialFile", Changing)
+        patch.setattr("cog_triton.download.url_download.PartialFile", Changing)
         lines = get(store, target, connections=1)
     assert any("has changed; starting over" in line for line in lines)
     assert target.read_bytes() == other

@@ -26,9 +26,9 @@ from cog_triton.engines.vllm.host_messages import (
     TextEvent,
     TextRequest,
 )
-from cog_triton.images.image_limits import ImagePart
 from cog_triton.ipc import messages
 from cog_triton.ipc.framing import FrameError
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 

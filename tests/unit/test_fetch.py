@@ -17,8 +17,8 @@ import pytest
 from range_server import Content, Fault, FileServer, Span, answering, serving_file
 
 from cog_triton.download import disk_space, partial_file
-from cog_triton.download.fetch import fetch, size
 from cog_triton.download.retry import RetryPolicy
+from cog_triton.download.url_download import fetch, size
 from cog_triton.errors import BuildCancelled, DiskFull, ModelUnavailable
 from cog_triton.system.ports import free_ports
 
@@ -358,12 +358,12 @@ def test_a_stopped_download_is_resumed(server: FileServer, target: Path) -> None
 CHILD = """
 import sys
 from pathlib import Path
-from cog_triton.download import fetch, partial_file, retry
+from cog_triton.download import partial_file, retry, url_download
 partial_file.PIECE = int(sys.argv[3])
 fast = retry.RetryPolicy(initial_s=0.001)
 def echo(line):
     print(line, flush=True)
-fetch.fetch(sys.argv[1], Path(sys.argv[2]), retry=fast, connections=1, echo=echo)
+url_download.fetch(sys.argv[1], Path(sys.argv[2]), retry=fast, connections=1, echo=echo)
 """
 
 

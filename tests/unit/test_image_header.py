@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from image_files import FORMATS, bomb, image
 from PIL import Image
 
-from cog_triton.images.image_header import ImageHeader, read_header
+from cog_triton.pictures.image_header import ImageHeader, read_header
 
 
 @pytest.mark.parametrize("kind", FORMATS)

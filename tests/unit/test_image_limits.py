@@ -8,7 +8,7 @@ import pytest
 from image_files import bomb, data_url, image
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.images.image_limits import ImageLimits, ImagePart, read_data_url
+from cog_triton.pictures.image_limits import ImageLimits, ImagePart, read_data_url
 
 LIMITS = ImageLimits(count=2, size=10_000, pixels=5000)
 

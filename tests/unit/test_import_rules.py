@@ -14,7 +14,7 @@ FLOORS = (
     ("settings",),
     ("system",),
     ("ipc",),
-    ("text", "artifact", "images"),
+    ("text", "artifact", "pictures"),
     ("download", "build_scripts", "keeper"),
     ("engines", "sizing", "oci"),
     ("inspection", "backend", "triton", "packages"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.download.fetch import fetch, local_path
+from cog_triton.download.url_download import fetch, local_path
 from cog_triton.errors import MissingExtra, ModelUnavailable
 
 

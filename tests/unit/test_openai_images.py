@@ -15,7 +15,7 @@ from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_extras import EXTRAS, decode_extras, encode_extras
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 

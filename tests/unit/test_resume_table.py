@@ -14,7 +14,7 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import FatalRequest
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving import quarantine
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.quarantine import Quarantine

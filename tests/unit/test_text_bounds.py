@@ -13,7 +13,7 @@ from text_cases import Work, call, data_url, parse_chat, render, tools
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError, InvalidArgument, nearest
-from cog_triton.images.image_limits import ImageLimits, read_data_url
+from cog_triton.pictures.image_limits import ImageLimits, read_data_url
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.openai.sequences import MAX_LOG_PROBS, bound_log_probs
 from cog_triton.system import log_notes

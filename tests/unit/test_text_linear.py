@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from text_cases import CASES, Case, assert_linear, fed
 
-import cog_triton.images
+import cog_triton.pictures
 import cog_triton.serving
 import cog_triton.text
 from cog_triton import errors
@@ -120,7 +120,7 @@ def patterns() -> dict[str, re.Pattern[Any]]:
     """Patterns of the modules that read such texts, by the name of the module that has each."""
     found: dict[str, re.Pattern[Any]] = {}
     modules: list[ModuleType] = [errors, public_addresses]
-    for package in (cog_triton.text, cog_triton.serving, cog_triton.images):
+    for package in (cog_triton.text, cog_triton.serving, cog_triton.pictures):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             modules.append(importlib.import_module(module.name))
     for place in modules:

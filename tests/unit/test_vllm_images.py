@@ -19,7 +19,7 @@ from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.image_decoding import decode_images
 from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, PromptTooLong
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_limits import ImagePart
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 PROMPT_IDS = [*b"a\x01b"]

@@ -15,8 +15,8 @@ from small_tokenizers import byte_fallback, byte_level
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError
-from cog_triton.images.image_header import read_header
-from cog_triton.images.image_limits import ImageLimits, read_data_url
+from cog_triton.pictures.image_header import read_header
+from cog_triton.pictures.image_limits import ImageLimits, read_data_url
 from cog_triton.serving.openai import requests
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser

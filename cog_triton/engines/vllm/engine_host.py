@@ -42,8 +42,8 @@ from cog_triton.engines.vllm.nodes import (
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
-from cog_triton.images.image_limits import ImagePart
 from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, SleepChanged, WakeUp
+from cog_triton.pictures.image_limits import ImagePart
 
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 0.1  # vLLM compares two flags for it

@@ -8,8 +8,8 @@ from math import isnan, nan
 from typing import Any, Self, TypeVar
 
 from cog_triton.errors import CogTritonError
-from cog_triton.images.image_limits import ImagePart
 from cog_triton.ipc.messages import message
+from cog_triton.pictures.image_limits import ImagePart
 
 T = TypeVar("T")
 

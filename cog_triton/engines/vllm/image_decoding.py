@@ -8,8 +8,8 @@ from typing import Any
 
 from cog_triton.engines.vllm.engine_errors import coded_error, is_refusal
 from cog_triton.errors import CogTritonError, InvalidArgument
-from cog_triton.images.image_header import FORMATS, read_header
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_header import FORMATS, read_header
+from cog_triton.pictures.image_limits import ImagePart
 
 # vllm/multimodal/processing of 0.26 and 0.33: RuntimeError and AssertionError, and ValueError.
 _LACKS_PLACEHOLDERS = ("prompt placeholders", "Failed to apply prompt replacement")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.ability_checks import check_guide
 from cog_triton.serving.openai.guide_fields import GivenGuide
 from cog_triton.serving.openai.image_parts import ChatImages, chat_images

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cog_triton.engines.abilities import Abilities
-from cog_triton.images.image_limits import ImageLimits, ImagePart, read_data_url
+from cog_triton.pictures.image_limits import ImageLimits, ImagePart, read_data_url
 from cog_triton.serving.openai.image_fetch import ImageFetcher, ImageHosts
 from cog_triton.settings import Settings
 from cog_triton.system.public_addresses import host_rules

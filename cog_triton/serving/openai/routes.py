@@ -17,7 +17,7 @@ from cog_triton import errors
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
-from cog_triton.images.image_limits import ImagePart
+from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.ability_checks import check_abilities, check_guide

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote_to_bytes
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.images.image_header import read_header
+from cog_triton.pictures.image_header import read_header
 
 if TYPE_CHECKING:
     from cog_triton.settings import Settings

@@ -62,7 +62,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Remote:
+class HTTPSource:
     """HTTP client of one `url`, which errors call `name`.
 
     Credentials in `headers`, in the URL or of `auth` go to its own host, not to where that

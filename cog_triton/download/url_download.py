@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from cog_triton.download import disk_space, object_store
+from cog_triton.download.http_source import HTTPSource, Source
 from cog_triton.download.partial_file import PartialFile, RunningChecksum
-from cog_triton.download.remote import Remote, Source
 from cog_triton.download.retry import RetryPolicy, TransientError
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
@@ -168,8 +168,8 @@ def _source(
     auth: httpx.Auth | None = None,
 ) -> Source:
     if object_store.is_object(url):
-        return object_store.ObjectRemote(url, name)
-    return Remote(url, name, headers, auth)
+        return object_store.ObjectSource(url, name)
+    return HTTPSource(url, name, headers, auth)
 
 
 def redacted_name(url: str) -> str:
